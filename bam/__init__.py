@@ -1,0 +1,42 @@
+"""Bias-Aware Minimisation and its neighbours: differentially private training in JAX.
+
+One example's gradient comes from an *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `bam_exact`), is
+bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`), summed by the
+*engine* (`clipped_sum`) and noised (`add_gaussian_noise`); `privatize` is all of that in one
+transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
+"""
+
+from bam.engine import clipped_sum
+from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
+from bam.privacy.accounting import PrivacyPlan, epsilon, make_plan, noise_multiplier
+from bam.transforms import (
+    BoundedTransformation,
+    add_gaussian_noise,
+    chain,
+    clip_by_l2_norm,
+    clip_per_layer,
+    normalize,
+    privatize,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BoundedTransformation",
+    "Oracle",
+    "PrivacyPlan",
+    "add_gaussian_noise",
+    "bam_exact",
+    "bam_sam",
+    "chain",
+    "clip_by_l2_norm",
+    "clip_per_layer",
+    "clipped_sum",
+    "dp_sat",
+    "dp_sgd",
+    "epsilon",
+    "make_plan",
+    "noise_multiplier",
+    "normalize",
+    "privatize",
+]

@@ -1,0 +1,147 @@
+"""The sum of bounded per-example gradients, in constant memory.
+
+`clipped_sum` is the whole engine. Its seams, each a few lines of their own:
+
+* what is computed for one example: `one_example` (gradient, then clip);
+* how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
+* how sums are reduced: the loop at the end, which runs only as many groups as hold an example.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from bam import tree
+from bam.tree import Grads, Params
+
+
+def clipped_sum(
+    grad_fn: Callable[[Params, Any], Grads],
+    clip: optax.GradientTransformation,
+    params: Params,
+    batch: Any,
+    *,
+    mask: Bool[Array, " batch"] | None = None,
+    microbatch_size: int = 16,
+) -> tuple[Grads, Float[Array, " batch"]]:
+    r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
+
+    One compilation serves every realised batch size: pad the batch to a fixed number of rows and
+    say which are real with `mask`. Groups after the last real row are not run. Memory is that of
+    one microbatch's per-example gradients, whatever the batch size. The sum changes by at most
+    the sensitivity of `clip` when one example is added or removed: rows never mix, a masked row
+    counts for exactly zero whatever it holds, and so does an example whose gradient is not finite.
+
+    Args:
+      grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
+      clip: a bounded per-example transform; see `bam.transforms`.
+      params: pytree of arrays, the point at which gradients are taken.
+      batch: pytree of arrays `[B, ...]`; `example` is one row of each.
+      mask: `[B]`, True for real examples; None means all are.
+      microbatch_size: rows per `vmap`, at least 1. One runs without `vmap`. Any size gives the
+        same sum up to float rounding; it trades memory for parallelism.
+
+    Returns:
+      The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
+      until noise is added. `norms` is `[B]`: the L2 norm of each example's gradient before
+      clipping, not finite where the gradient was not, 0 in masked rows. NOT private at all.
+
+    Raises:
+      ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, or the rows
+        of `batch` and `mask` disagree.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from bam import clip_by_l2_norm
+      >>> grad_fn = lambda w, x: x  # gradients given directly
+      >>> rows = jnp.array([[3.0, 4.0], [0.0, 0.5], [9.0, 9.0]])
+      >>> total, norms = clipped_sum(grad_fn, clip_by_l2_norm(1.0), jnp.zeros(2), rows,
+      ...                            mask=jnp.array([True, True, False]))
+      >>> print(total, norms)
+      [0.6 1.3] [5.  0.5 0. ]
+    """
+    if getattr(clip, "sensitivity", None) is None:
+        raise ValueError(
+            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
+            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
+        )
+    if microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    batch_size = _num_rows(batch, mask)
+    group_size = max(1, min(microbatch_size, batch_size))
+    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    clip_state = clip.init(params)
+
+    def one_example(example: Any, keep: Bool[Array, ""]) -> tuple[Grads, Float[Array, ""]]:
+        grads = grad_fn(params, example)
+        norm = tree.l2_norm(grads)
+        bounded, _ = clip.update(grads, clip_state, params)
+        keep_grads = keep & jnp.isfinite(norm)
+        wide = jax.tree.map(tree.at_least_float32, bounded)
+        return jax.tree.map(lambda x: jnp.where(keep_grads, x, 0), wide), jnp.where(keep, norm, 0)
+
+    def one_group(examples: Any, keep: Bool[Array, " group"]) -> tuple[Grads, Array]:
+        if group_size == 1:
+            total, norm = one_example(jax.tree.map(lambda x: x[0], examples), keep[0])
+            return total, norm[None]
+        bounded, norms = jax.vmap(one_example)(examples, keep)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded), norms
+
+    def rows(tree_of_rows: Any, group: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, group * group_size, group_size),
+            tree_of_rows,
+        )
+
+    num_padding = -batch_size % group_size if batch_size else group_size
+    padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
+    total_shape, norm_shape = jax.eval_shape(
+        one_group, *_abstract_rows((padded_batch, padded_mask), group_size)
+    )
+
+    def add_group(group: Any, carry: tuple[Grads, Array]) -> tuple[Grads, Array]:
+        total, norms = carry
+        group_total, group_norms = one_group(rows(padded_batch, group), rows(padded_mask, group))
+        total = jax.tree.map(jnp.add, total, group_total)
+        return total, jax.lax.dynamic_update_slice_in_dim(
+            norms, group_norms, group * group_size, axis=0
+        )
+
+    zero_total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total_shape)
+    zero_norms = jnp.zeros(padded_mask.shape, norm_shape.dtype)
+    row_numbers = jnp.arange(padded_mask.shape[0])
+    rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
+    num_groups = (rows_used + group_size - 1) // group_size
+    total, norms = jax.lax.fori_loop(0, num_groups, add_group, (zero_total, zero_norms))
+    return total, norms[:batch_size]
+
+
+def _num_rows(batch: Any, mask: Any) -> int:
+    """The common length of the leading axes."""
+    sizes = {x.shape[0] if x.ndim else None for x in jax.tree.leaves((batch, mask))}
+    if len(sizes) != 1 or None in sizes:
+        raise ValueError(
+            "every array of batch, and mask, needs the same number of rows; got shapes "
+            f"{[x.shape for x in jax.tree.leaves((batch, mask))]}"
+        )
+    return sizes.pop()
+
+
+def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
+    """Appends `num_rows` zero rows (False in a mask) to every leaf."""
+    if num_rows == 0:
+        return tree_of_rows
+
+    return jax.tree.map(
+        lambda x: jnp.concatenate([x, jnp.zeros((num_rows, *x.shape[1:]), x.dtype)]), tree_of_rows
+    )
+
+
+def _abstract_rows(tree_of_rows: Any, num_rows: int) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), tree_of_rows
+    )

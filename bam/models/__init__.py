@@ -1,0 +1,98 @@
+"""Models in Flax Linen, each turned once into pure functions of one example.
+
+Everything outside this package knows a model as a `Model`: three pure functions.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from bam.models.convnet import ConvNet
+from bam.models.linear import Linear
+from bam.tree import Params
+
+# name -> Flax module from (number of classes, width)
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "convnet": lambda num_classes, width: ConvNet(num_classes, width),
+    "linear": lambda num_classes, width: Linear(num_classes),
+}
+
+
+class Model(NamedTuple):
+    """A network as pure functions.
+
+    Attributes:
+      init: `key -> params`.
+      logits: `(params, inputs [n, ...]) -> [n, classes]`, rows independent.
+      loss: `(params, example) -> scalar`, the cross-entropy of one example
+        `{"image": [views, ...], "label": int}`, averaged over its views.
+    """
+
+    init: Callable[[Array], Params]
+    logits: Callable[[Params, Any], Float[Array, "n classes"]]
+    loss: Callable[[Params, Any], Float[Array, ""]]
+
+
+def create(name: str, num_classes: int, width: int) -> nn.Module:
+    """Makes the Flax module called `name`.
+
+    Args:
+      name: a key of `MODELS`.
+      num_classes: number of logits, at least 2.
+      width: channels of the first layer (models without widths ignore it).
+
+    Returns:
+      A Flax module from batches of inputs to logits.
+
+    Raises:
+      ValueError: for an unknown name, fewer than two classes, or a width below 1.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
+    if num_classes < 2:
+        raise ValueError(f"a classifier needs at least 2 classes, got {num_classes}")
+    if width < 1:
+        raise ValueError(f"model.width must be at least 1, got {width}")
+    return MODELS[name](num_classes, width)
+
+
+def as_functions(module: nn.Module, input_shape: tuple[int, ...]) -> Model:
+    """Turns a Flax module into the pure functions that training uses.
+
+    Args:
+      module: maps `[n, *input_shape]` to logits; its only variables are parameters.
+      input_shape: the shape of one input, without batch axis.
+
+    Returns:
+      A `Model`. Nothing is computed or compiled yet: the module is only traced, to check it.
+
+    Raises:
+      ValueError: if the module keeps state besides parameters (BatchNorm does).
+    """
+    one_input = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
+    variables = jax.eval_shape(module.init, jax.random.key(0), one_input)
+    extra = sorted(set(variables) - {"params"})
+    if extra:
+        raise ValueError(
+            f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples "
+            "of a batch, so no per-example gradient exists and clipping bounds nothing: "
+            "use GroupNorm or LayerNorm"
+        )
+
+    def init(key: Array) -> Params:
+        return module.init(key, jnp.zeros((1, *input_shape)))["params"]
+
+    def logits(params: Params, inputs: Any) -> Float[Array, "n classes"]:
+        return module.apply({"params": params}, inputs)
+
+    def loss(params: Params, example: Any) -> Float[Array, ""]:
+        views = logits(params, example["image"])
+        labels = jnp.broadcast_to(example["label"], views.shape[:1])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(views, labels))
+
+    return Model(init, logits, loss)

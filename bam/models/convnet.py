@@ -1,0 +1,29 @@
+"""A small GroupNorm network for small images: the demo's model."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from bam.models.layers import Conv
+
+
+class ConvNet(nn.Module):
+    """Two blocks of conv 3×3 → GroupNorm → ReLU → average pool, then a linear layer.
+
+    Attributes:
+      num_classes: number of logits.
+      width: channels of the first block, a multiple of 4; the second has twice as many.
+    """
+
+    num_classes: int
+    width: int = 16
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of images."""
+        x = images
+        for features in (self.width, 2 * self.width):
+            x = Conv(features)(x)
+            x = nn.GroupNorm(num_groups=4)(x)
+            x = nn.relu(x)
+            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+        return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))

@@ -1,0 +1,1 @@
+"""Privacy accounting: ε before, during and after a run."""

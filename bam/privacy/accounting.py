@@ -1,0 +1,306 @@
+"""What a training run costs in privacy, decided before it starts.
+
+The mechanism is T steps of a Poisson-sampled Gaussian; Google's `dp-accounting` composes it. The
+`PrivacyPlan` is the one record both the sampler and the accountant read.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import dp_accounting
+from absl import logging as absl_logging
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import optimize
+
+from bam.privacy import gdp
+
+ACCOUNTANTS = ("pld", "rdp", "gdp")
+ADJACENCY = "add_or_remove_one"
+# Beyond this ε says nothing to anyone, and privacy loss distributions grow too long to compose.
+LARGEST_EPSILON = 256
+
+
+class BudgetExhaustedError(RuntimeError):
+    """Raised instead of taking a step that the privacy plan does not cover."""
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
+    """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
+
+    Adjacency is add or remove one example.
+
+    Args:
+      noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
+      sampling_prob: q in [0, 1], the Poisson sampling probability.
+      num_steps: T ≥ 0.
+      delta: δ in (0, 1).
+      accountant: "pld" (numerically tight, an upper bound), "rdp" (the moments accountant, a
+        looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
+
+    Returns:
+      ε ≥ 0; `inf` for σ = 0 with any step taken, 0 for T = 0 or q = 0.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> settings = dict(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250, delta=1e-5)
+      >>> round(epsilon(**settings), 3), round(epsilon(**settings, accountant="rdp"), 3)
+      (6.769, 7.329)
+    """
+    _check_mechanism(sampling_prob, num_steps, delta, accountant)
+    if not noise_multiplier >= 0:
+        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    if accountant == "gdp":
+        mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
+        return gdp.epsilon_of_mu(mu, delta)
+    step = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_prob < 1:
+        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
+    composed = PLDAccountant() if accountant == "pld" else RdpAccountant()
+    with _without_order_warnings():
+        composed.compose(step, num_steps)
+        return float(composed.get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=256)
+def noise_multiplier(
+    *,
+    target_epsilon: float,
+    delta: float,
+    sampling_prob: float,
+    num_steps: int,
+    accountant: str = "pld",
+) -> float:
+    """The smallest noise multiplier σ that keeps T steps within (ε, δ); it never overshoots ε.
+
+    Args:
+      target_epsilon: ε > 0, at most 256.
+      delta: δ in (0, 1).
+      sampling_prob: q in (0, 1].
+      num_steps: T ≥ 1.
+      accountant: as in `epsilon`.
+
+    Returns:
+      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the smallest.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    _check_mechanism(sampling_prob, num_steps, delta, accountant)
+    if not 0 < target_epsilon <= LARGEST_EPSILON:
+        raise ValueError(
+            f"epsilon must be above 0 and at most {LARGEST_EPSILON}, got {target_epsilon}"
+        )
+    if num_steps == 0 or sampling_prob == 0:
+        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
+
+    def excess(sigma: float, by: str) -> float:
+        spent = epsilon(
+            noise_multiplier=sigma,
+            sampling_prob=sampling_prob,
+            num_steps=num_steps,
+            delta=delta,
+            accountant=by,
+        )
+        return spent - target_epsilon
+
+    # RDP is cheap and close, so it finds the bracket that the chosen accountant then narrows.
+    low = high = 1.0
+    while excess(high, "rdp") > 0:
+        low, high = high, 2 * high
+    while excess(low, "rdp") <= 0:
+        low, high = low / 2, low
+    sigma = optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3)
+    low, high = 0.9 * sigma, 1.01 * sigma
+    while excess(high, accountant) > 0:
+        high *= 1.1
+    while excess(low, accountant) <= 0:
+        low *= 0.9
+    sigma = optimize.brentq(excess, low, high, args=(accountant,), xtol=1e-7, rtol=1e-6)
+    while excess(sigma, accountant) > 0:  # Brent's method may stop on either side of the root
+        sigma *= 1 + 1e-6
+    return float(sigma)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """The privacy of a run, fixed before its first step. All fields are public.
+
+    Attributes:
+      num_examples: N, the number of training examples, treated as public.
+      expected_batch_size: l.
+      sampling_prob: q = l/N; the sampler and the accountant both read it here.
+      num_steps: T, the most steps the run may take.
+      noise_multiplier: σ.
+      clip_norm: C, the L2 sensitivity of the sum.
+      epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
+      delta: δ.
+      accountant: "pld" or "rdp".
+      adjacency: "add_or_remove_one".
+    """
+
+    num_examples: int
+    expected_batch_size: int
+    sampling_prob: float
+    num_steps: int
+    noise_multiplier: float
+    clip_norm: float
+    epsilon: float
+    delta: float
+    accountant: str
+    adjacency: str = ADJACENCY
+
+    def epsilon_after(self, num_steps: int) -> float:
+        """ε spent once `num_steps` of the planned steps are taken.
+
+        Args:
+          num_steps: steps taken, from 0 to the planned number.
+
+        Returns:
+          ε by the plan's accountant, at the plan's δ.
+
+        Raises:
+          BudgetExhaustedError: if `num_steps` is more than planned.
+        """
+        self.check_steps(num_steps)
+        return epsilon(
+            noise_multiplier=self.noise_multiplier,
+            sampling_prob=self.sampling_prob,
+            num_steps=num_steps,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def check_steps(self, num_steps: int) -> None:
+        """Refuses a step count that the plan does not cover.
+
+        Args:
+          num_steps: steps taken, the one about to be taken included.
+
+        Raises:
+          BudgetExhaustedError: if `num_steps` is more than planned.
+        """
+        if num_steps > self.num_steps:
+            raise BudgetExhaustedError(
+                f"the privacy plan covers {self.num_steps} steps; step {num_steps} would spend "
+                f"more than epsilon {self.epsilon:.4g}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as strict JSON values; an infinite ε is None."""
+        fields = dataclasses.asdict(self)
+        return {k: None if v == math.inf else v for k, v in fields.items()}
+
+    def describe(self) -> str:
+        """The plan in a few lines of plain text, for people."""
+        if math.isinf(self.epsilon):
+            return f"NOT PRIVATE: no clipping, no noise; {self.num_steps} steps"
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.1g})-DP, {self.accountant} accountant, "
+            f"add/remove one of {self.num_examples} examples\n"
+            f"{self.num_steps} steps, Poisson sampling q = {self.expected_batch_size}/"
+            f"{self.num_examples} = {self.sampling_prob:.4g}, noise multiplier "
+            f"{self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
+        )
+
+
+def make_plan(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+    clip_norm: float,
+    accountant: str = "pld",
+) -> PrivacyPlan:
+    """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
+
+    Args:
+      num_examples: N ≥ 1.
+      expected_batch_size: l, from 1 to N.
+      num_steps: T ≥ 1.
+      target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
+      delta: δ, positive and below 1/N.
+      clip_norm: C.
+      accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
+
+    Returns:
+      A `PrivacyPlan` whose ε is at most the target.
+
+    Raises:
+      ValueError: if an argument is out of range; the message names the fix.
+    """
+    if not 1 <= expected_batch_size <= num_examples:
+        raise ValueError(
+            f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
+            f"training examples, {num_examples}"
+        )
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    if not target_epsilon > 0:
+        raise ValueError(f"epsilon must be positive, got {target_epsilon}")
+    if not 0 < delta < 1 / num_examples:
+        raise ValueError(
+            f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
+            "a larger delta would allow publishing an example outright"
+        )
+    if accountant == "gdp":
+        raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
+    sampling_prob = expected_batch_size / num_examples
+    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
+    sigma = 0.0
+    if target_epsilon < math.inf:
+        sigma = noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
+    return PrivacyPlan(
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        sampling_prob=sampling_prob,
+        num_steps=num_steps,
+        noise_multiplier=sigma,
+        clip_norm=clip_norm,
+        epsilon=epsilon(noise_multiplier=sigma, accountant=accountant, **steps),
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+@contextlib.contextmanager
+def _without_order_warnings() -> Iterator[None]:
+    """Silences dp-accounting's note on each Rényi order it leaves out (ε stays an upper bound)."""
+    logger = absl_logging.get_absl_logger()
+    keep = lambda record: "Excluding this order" not in record.getMessage()  # noqa: E731
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
+    if not 0 <= sampling_prob <= 1:
+        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+    if num_steps < 0 or num_steps != int(num_steps):
+        raise ValueError(f"num_steps must be a whole number of at least 0, got {num_steps}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be between 0 and 1, got {delta}")

@@ -1,0 +1,103 @@
+"""True Poisson sampling on the host, padded to a fixed shape for the device.
+
+Each example is in a batch independently with probability q, so the batch size varies. The
+accountant assumes exactly this; shuffling, or batches of a fixed size, would earn a different ε.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+from scipy import stats
+
+# Chance that a draw exceeds the usual capacity; then a larger shape is compiled, nothing is cut.
+OVERFLOW_PROB = 1e-9
+
+
+class PaddedBatch(NamedTuple):
+    """Indices of the sampled examples, padded with zeros to a fixed number of rows.
+
+    Attributes:
+      indices: `[M]` int32 row numbers in the data set; 0 in padded rows.
+      mask: `[M]` bool, True for sampled examples. Padded rows come last.
+    """
+
+    indices: Int32[np.ndarray, " rows"]
+    mask: Bool[np.ndarray, " rows"]
+
+
+def poisson_sample(
+    seed: int, step: int, num_examples: int, sampling_prob: float
+) -> Int64[np.ndarray, " sampled"]:
+    """Draws the examples of one step: each of N independently with probability q.
+
+    Args:
+      seed: a non-negative integer of any size. Keep it secret if the guarantee is to hold against
+        someone who reads it: the amplification by sampling assumes unknown batches.
+      step: the step's number; every (seed, step) has its own independent stream.
+      num_examples: N, public.
+      sampling_prob: q in [0, 1].
+
+    Returns:
+      Sorted row numbers, int64, of random length (possibly none). The same (seed, step) gives the
+      same rows.
+
+    Raises:
+      ValueError: if q is outside [0, 1] or N is negative.
+
+    Example:
+      >>> poisson_sample(seed=0, step=3, num_examples=10, sampling_prob=1.0).tolist()
+      [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    if not 0 <= sampling_prob <= 1:
+        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+    if num_examples < 0:
+        raise ValueError(f"num_examples must be at least 0, got {num_examples}")
+    # spawn_key keeps this stream apart from any other use of the same seed.
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5A, step)))
+    return np.flatnonzero(rng.random(num_examples) < sampling_prob)
+
+
+def usual_capacity(num_examples: int, sampling_prob: float, multiple_of: int = 1) -> int:
+    """Number of rows that holds all but one in 10⁹ Poisson draws.
+
+    Args:
+      num_examples: N.
+      sampling_prob: q.
+      multiple_of: round up to a multiple of this (the microbatch size).
+
+    Returns:
+      A number of rows, at least `multiple_of`, a multiple of it.
+    """
+    rows = int(stats.binom.isf(OVERFLOW_PROB, num_examples, sampling_prob))
+    return max(1, -(-min(rows, num_examples) // multiple_of)) * multiple_of
+
+
+def pad(indices: Int64[np.ndarray, " sampled"], capacity: int) -> PaddedBatch:
+    """Pads row numbers to `capacity` rows, or to the next doubling of it that holds them all.
+
+    A draw is never truncated: leaving examples out would change the sampling distribution and
+    with it the guarantee. A longer shape costs one more compilation, rarely.
+
+    Args:
+      indices: sampled row numbers.
+      capacity: the usual number of rows, at least 1.
+
+    Returns:
+      A `PaddedBatch` of `capacity · 2^k` rows with the smallest sufficient k ≥ 0.
+
+    Raises:
+      ValueError: if `capacity` is below 1.
+
+    Example:
+      >>> import numpy as np
+      >>> pad(np.array([4, 7, 9]), capacity=4)
+      PaddedBatch(indices=array([4, 7, 9, 0], dtype=int32), mask=array([ True,  True,  True, False]))
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}")
+    while capacity < len(indices):
+        capacity *= 2
+    padded = np.zeros(capacity, np.int32)
+    padded[: len(indices)] = indices
+    return PaddedBatch(padded, np.arange(capacity) < len(indices))

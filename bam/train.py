@@ -1,0 +1,386 @@
+"""Private training: build an experiment from its config, then run it, top to bottom.
+
+`build` checks everything and plans the privacy before anything is compiled or written; `train`
+takes the planned steps and not one more.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from bam import diagnostics, models, oracles, sampling, tree
+from bam.data import datasets
+from bam.engine import clipped_sum
+from bam.privacy.accounting import PrivacyPlan, make_plan
+from bam.report import RunFiles, device_name, versions
+from bam.transforms import GaussianNoiseState, add_gaussian_noise, clip_by_l2_norm, sensitivity_of
+from bam.tree import Grads, Params
+
+# Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
+INIT_STREAM, NOISE_STREAM = 0, 1
+
+OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+    "nadam": optax.nadam,
+    "adam": optax.adam,
+    "sgd": optax.sgd,
+}
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries from step to step.
+
+    Attributes:
+      step: steps taken.
+      params: the weights θ.
+      averaged: exponential moving average of the weights (the weights themselves without EMA).
+      opt_state: the optimizer's state.
+      noise: the noise key and how often it was used.
+      private_grad: the last privatised gradient; zeros before the first step.
+      num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    averaged: Params
+    opt_state: Any
+    noise: GaussianNoiseState
+    private_grad: Grads
+    num_nonfinite: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A checked, planned, ready-to-run experiment; it serves any number of seeds.
+
+    Attributes:
+      config: the configuration it was built from, frozen.
+      dataset: the data, on the host.
+      plan: the privacy plan of one run.
+      num_params: number of trainable numbers.
+      capacity: rows of a padded Poisson batch.
+      init: `seed -> TrainState`.
+      step: `(state, train split on device, padded batch) -> state`, compiled.
+      evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
+      measure_bias: `(state, images, labels) -> Bias`, compiled. NOT PRIVATE.
+    """
+
+    config: ConfigDict
+    dataset: datasets.Dataset
+    plan: PrivacyPlan
+    num_params: int
+    capacity: int
+    init: Callable[[int], TrainState]
+    step: Callable[..., TrainState]
+    evaluate: Callable[..., tuple[Array, Array]]
+    measure_bias: Callable[..., diagnostics.Bias]
+
+
+class Result(NamedTuple):
+    """What a run leaves in memory: the final state, the metrics rows, the summary."""
+
+    state: TrainState
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Checks a config, loads its data, plans its privacy and prepares its functions.
+
+    Nothing is written, and nothing is compiled until the functions are first called.
+
+    Args:
+      config: as `configs/base.py` makes it.
+
+    Returns:
+      An `Experiment`.
+
+    Raises:
+      ValueError: for any value that cannot be; the message names the fix.
+    """
+    _check(config)
+    dataset = datasets.load(config.dataset.name)
+    num_examples = len(dataset.train.labels)
+    private = config.method.name != "non_private"
+    plan = make_plan(
+        num_examples=num_examples,
+        expected_batch_size=config.expected_batch_size,
+        num_steps=config.num_steps or config.num_epochs * (num_examples // config.expected_batch_size),
+        target_epsilon=config.epsilon if private else math.inf,
+        delta=config.delta,
+        clip_norm=config.clip_norm if private else math.inf,
+        accountant=config.accountant,
+    )
+    if not 1 <= config.microbatch_size <= num_examples:
+        raise ValueError(
+            f"microbatch_size {config.microbatch_size} must be from 1 to the number of training "
+            f"examples, {num_examples}"
+        )
+    module = models.create(config.model.name, dataset.num_classes, config.model.width)
+    model = models.as_functions(module, dataset.train.images.shape[1:])
+    oracle = make_oracle(config.method, model.loss)
+    clip = clip_by_l2_norm(plan.clip_norm)
+    sensitivity = sensitivity_of(clip) if private else 0.0
+    optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer.learning_rate)
+    expected_batch_size = plan.expected_batch_size
+    microbatch_size = config.microbatch_size
+
+    def noise_with(key: Array) -> optax.GradientTransformation:
+        return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
+
+    def prepare(images: Any) -> Float[Array, "n h w c"]:
+        return (images.astype(jnp.float32) / 255 - dataset.mean) / dataset.std
+
+    def gradient(params: Params, example: Any) -> Grads:
+        """Unclipped gradient of one example as it lies in the data set."""
+        views = prepare(example["image"])[None]
+        return oracle.grad(params, {"image": views, "label": example["label"]})
+
+    def init(seed: int) -> TrainState:
+        key = jax.random.key(seed)
+        params = jax.jit(model.init)(jax.random.fold_in(key, INIT_STREAM))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            averaged=jax.tree.map(jnp.copy, params),
+            opt_state=optimizer.init(params),
+            noise=noise_with(jax.random.fold_in(key, NOISE_STREAM)).init(params),
+            private_grad=optax.tree.zeros_like(params),
+            num_nonfinite=jnp.zeros((), jnp.int32),
+        )
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
+        examples = {"image": train.images[batch.indices], "label": train.labels[batch.indices]}
+        params_at = oracle.ascend(state.params, state.private_grad)
+        total, norms = clipped_sum(
+            gradient, clip, params_at, examples, mask=batch.mask, microbatch_size=microbatch_size
+        )
+        noised, noise = noise_with(state.noise.key).update(total, state.noise)
+        private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        # From here on everything is post-processing of private_grad.
+        updates, opt_state = optimizer.update(private_grad, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(
+            step=state.step + 1,
+            params=params,
+            averaged=_average(state.averaged, params, state.step, config.ema_decay),
+            opt_state=opt_state,
+            noise=noise,
+            private_grad=private_grad,
+            num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
+        )
+
+    @jax.jit
+    def evaluate(params: Params, images: Any, labels: Any) -> tuple[Array, Array]:
+        logits = model.logits(params, prepare(images))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
+
+    bias_clip = clip if private else clip_by_l2_norm(config.clip_norm)
+
+    @jax.jit
+    def measure_bias(state: TrainState, images: Any, labels: Any) -> diagnostics.Bias:
+        params_at = oracle.ascend(state.params, state.private_grad)
+        examples = {"image": images, "label": labels}
+        return diagnostics.clipping_bias(
+            gradient, bias_clip, params_at, examples, microbatch_size=microbatch_size
+        )
+
+    return Experiment(
+        config=config.copy_and_resolve_references(),
+        dataset=dataset,
+        plan=plan,
+        num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
+        capacity=sampling.usual_capacity(num_examples, plan.sampling_prob, microbatch_size),
+        init=init,
+        step=step,
+        evaluate=evaluate,
+        measure_bias=measure_bias,
+    )
+
+
+def train(
+    experiment: Experiment,
+    seed: int,
+    workdir: Path | None = None,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> Result:
+    """Takes the planned steps from a fresh start.
+
+    Args:
+      experiment: from `build`.
+      seed: of weights, batches and noise; the same seed gives the same run.
+      workdir: folder for the run's files (see the README); None writes nothing.
+      on_row: called with each metrics row as it is made.
+
+    Returns:
+      A `Result`.
+
+    Raises:
+      FileExistsError: if `workdir` already holds a run.
+    """
+    plan, config, dataset = experiment.plan, experiment.config, experiment.dataset
+    files = RunFiles(workdir, config, plan)
+    on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
+    state = experiment.init(seed)
+    rows: list[dict[str, Any]] = []
+    seconds = 0.0
+
+    for step in range(plan.num_steps + 1):
+        if step > 0:
+            plan.check_steps(step)
+            started = time.perf_counter()
+            indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
+            state = experiment.step(state, on_device, sampling.pad(indices, experiment.capacity))
+            jax.block_until_ready(state.step)
+            seconds += time.perf_counter() - started
+        last = step == plan.num_steps
+        measurements: dict[str, float] = {}
+        if _due(step, config.eval.every) or last:
+            measurements |= evaluate(experiment, state.averaged)
+        if _due(step, config.diagnostics.every):
+            measurements |= _not_private(experiment, state)
+        if measurements:
+            spent = plan.epsilon_after(step)
+            row = {"step": step, "epsilon": None if spent == math.inf else spent}
+            rows.append(row | measurements | {"seconds": seconds})
+            files.add_row(rows[-1])
+            on_row(rows[-1])
+
+    summary = summarize(experiment, seed, rows[-1])
+    files.finish(summary)
+    return Result(state, rows, summary)
+
+
+def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
+    """Accuracy and mean cross-entropy on the test split.
+
+    Args:
+      experiment: from `build`.
+      params: the weights to judge.
+
+    Returns:
+      `test_accuracy` in [0, 1] and `test_loss` in nats.
+    """
+    images, labels = experiment.dataset.test
+    totals = np.zeros(2)
+    for start in range(0, len(labels), 1000):
+        chunk = slice(start, start + 1000)
+        totals += np.asarray(experiment.evaluate(params, images[chunk], labels[chunk]))
+    accuracy, loss = totals / len(labels)
+    return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
+
+
+def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a finished run, as `summary.json` keeps them.
+
+    Args:
+      experiment: from `build`.
+      seed: the run's seed.
+      last_row: its final metrics row.
+
+    Returns:
+      A JSON object; ε and C are None for a non-private run.
+    """
+    plan = experiment.plan.to_json()
+    return {
+        "method": experiment.config.method.name,
+        "dataset": experiment.dataset.name,
+        "model": experiment.config.model.name,
+        "num_params": experiment.num_params,
+        **plan,
+        "seed": seed,
+        "test_accuracy": last_row["test_accuracy"],
+        "seconds": last_row["seconds"],
+        "device": device_name(),
+        "versions": versions(),
+    }
+
+
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+    """The oracle that a config's `method` section describes.
+
+    Args:
+      method: `name` and the parameters of that method.
+      loss_fn: `(params, example) -> scalar loss of one example`.
+
+    Returns:
+      An `Oracle`; for "non_private" that of DP-SGD, to be used without clipping and noise.
+
+    Raises:
+      ValueError: for an unknown name, missing or surplus parameters, or values out of range.
+    """
+    arguments = {k: v for k, v in method.items() if k != "name"}
+    makers = {
+        "non_private": oracles.dp_sgd,
+        "dp_sgd": oracles.dp_sgd,
+        "dp_sat": oracles.dp_sat,
+        "bam_sam": oracles.bam_sam,
+        "bam_exact": oracles.bam_exact,
+    }
+    if method.name not in makers:
+        raise ValueError(f"unknown method {method.name!r}; choose from {', '.join(makers)}")
+    try:
+        return makers[method.name](loss_fn, **arguments)
+    except TypeError as error:
+        raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
+
+
+def _average(averaged: Params, params: Params, step: Array, decay: float) -> Params:
+    """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
+    if decay == 0:
+        return params
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _not_private(experiment: Experiment, state: TrainState) -> dict[str, float]:
+    """Clipping bias on evenly spaced training examples. NOT PRIVATE, and named so."""
+    images, labels = experiment.dataset.train
+    num = min(experiment.config.diagnostics.num_examples, len(labels))
+    chosen = np.linspace(0, len(labels) - 1, num).astype(int)
+    bias = experiment.measure_bias(state, images[chosen], labels[chosen])
+    found = {f"not_private/{k}": float(v) for k, v in bias._asdict().items()}
+    return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+
+
+def _check(config: ConfigDict) -> None:
+    """Checks the values that nothing below checks at once."""
+    if config.optimizer.name not in OPTIMIZERS:
+        raise ValueError(
+            f"unknown optimizer {config.optimizer.name!r}; choose from {', '.join(OPTIMIZERS)}"
+        )
+    at_least = {
+        "seed": (config.seed, 0),
+        "num_steps": (config.num_steps, 0),
+        "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
+        "eval.every": (config.eval.every, 0),
+        "diagnostics.every": (config.diagnostics.every, 0),
+        "diagnostics.num_examples": (config.diagnostics.num_examples, 1),
+    }
+    for name, (value, least) in at_least.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not 0 < config.optimizer.learning_rate < math.inf:
+        raise ValueError(
+            f"optimizer.learning_rate must be positive, got {config.optimizer.learning_rate}"
+        )
+    if not 0 <= config.ema_decay < 1:
+        raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+    if not 0 < config.clip_norm < math.inf:
+        raise ValueError(f"clip_norm must be a positive finite number, got {config.clip_norm}")

@@ -1,0 +1,387 @@
+"""Bounding, summing and noising gradients, as optax transforms.
+
+This file and `engine.py` hold every line the privacy guarantee rests on:
+
+1. each example's gradient passes a transform whose output norm is at most its declared
+   `sensitivity` (`clip_by_l2_norm`, `normalize`, `clip_per_layer`);
+2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
+3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once;
+4. the result is divided by the *expected* batch size, a public number.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Int, PyTree
+
+from bam import tree
+from bam.tree import Grads, Params
+
+# Below this, float32 squares underflow and a norm can no longer be compared with the bound.
+SMALLEST_CLIP_NORM = 1e-12
+
+
+class BoundedTransformation(optax.GradientTransformation):
+    """An optax transform of *one example's* gradient that promises a bound on its output.
+
+    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with one more
+    attribute. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`.
+
+    Attributes:
+      sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
+        included. Under add/remove adjacency it is the L2 sensitivity of a sum over examples.
+    """
+
+    sensitivity: float
+
+    def __new__(cls, init: Any, update: Any, sensitivity: float) -> "BoundedTransformation":
+        """Makes the pair `(init, update)` and attaches the bound.
+
+        Args:
+          init: `params -> state`.
+          update: `(grads, state, params) -> (bounded grads, state)`, for one example.
+          sensitivity: the bound, a number of at least 0; `inf` says "not bounded".
+
+        Raises:
+          ValueError: if `sensitivity` is negative or NaN.
+        """
+        if not sensitivity >= 0:
+            raise ValueError(f"sensitivity must be at least 0, got {sensitivity}")
+        self = super().__new__(cls, init, update)
+        self.sensitivity = float(sensitivity)
+        return self
+
+
+def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
+    r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
+
+    The norm is taken over all leaves together, in float32 or wider. Edge cases:
+
+    =================== =======================================================
+    case                output
+    =================== =======================================================
+    ‖g‖ ≤ C             g, unchanged to the bit
+    g = 0               0
+    g has NaN or inf    0 (also if ‖g‖ overflows float32, above about 1.8e19)
+    C = 0               0
+    C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
+    =================== =======================================================
+
+    Args:
+      clip_norm: C, 0 or at least 1e-12 (smaller bounds are beyond float32's squares).
+
+    Returns:
+      A `BoundedTransformation` with sensitivity C. Structure, shapes and dtypes are kept.
+
+    Raises:
+      ValueError: if `clip_norm` is negative, NaN, or positive but below 1e-12.
+
+    Source: Abadi et al. 2016; Algorithm 1 of arXiv 2308.12018.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> clip = clip_by_l2_norm(1.0)
+      >>> clipped, _ = clip.update({"w": jnp.array([3.0, 4.0])}, clip.init(None))
+      >>> print(clipped["w"], clip.sensitivity)
+      [0.6 0.8] 1.0
+    """
+    _check_clip_norm(clip_norm)
+
+    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+        norm = tree.l2_norm(grads)
+        scale = jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
+        return _scale(grads, scale, jnp.isfinite(norm)), state
+
+    return BoundedTransformation(_stateless, update, clip_norm)
+
+
+def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
+    r"""Automatic clipping: every gradient is scaled to norm just below C.
+
+    $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero.
+
+    Args:
+      clip_norm: C, finite, 0 or at least 1e-12.
+      gamma: γ > 0 keeps small gradients small; a stability constant of the source.
+
+    Returns:
+      A `BoundedTransformation` with sensitivity C. Structure, shapes and dtypes are kept.
+
+    Raises:
+      ValueError: if `clip_norm` is infinite, negative, NaN or positive but below 1e-12, or
+        `gamma` is not a positive finite number.
+
+    Source: Bu et al. 2023, "Automatic Clipping".
+    """
+    _check_clip_norm(clip_norm)
+    if math.isinf(clip_norm):
+        raise ValueError("clip_norm must be finite for normalize, got inf")
+    if not 0 < gamma < math.inf:
+        raise ValueError(f"gamma must be a positive finite number, got {gamma}")
+
+    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+        norm = tree.l2_norm(grads)
+        return _scale(grads, clip_norm / (norm + gamma), jnp.isfinite(norm)), state
+
+    return BoundedTransformation(_stateless, update, clip_norm)
+
+
+def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
+    r"""Clips each leaf of the gradient (each parameter array) to a bound of its own.
+
+    $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
+    $(\sum_k C_k^2)^{1/2}$. A leaf with a NaN or infinity makes the example's whole output zero.
+
+    Args:
+      clip_norm: one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
+        numbers like the parameters, the $C_k$.
+
+    Returns:
+      A `BoundedTransformation` with sensitivity C, or $(\sum_k C_k^2)^{1/2}$.
+
+    Raises:
+      ValueError: if a bound is negative, NaN, or positive but below 1e-12.
+
+    Source: McMahan et al. 2018, "per-layer clipping".
+    """
+    bounds = jax.tree.leaves(clip_norm)
+    for bound in bounds:
+        _check_clip_norm(bound)
+    shared = jax.tree.structure(clip_norm) == jax.tree.structure(0.0)
+
+    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+        num_leaves = max(1, len(jax.tree.leaves(grads)))
+        share = bounds[0] / math.sqrt(num_leaves) if shared else None
+        leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
+        finite = jnp.isfinite(tree.l2_norm(grads))
+
+        def clip_leaf(g: Array, bound: float) -> Array:
+            norm = tree.l2_norm(g)
+            return _scale(g, jnp.where(norm > bound, bound / norm, 1.0), finite)
+
+        return jax.tree.map(clip_leaf, grads, leaf_bounds), state
+
+    return BoundedTransformation(_stateless, update, math.hypot(*bounds))
+
+
+def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
+    """Applies per-example transforms in order; the last must be bounded.
+
+    Like `optax.chain`, but keeps the promise: the sensitivity of the chain is that of its last
+    member. Anything may come before it; nothing may come after it, because even scaling by 2 would
+    break the declared bound.
+
+    Args:
+      *transforms: optax transforms of one example's gradient, the last with a `sensitivity`.
+
+    Returns:
+      A `BoundedTransformation`.
+
+    Raises:
+      ValueError: if there is no transform or the last is not bounded.
+
+    Example:
+      >>> import optax
+      >>> chain(optax.scale(10.0), clip_by_l2_norm(0.5)).sensitivity
+      0.5
+    """
+    if not transforms:
+        raise ValueError("chain needs at least one transform, and the last must be bounded")
+    if not isinstance(transforms[-1], BoundedTransformation):
+        raise ValueError(
+            "the output of this chain is not bounded: end it with a bounded transform, "
+            "such as clip_by_l2_norm(C)"
+        )
+    chained = optax.chain(*transforms)
+    return BoundedTransformation(chained.init, chained.update, transforms[-1].sensitivity)
+
+
+def sensitivity_of(clip: optax.GradientTransformation) -> float:
+    """Declared L2 sensitivity of a per-example transform; refuses one without a finite bound.
+
+    Args:
+      clip: a transform of one example's gradient.
+
+    Returns:
+      The sensitivity, a finite number of at least 0.
+
+    Raises:
+      ValueError: if `clip` declares no bound, or an infinite one.
+    """
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "this per-example transform declares no bound: use clip_by_l2_norm, normalize or "
+            "clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
+        )
+    if not math.isfinite(sensitivity):
+        raise ValueError(
+            f"this per-example transform is not bounded (sensitivity {sensitivity}): "
+            "noise cannot hide it, so give a finite clip norm"
+        )
+    return sensitivity
+
+
+class GaussianNoiseState(NamedTuple):
+    """State of `add_gaussian_noise`: the key that nothing else uses, and how often it was used."""
+
+    key: Array
+    step: Int[Array, ""]
+
+
+def add_gaussian_noise(
+    noise_multiplier: float, sensitivity: float, key: Array
+) -> optax.GradientTransformation:
+    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients.
+
+    One draw per call: call t uses `fold_in(key, t)`, one draw cut into the leaves, so the noise
+    is independent across leaves and steps. The key lives in the state, not in the compiled program.
+
+    Args:
+      noise_multiplier: σ ≥ 0. Zero adds nothing and gives no privacy.
+      sensitivity: S, the L2 sensitivity of the sum, finite.
+      key: a JAX PRNG key that is used for nothing else.
+
+    Returns:
+      An optax transform of the sum. Each leaf keeps its dtype; noise is drawn in float32 or wider.
+
+    Raises:
+      ValueError: if σ or S is negative or not finite.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+    if not (math.isfinite(sensitivity) and sensitivity >= 0):
+        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
+    stddev = noise_multiplier * sensitivity
+
+    def init(params: Params) -> GaussianNoiseState:
+        return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
+
+    def update(
+        total: Grads, state: GaussianNoiseState, params: Any = None
+    ) -> tuple[Grads, GaussianNoiseState]:
+        noise_key = jax.random.fold_in(state.key, state.step)
+        noise = _normal_like(total, noise_key)
+        noised = jax.tree.map(lambda x, z: (x + stddev * z).astype(x.dtype), total, noise)
+        return noised, state._replace(step=state.step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: that of its clip and that of its noise."""
+
+    clip: Any
+    noise: GaussianNoiseState
+
+
+def privatize(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    key: Array,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
+
+    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
+    arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
+    memory; `clipped_sum` followed by `add_gaussian_noise` is the same in constant memory.
+
+    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N. Rows may be
+    added to pad it: pass `mask` (True for real examples) to `update` and padded rows count for
+    nothing, whatever they hold. An empty batch gives pure noise.
+
+    Args:
+      clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
+      noise_multiplier: σ, noise standard deviation over sensitivity.
+      expected_batch_size: l, public; never the number of rows drawn.
+      key: a JAX PRNG key used for nothing else.
+
+    Returns:
+      An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
+      `[B, ...]` per-example gradients and returns one of `[...]`. Chain any optimizer after it.
+
+    Raises:
+      ValueError: if `clip` is not bounded, or a number is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = optax.chain(
+      ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
+      ...               key=jax.random.key(0)),
+      ...     optax.nadam(1e-3))
+      >>> params = {"w": jnp.zeros(3)}
+      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params)
+      >>> updates["w"].shape
+      (3,)
+    """
+    noise = add_gaussian_noise(noise_multiplier, sensitivity_of(clip), key)
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+
+    def init(params: Params) -> PrivatizeState:
+        return PrivatizeState(clip.init(params), noise.init(params))
+
+    def update(
+        grads: Grads,
+        state: PrivatizeState,
+        params: Any = None,
+        *,
+        mask: Bool[Array, " batch"] | None = None,
+        **extra_args: Any,
+    ) -> tuple[Grads, PrivatizeState]:
+        def bound(grad: Grads, keep: Any) -> Grads:
+            bounded, _ = clip.update(grad, state.clip, params)
+            return jax.tree.map(lambda x: jnp.where(keep, x, 0), bounded)
+
+        batch_size = jax.tree.leaves(grads)[0].shape[0]
+        bounded = jax.vmap(bound)(grads, jnp.ones(batch_size, bool) if mask is None else mask)
+        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded)
+        noised, noise_state = noise.update(total, state.noise)
+        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        return mean, state._replace(noise=noise_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _stateless(params: Any) -> optax.EmptyState:
+    return optax.EmptyState()
+
+
+def _check_clip_norm(clip_norm: float) -> None:
+    if not (clip_norm == 0 or clip_norm >= SMALLEST_CLIP_NORM):
+        raise ValueError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+
+
+def _scale(grads: Grads, scale: Array, keep: Array) -> Grads:
+    """Returns `scale · grads`, or zeros where `keep` is False; never NaN from `0 · inf`.
+
+    Rounding a scaled value to a narrow dtype (bfloat16, float16) could lift its norm above the
+    bound by half a unit in the last place, so there a scale other than one is lowered by a unit.
+    """
+
+    def one(x: Array) -> Array:
+        info = jnp.finfo(x.dtype)
+        narrow = 1.0 - float(info.eps) if info.bits < 32 else 1.0
+        factor = jnp.where(scale == 1, scale, scale * narrow)
+        scaled = (factor * tree.at_least_float32(x)).astype(x.dtype)
+        return jnp.where(keep, scaled, jnp.zeros_like(x))
+
+    return jax.tree.map(one, grads)
+
+
+def _normal_like(tree_like: Grads, key: Array) -> Grads:
+    """Independent standard normals shaped like a pytree, in float32 or wider.
+
+    One draw for all leaves together, cut into pieces: no two entries share a random number.
+    """
+    leaves, treedef = jax.tree.flatten(tree_like)
+    dtype = jnp.result_type(jnp.float32, *(x.dtype for x in leaves))
+    draw = jax.random.normal(key, (sum(x.size for x in leaves),), dtype)
+    ends = np.cumsum([x.size for x in leaves])[:-1]
+    pieces = jnp.split(draw, ends) if leaves else []
+    return treedef.unflatten([z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)])

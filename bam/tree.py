@@ -1,0 +1,60 @@
+"""Norms of pytrees, computed in at least float32.
+
+The few lines here are shared by the oracles (unit directions), the transforms (clipping) and the
+diagnostics, so that "the norm of a gradient" means one thing everywhere.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+Grads = PyTree[Float[Array, "..."]]
+Params = PyTree[Float[Array, "..."]]
+
+
+def at_least_float32(x: Array) -> Array:
+    """Returns `x` in float32, or in its own dtype if that is wider."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def l2_norm(tree: Grads) -> Float[Array, ""]:
+    r"""Global L2 norm of a pytree, $\|g\|_2 = (\sum_j g_j^2)^{1/2}$, over all leaves together.
+
+    Squares are accumulated in at least float32. A finite gradient whose squares overflow float32
+    (norm above about 1.8e19) has norm `inf` here and is treated as non-finite by every transform;
+    entries below about 1e-19 underflow and count as zero.
+
+    Args:
+      tree: pytree of real arrays of any shapes.
+
+    Returns:
+      A scalar, float32 (float64 if a leaf is float64). An empty pytree has norm 0.
+    """
+    squares = [jnp.sum(jnp.square(at_least_float32(x))) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
+
+
+def unit(tree: Grads) -> Grads:
+    """Direction `g / ‖g‖₂` of a pytree; zero where the norm is zero, so never NaN for finite input.
+
+    Args:
+      tree: pytree of real arrays.
+
+    Returns:
+      A pytree of the same structure, shapes and dtypes, with norm 1, or 0 if `tree` is zero.
+    """
+    norm = l2_norm(tree)
+    scale = jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
+    return jax.tree.map(lambda x: (scale * at_least_float32(x)).astype(x.dtype), tree)
+
+
+def shift(tree: Params, distance: float, direction: Grads) -> Params:
+    """Moves `tree` by `distance · direction`, leaf by leaf, keeping each leaf's dtype."""
+    return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
+
+
+def num_params(tree: Any) -> int:
+    """Number of scalar entries in all leaves of `tree`."""
+    return sum(int(x.size) for x in jax.tree.leaves(tree))

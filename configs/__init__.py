@@ -1,0 +1,1 @@
+"""Experiment configurations, one file per data set: `configs/NAME.py:METHOD`."""

@@ -1,0 +1,59 @@
+"""The keys every experiment has, and the five methods.
+
+A data set's config starts from `get_config(method)` here and sets its own values. A key that is
+not listed here does not exist: assigning it is an error, on the command line too.
+"""
+
+from ml_collections import ConfigDict
+
+# Each method has exactly the keys it reads.
+METHODS = {
+    "non_private": {},
+    "dp_sgd": {},
+    "dp_sat": {"radius": 0.05},
+    "bam_sam": {"radius": 0.02, "mix": 1.0},
+    "bam_exact": {"penalty": 0.02},
+}
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the base configuration of a method.
+
+    Args:
+      method: a key of `METHODS`.
+
+    Returns:
+      A locked `ConfigDict`.
+
+    Raises:
+      ValueError: for an unknown method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+    config = ConfigDict()
+    config.seed = 0
+
+    # Privacy. The noise multiplier follows from these before training starts.
+    config.epsilon = 3.0
+    config.delta = 1e-5
+    config.accountant = "pld"  # or "rdp"
+    config.clip_norm = 1.0  # C
+    config.expected_batch_size = 256  # l; Poisson sampling with q = l/N
+
+    # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
+    config.num_epochs = 10
+    config.num_steps = 0
+    config.microbatch_size = 32  # examples whose gradients are held in memory at once
+
+    config.method = ConfigDict({"name": method, **METHODS[method]})
+    config.model = ConfigDict({"name": "convnet", "width": 16})
+    config.dataset = ConfigDict({"name": "digits"})
+    config.optimizer = ConfigDict({"name": "nadam", "learning_rate": 2e-3})
+    config.ema_decay = 0.0  # 0: no averaging; evaluation uses the averaged weights otherwise
+
+    config.eval = ConfigDict({"every": 0})  # steps; 0: at the end only
+    # Steps between measurements of clipping bias on some training examples; 0: never. NOT PRIVATE
+    config.diagnostics = ConfigDict({"every": 0, "num_examples": 512})
+    config.dry_run = False  # print model, privacy plan and cost, then stop
+    config.lock()
+    return config
