@@ -115,7 +115,8 @@ def build(config: ConfigDict) -> Experiment:
     plan = make_plan(
         num_examples=num_examples,
         expected_batch_size=config.expected_batch_size,
-        num_steps=config.num_steps or config.num_epochs * (num_examples // config.expected_batch_size),
+        num_steps=config.num_steps
+        or config.num_epochs * (num_examples // config.expected_batch_size),
         target_epsilon=config.epsilon if private else math.inf,
         delta=config.delta,
         clip_norm=config.clip_norm if private else math.inf,
