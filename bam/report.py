@@ -14,11 +14,11 @@ from bam.privacy.accounting import PrivacyPlan
 
 
 class RunFiles:
-    """Writes one run's files: `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events,
-    and at the end `summary.json`.
+    """Writes the files of one run.
 
-    With `workdir=None` it writes nothing. A folder that already holds a run is refused, so that
-    no result is ever overwritten.
+    They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, and at the end
+    `summary.json`. With `workdir=None` it writes nothing. A folder that already holds a run is
+    refused, so that no result is ever overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:

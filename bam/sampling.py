@@ -91,8 +91,9 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int) -> PaddedBatch:
 
     Example:
       >>> import numpy as np
-      >>> pad(np.array([4, 7, 9]), capacity=4)
-      PaddedBatch(indices=array([4, 7, 9, 0], dtype=int32), mask=array([ True,  True,  True, False]))
+      >>> indices, mask = pad(np.array([4, 7, 9]), capacity=4)
+      >>> indices.tolist(), mask.tolist()
+      ([4, 7, 9, 0], [True, True, True, False])
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity}")

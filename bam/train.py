@@ -165,7 +165,12 @@ def build(config: ConfigDict) -> Experiment:
         examples = {"image": train.images[batch.indices], "label": train.labels[batch.indices]}
         params_at = oracle.ascend(state.params, state.private_grad)
         total, norms = clipped_sum(
-            gradient, clip, params_at, examples, mask=batch.mask, microbatch_size=microbatch_size
+            gradient,
+            clip,
+            params_at,
+            examples,
+            mask=jnp.asarray(batch.mask),
+            microbatch_size=microbatch_size,
         )
         noised, noise = noise_with(state.noise.key).update(total, state.noise)
         private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
@@ -188,14 +193,12 @@ def build(config: ConfigDict) -> Experiment:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
 
-    bias_clip = clip if private else clip_by_l2_norm(config.clip_norm)
-
     @jax.jit
     def measure_bias(state: TrainState, images: Any, labels: Any) -> diagnostics.Bias:
         params_at = oracle.ascend(state.params, state.private_grad)
         examples = {"image": images, "label": labels}
         return diagnostics.clipping_bias(
-            gradient, bias_clip, params_at, examples, microbatch_size=microbatch_size
+            gradient, clip, params_at, examples, microbatch_size=microbatch_size
         )
 
     return Experiment(
@@ -323,7 +326,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
       ValueError: for an unknown name, missing or surplus parameters, or values out of range.
     """
     arguments = {k: v for k, v in method.items() if k != "name"}
-    makers = {
+    makers: dict[str, Callable[..., oracles.Oracle]] = {
         "non_private": oracles.dp_sgd,
         "dp_sgd": oracles.dp_sgd,
         "dp_sat": oracles.dp_sat,

@@ -151,7 +151,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     bounds = jax.tree.leaves(clip_norm)
     for bound in bounds:
         _check_clip_norm(bound)
-    shared = jax.tree.structure(clip_norm) == jax.tree.structure(0.0)
+    shared = jax.tree_util.all_leaves([clip_norm])
 
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
@@ -379,9 +379,10 @@ def _normal_like(tree_like: Grads, key: Array) -> Grads:
 
     One draw for all leaves together, cut into pieces: no two entries share a random number.
     """
-    leaves, treedef = jax.tree.flatten(tree_like)
+    leaves: list[Array] = jax.tree.leaves(tree_like)
     dtype = jnp.result_type(jnp.float32, *(x.dtype for x in leaves))
     draw = jax.random.normal(key, (sum(x.size for x in leaves),), dtype)
     ends = np.cumsum([x.size for x in leaves])[:-1]
     pieces = jnp.split(draw, ends) if leaves else []
-    return treedef.unflatten([z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)])
+    shaped = [z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(tree_like), shaped)

@@ -99,7 +99,8 @@ def noise_multiplier(
       accountant: as in `epsilon`.
 
     Returns:
-      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the smallest.
+      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the
+      smallest.
 
     Raises:
       ValueError: if an argument is out of range.
