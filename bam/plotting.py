@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import PercentFormatter
 
 LABELS = {
     "non_private": "non-private",
@@ -56,6 +57,8 @@ def compare_methods(
                 steps, mean - spread, mean + spread, color=band_color, alpha=0.12, linewidth=0
             )
         axis.set_xlabel("step")
+        if quantity == "test_accuracy":
+            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
         axis.set_title(label, fontsize=11)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

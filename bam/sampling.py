@@ -7,7 +7,7 @@ accountant assumes exactly this; shuffling, or batches of a fixed size, would ea
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Array, Bool, Int32, Int64
 from scipy import stats
 
 # Chance that a draw exceeds the usual capacity; then a larger shape is compiled, nothing is cut.
@@ -22,8 +22,8 @@ class PaddedBatch(NamedTuple):
       mask: `[M]` bool, True for sampled examples. Padded rows come last.
     """
 
-    indices: Int32[np.ndarray, " rows"]
-    mask: Bool[np.ndarray, " rows"]
+    indices: Int32[np.ndarray | Array, " rows"]
+    mask: Bool[np.ndarray | Array, " rows"]
 
 
 def poisson_sample(

@@ -139,7 +139,7 @@ def build(config: ConfigDict) -> Experiment:
     def noise_with(key: Array) -> optax.GradientTransformation:
         return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
 
-    def prepare(images: Any) -> Float[Array, "n h w c"]:
+    def prepare(images: Any) -> Float[Array, "... c"]:
         return (images.astype(jnp.float32) / 255 - dataset.mean) / dataset.std
 
     def gradient(params: Params, example: Any) -> Grads:
@@ -235,35 +235,37 @@ def train(
       FileExistsError: if `workdir` already holds a run.
     """
     plan, config, dataset = experiment.plan, experiment.config, experiment.dataset
-    files = RunFiles(workdir, config, plan)
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
     rows: list[dict[str, Any]] = []
     seconds = 0.0
 
-    for step in range(plan.num_steps + 1):
-        if step > 0:
-            plan.check_steps(step)
-            started = time.perf_counter()
-            indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
-            state = experiment.step(state, on_device, sampling.pad(indices, experiment.capacity))
-            jax.block_until_ready(state.step)
-            seconds += time.perf_counter() - started
-        last = step == plan.num_steps
-        measurements: dict[str, float] = {}
-        if _due(step, config.eval.every) or last:
-            measurements |= evaluate(experiment, state.averaged)
-        if _due(step, config.diagnostics.every):
-            measurements |= _not_private(experiment, state)
-        if measurements:
-            spent = plan.epsilon_after(step)
-            row = {"step": step, "epsilon": None if spent == math.inf else spent}
-            rows.append(row | measurements | {"seconds": seconds})
-            files.add_row(rows[-1])
-            on_row(rows[-1])
+    with RunFiles(workdir, config, plan) as files:
+        for step in range(plan.num_steps + 1):
+            if step > 0:
+                plan.check_steps(step)
+                started = time.perf_counter()
+                indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
+                state = experiment.step(
+                    state, on_device, sampling.pad(indices, experiment.capacity)
+                )
+                jax.block_until_ready(state.step)
+                seconds += time.perf_counter() - started
+            last = step == plan.num_steps
+            measurements: dict[str, float] = {}
+            if _due(step, config.eval.every) or last:
+                measurements |= evaluate(experiment, state.averaged)
+            if _due(step, config.diagnostics.every):
+                measurements |= _not_private(experiment, state)
+            if measurements:
+                spent = plan.epsilon_after(step)
+                row = {"step": step, "epsilon": None if spent == math.inf else spent}
+                rows.append(row | measurements | {"seconds": seconds})
+                files.add_row(rows[-1])
+                on_row(rows[-1])
 
-    summary = summarize(experiment, seed, rows[-1])
-    files.finish(summary)
+        summary = summarize(experiment, seed, rows[-1])
+        files.finish(summary)
     return Result(state, rows, summary)
 
 

@@ -11,7 +11,6 @@ from typing import NoReturn
 import jax
 from absl import app, flags
 
-
 QUOTES = "'\"\\"
 
 

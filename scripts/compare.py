@@ -47,7 +47,7 @@ def main() -> None:
     console = Console()
     private = [e for e in experiments.values() if e.plan.to_json()["epsilon"] is not None]
     if private:
-        console.print(f"Private methods: {private[0].plan.describe()}", highlight=False)
+        console.print(private[0].plan.describe(), highlight=False, soft_wrap=True)
 
     runs: dict[str, list[train.Result]] = {}
     with Progress(
@@ -150,7 +150,7 @@ def as_cells(row: dict[str, Any]) -> list[str]:
 def as_table(rows: list[dict[str, Any]]) -> Table:
     """The comparison as a table for the terminal."""
     title = f"mean ± SD over {rows[0]['num_seeds']} seeds, median training seconds"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for row in rows:

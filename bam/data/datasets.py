@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Array, Float32, Int32, UInt8
 
 
 class Split(NamedTuple):
@@ -14,8 +14,8 @@ class Split(NamedTuple):
       labels: `[N]` int32, from 0.
     """
 
-    images: UInt8[np.ndarray, "n h w c"]
-    labels: Int32[np.ndarray, " n"]
+    images: UInt8[np.ndarray | Array, "n h w c"]
+    labels: Int32[np.ndarray | Array, " n"]
 
 
 class Dataset(NamedTuple):

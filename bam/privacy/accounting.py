@@ -217,9 +217,9 @@ class PrivacyPlan:
         return (
             f"({self.epsilon:.4g}, {self.delta:.1g})-DP, {self.accountant} accountant, "
             f"add/remove one of {self.num_examples} examples\n"
-            f"{self.num_steps} steps, Poisson sampling q = {self.expected_batch_size}/"
-            f"{self.num_examples} = {self.sampling_prob:.4g}, noise multiplier "
-            f"{self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
+            f"{self.num_steps} steps, Poisson sampling with q = {self.expected_batch_size}/"
+            f"{self.num_examples} = {self.sampling_prob:.4g}\n"
+            f"noise multiplier {self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
         )
 
 
