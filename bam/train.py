@@ -388,5 +388,3 @@ def _check(config: ConfigDict) -> None:
         )
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
-    if not 0 < config.clip_norm < math.inf:
-        raise ValueError(f"clip_norm must be a positive finite number, got {config.clip_norm}")
