@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from configs import base
 from scripts import compare
@@ -60,3 +61,10 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
 def test_every_method_of_the_base_config_exists():
     for method in base.METHODS:
         assert base.get_config(method).method.name == method
+
+
+def test_the_readme_shows_the_table_that_the_demo_printed():
+    root = Path(__file__).parents[1]
+    table = (root / "docs/demo/table.md").read_text()
+    assert table == compare.markdown(json.loads((root / "docs/demo/summary.json").read_text()))
+    assert table in (root / "README.md").read_text()

@@ -100,7 +100,7 @@ def noise_multiplier(
 
     Returns:
       σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the
-      smallest (or a safe value, where less than a tenth would do).
+      smallest (a safe value that is not, where less than a tenth or any noise at all would do).
 
     Raises:
       ValueError: if an argument is out of range.
@@ -131,14 +131,13 @@ def noise_multiplier(
         low, high = low / 2, low
     sigma = optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3)
     low, high = 0.9 * sigma, 1.01 * sigma
-    if high < 0.1:  # hardly any noise is needed, and PLD's tables would be too long to compose
+    any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
+    if high < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
         return float(high)
     while excess(high, accountant) > 0:
         high *= 1.1
     while excess(low, accountant) <= 0:
-        if low < 0.3 * sigma:
-            return float(low)
-        low *= 0.7
+        low *= 0.9
     sigma = optimize.brentq(excess, low, high, args=(accountant,), xtol=1e-7, rtol=1e-6)
     while excess(sigma, accountant) > 0:  # Brent's method may stop on either side of the root
         sigma *= 1 + 1e-6
