@@ -13,13 +13,21 @@ import optax
 from jaxtyping import Array, Float
 
 from bam.models.convnet import ConvNet
+from bam.models.layers import WEIGHT_STANDARDISATIONS
+from bam.models.lenet5 import LeNet5
 from bam.models.linear import Linear
+from bam.models.resnet9 import ResNet9
+from bam.models.wide_resnet import WideResNet, WideResNetBam
 from bam.tree import Params
 
-# name -> Flax module from (number of classes, width)
-MODELS: dict[str, Callable[[int, int], nn.Module]] = {
-    "convnet": lambda num_classes, width: ConvNet(num_classes, width),
+# name -> Flax module from (number of classes, width, **its own options)
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "convnet": ConvNet,
+    "lenet5": lambda num_classes, width: LeNet5(num_classes),
     "linear": lambda num_classes, width: Linear(num_classes),
+    "resnet9": ResNet9,
+    "wide_resnet": WideResNet,
+    "wide_resnet_bam": WideResNetBam,
 }
 
 
@@ -38,19 +46,21 @@ class Model(NamedTuple):
     loss: Callable[[Params, Any], Float[Array, ""]]
 
 
-def create(name: str, num_classes: int, width: int) -> nn.Module:
+def create(name: str, num_classes: int, width: int, **options: Any) -> nn.Module:
     """Makes the Flax module called `name`.
 
     Args:
       name: a key of `MODELS`.
       num_classes: number of logits, at least 2.
-      width: channels of the first layer (models without widths ignore it).
+      width: channels of the first layer, or a wide ResNet's widening factor (models without
+        widths ignore it).
+      **options: the model's own: `scale_norm`, `weight_standardisation`, `depth`.
 
     Returns:
       A Flax module from batches of inputs to logits.
 
     Raises:
-      ValueError: for an unknown name, fewer than two classes, or a width below 1.
+      ValueError: for an unknown name or option, fewer than two classes, or a width below 1.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
@@ -58,7 +68,16 @@ def create(name: str, num_classes: int, width: int) -> nn.Module:
         raise ValueError(f"a classifier needs at least 2 classes, got {num_classes}")
     if width < 1:
         raise ValueError(f"model.width must be at least 1, got {width}")
-    return MODELS[name](num_classes, width)
+    how = options.get("weight_standardisation", "none")
+    if how not in WEIGHT_STANDARDISATIONS:
+        raise ValueError(
+            f"unknown model.weight_standardisation {how!r}; choose from "
+            f"{', '.join(WEIGHT_STANDARDISATIONS)}"
+        )
+    try:
+        return MODELS[name](num_classes, width, **options)
+    except TypeError as error:
+        raise ValueError(f"model {name} does not take {options}: {error}") from None
 
 
 def as_functions(module: nn.Module, input_shape: tuple[int, ...]) -> Model:

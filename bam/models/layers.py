@@ -4,41 +4,46 @@ A convolution can be computed in several ways that agree to float rounding and d
 speed once every example has its own gradient. Models only say `Conv`; the choice is made here.
 """
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
+
 
 def conv2d(
-    images: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"]
-) -> Float[Array, "n h w f"]:
-    """Two-dimensional convolution, stride 1, zero padding to the same size, no bias.
+    images: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"], stride: int = 1
+) -> Float[Array, "n h2 w2 f"]:
+    """Two-dimensional convolution, zero padding to "same" size, no bias.
 
     Args:
       images: batch of images, channels last.
-      kernel: odd-sized kernel, `[height, width, channels in, features out]`.
+      kernel: `[height, width, channels in, features out]`.
+      stride: step in both directions, at least 1.
 
     Returns:
-      Feature maps of the same height and width. On CPU the convolution is one matrix product of
-      shifted copies of the image, which keeps its speed inside loops and under `vmap`, where
-      XLA's own CPU convolution loses it; elsewhere it is XLA's.
+      Feature maps of size ceil(h / stride) × ceil(w / stride). On CPU the convolution is one
+      matrix product of shifted copies of the image, which keeps its speed inside loops and under
+      `vmap`, where XLA's own CPU convolution loses it; elsewhere it is XLA's.
     """
     if jax.default_backend() == "cpu":
-        return _conv2d_as_matmul(images, kernel)
+        return _conv2d_as_matmul(images, kernel, stride)
     return jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def _conv2d_as_matmul(images: Array, kernel: Array) -> Array:
+def _conv2d_as_matmul(images: Array, kernel: Array, stride: int = 1) -> Array:
     kernel_height, kernel_width, channels, features = kernel.shape
     _, height, width, _ = images.shape
-    top, left = (kernel_height - 1) // 2, (kernel_width - 1) // 2
-    bottom, right = kernel_height - 1 - top, kernel_width - 1 - left
+    top, bottom = _same_padding(height, kernel_height, stride)
+    left, right = _same_padding(width, kernel_width, stride)
     padded = jnp.pad(images, ((0, 0), (top, bottom), (left, right), (0, 0)))
     shifted = [
-        padded[:, i : i + height, j : j + width]
+        padded[:, i : i + height : stride, j : j + width : stride]
         for i in range(kernel_height)
         for j in range(kernel_width)
     ]
@@ -46,21 +51,74 @@ def _conv2d_as_matmul(images: Array, kernel: Array) -> Array:
     return patches @ kernel.reshape(kernel_height * kernel_width * channels, features)
 
 
+def _same_padding(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after an axis, as XLA's "SAME" places them."""
+    total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)
+    return total // 2, total - total // 2
+
+
+def standardise_weights(kernel: Float[Array, "kh kw c f"], how: str) -> Float[Array, "kh kw c f"]:
+    r"""Weight standardisation, per output feature, over the kernel's other axes.
+
+    "none": $w$; "centre": $w - \mathrm{mean}(w)$; "standardise":
+    $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$. It
+    involves the weights alone, so it mixes no examples.
+
+    Args:
+      kernel: convolution weights.
+      how: one of `WEIGHT_STANDARDISATIONS`.
+
+    Returns:
+      The weights to convolve with.
+
+    Source: Qiao et al. 2019; the floor and fan-in of De et al. 2022; "centre" is what the BAM
+    authors' code does.
+    """
+    if how == "none":
+        return kernel
+    centred = kernel - jnp.mean(kernel, axis=(0, 1, 2))
+    if how == "centre":
+        return centred
+    fan_in = kernel.shape[0] * kernel.shape[1] * kernel.shape[2]
+    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+    return centred / jnp.sqrt(jnp.maximum(variance * fan_in, 1e-4))
+
+
 class Conv(nn.Module):
-    """Convolution without bias, stride 1, same padding.
+    """Convolution with same padding.
 
     Attributes:
       features: number of output channels.
-      kernel_size: odd side of the square kernel.
-      kernel_init: initialiser of the `[k, k, channels, features]` kernel.
+      kernel_size: side of the square kernel.
+      stride: step in both directions.
+      weight_standardisation: one of `WEIGHT_STANDARDISATIONS`.
+      gain_and_bias: whether to learn a gain (multiplying the weights, from 1) and a bias (from 0)
+        per output channel.
+      kernel_init: initialiser of the `[k, k, channels, features]` kernel; N(0, 1/fan-in).
     """
 
     features: int
     kernel_size: int = 3
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    stride: int = 1
+    weight_standardisation: str = "none"
+    gain_and_bias: bool = False
+    kernel_init: nn.initializers.Initializer = nn.initializers.variance_scaling(
+        1.0, "fan_in", "normal"
+    )
 
     @nn.compact
-    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n h w f"]:
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
         """Convolves a batch of images."""
         shape = (self.kernel_size, self.kernel_size, images.shape[-1], self.features)
-        return conv2d(images, self.param("kernel", self.kernel_init, shape))
+        kernel = self.param("kernel", self.kernel_init, shape)
+        kernel = standardise_weights(kernel, self.weight_standardisation)
+        if not self.gain_and_bias:
+            return conv2d(images, kernel, self.stride)
+        gain = self.param("gain", nn.initializers.ones, (self.features,))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return conv2d(images, gain * kernel, self.stride) + bias
+
+
+def group_norm(num_groups: int, num_channels: int) -> nn.GroupNorm:
+    """Affine GroupNorm, ε = 1e-5, with at most `num_groups` groups, a divisor of the channels."""
+    return nn.GroupNorm(num_groups=math.gcd(num_groups, num_channels), epsilon=1e-5)

@@ -1,0 +1,85 @@
+"""Augmentation multiplicity: K random views of one example, on the device.
+
+The loss of an example is the mean over its views, taken before clipping, so any number of views
+costs no privacy (De et al. 2022).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+PADDINGS = ("reflect", "symmetric", "constant")
+FLIPS = ("none", "horizontal", "vertical")
+
+
+def views(
+    key: Array,
+    image: Shaped[Array, "h w c"],
+    *,
+    num_views: int,
+    shift: int = 0,
+    flip: str = "none",
+    padding: str = "reflect",
+) -> Shaped[Array, "views h w c"]:
+    """Random views of one image: shifted by up to `shift` pixels each way, then perhaps mirrored.
+
+    Args:
+      key: a JAX PRNG key of this example at this step.
+      image: one image of any dtype.
+      num_views: K ≥ 1.
+      shift: S; offsets are uniform on {-S, …, S} in both directions, independently.
+      flip: "none", "horizontal" (left–right) or "vertical" (up–down), with probability 1/2.
+      padding: what lies beyond the border: "reflect" (without repeating the edge pixel),
+        "symmetric" (repeating it) or "constant" (zeros).
+
+    Returns:
+      K views, same dtype. Without shift and flip every view is the image itself.
+
+    Raises:
+      ValueError: if an argument is out of range; see `check`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> image = jnp.arange(4).reshape(1, 4, 1)
+      >>> flipped = views(jax.random.key(0), image, num_views=8, flip="horizontal")
+      >>> sorted({tuple(v.ravel().tolist()) for v in flipped})
+      [(0, 1, 2, 3), (3, 2, 1, 0)]
+    """
+    check(num_views, shift, flip, padding)
+    if shift == 0 and flip == "none":
+        return jnp.broadcast_to(image, (num_views, *image.shape))
+    border = ((shift, shift), (shift, shift), (0, 0))
+    padded = jnp.pad(image, border, mode=padding) if shift else image
+
+    def one_view(view_key: Array) -> Array:
+        shift_key, flip_key = jax.random.split(view_key)
+        top, left = jax.random.randint(shift_key, (2,), 0, 2 * shift + 1)
+        view = jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+        if flip == "none":
+            return view
+        axis = 1 if flip == "horizontal" else 0
+        return jnp.where(jax.random.bernoulli(flip_key), jnp.flip(view, axis), view)
+
+    return jax.vmap(one_view)(jax.random.split(key, num_views))
+
+
+def check(num_views: int, shift: int, flip: str, padding: str) -> None:
+    """Refuses augmentations that cannot be.
+
+    Args:
+      num_views: K.
+      shift: pixels.
+      flip: one of `FLIPS`.
+      padding: one of `PADDINGS`.
+
+    Raises:
+      ValueError: naming the argument and what it may be.
+    """
+    if num_views < 1:
+        raise ValueError(f"augment.views must be at least 1, got {num_views}")
+    if shift < 0:
+        raise ValueError(f"augment.shift must be at least 0, got {shift}")
+    if flip not in FLIPS:
+        raise ValueError(f"unknown augment.flip {flip!r}; choose from {', '.join(FLIPS)}")
+    if padding not in PADDINGS:
+        raise ValueError(f"unknown augment.padding {padding!r}; choose from {', '.join(PADDINGS)}")

@@ -1,0 +1,61 @@
+"""ResNet-9, as the BAM authors train it on CIFAR-10 and CIFAR-100."""
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float
+
+from bam.models.layers import Conv, group_norm
+
+
+class ResNet9(nn.Module):
+    """Eight convolutions and a linear layer; 2,447,946 parameters for 10 classes at width 64.
+
+    conv w → conv 2w + pool → residual(2 × conv 2w) → [ScaleNorm] → conv 4w + pool →
+    conv 4w + pool → residual(2 × conv 4w) → [ScaleNorm] → average-pool to 2×2 → linear, where
+    conv is conv 3×3 → GroupNorm(32) → Mish and pool averages 2×2. No activation follows the
+    additions. GroupNorm has fewer groups where 32 does not divide the channels.
+
+    Attributes:
+      num_classes: number of logits.
+      width: w, channels of the first block.
+      scale_norm: whether an affine GroupNorm follows each addition.
+      weight_standardisation: "none", "centre" or "standardise".
+
+    Source: arXiv 2308.12018 and its authors' code.
+    """
+
+    num_classes: int
+    width: int = 64
+    scale_norm: bool = False
+    weight_standardisation: str = "none"
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of images whose sides are multiples of 16."""
+        if images.shape[1] % 16 or images.shape[2] % 16:
+            raise ValueError(
+                f"resnet9 needs images with sides that are multiples of 16, got {images.shape[1:]}"
+            )
+        w = self.width
+        x = self._block(images, w)
+        x = _pool(self._block(x, 2 * w))
+        x = self._residual(x, 2 * w)
+        x = _pool(self._block(x, 4 * w))
+        x = _pool(self._block(x, 4 * w))
+        x = self._residual(x, 4 * w)
+        n, height, width, channels = x.shape
+        x = x.reshape(n, 2, height // 2, 2, width // 2, channels).mean(axis=(2, 4))
+        linear = nn.Dense(self.num_classes, kernel_init=nn.initializers.xavier_normal())
+        return linear(x.reshape(n, -1))
+
+    def _block(self, x: Array, features: int) -> Array:
+        x = Conv(features, weight_standardisation=self.weight_standardisation)(x)
+        return jax.nn.mish(group_norm(32, features)(x))
+
+    def _residual(self, x: Array, features: int) -> Array:
+        x = x + self._block(self._block(x, features), features)
+        return group_norm(32, features)(x) if self.scale_norm else x
+
+
+def _pool(x: Array) -> Array:
+    return nn.avg_pool(x, (2, 2), strides=(2, 2))
