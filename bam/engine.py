@@ -122,8 +122,8 @@ def clipped_sum(
 
 def _num_rows(batch: Any, mask: Any) -> int:
     """The common length of the leading axes."""
-    sizes = {x.shape[0] if x.ndim else None for x in jax.tree.leaves((batch, mask))}
-    if len(sizes) != 1 or None in sizes:
+    sizes: set[int] = {x.shape[0] if x.ndim else -1 for x in jax.tree.leaves((batch, mask))}
+    if len(sizes) != 1 or -1 in sizes:
         raise ValueError(
             "every array of batch, and mask, needs the same number of rows; got shapes "
             f"{[x.shape for x in jax.tree.leaves((batch, mask))]}"

@@ -14,11 +14,11 @@ from bam.privacy.accounting import PrivacyPlan
 
 
 class RunFiles:
-    """Writes one run's files: `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events,
-    and at the end `summary.json`.
+    """Writes the files of one run; a context manager.
 
-    With `workdir=None` it writes nothing. A folder that already holds a run is refused, so that
-    no result is ever overwritten.
+    They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, and at the end
+    `summary.json`. With `workdir=None` it writes nothing. A folder that already holds a run is
+    refused, so that no result is ever overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
@@ -42,6 +42,14 @@ class RunFiles:
         self._metrics = (workdir / "metrics.jsonl").open("a", encoding="utf-8")
         self._events = SummaryWriter(str(workdir / "tensorboard"))
 
+    def __enter__(self) -> "RunFiles":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._workdir is not None:
+            self._metrics.close()
+            self._events.close()
+
     def add_row(self, row: dict[str, Any]) -> None:
         """Appends one evaluation: a line of `metrics.jsonl` and TensorBoard scalars.
 
@@ -57,16 +65,13 @@ class RunFiles:
                 self._events.add_scalar(name, value, row["step"])
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json`, which marks the run as complete, and closes the other files.
+        """Writes `summary.json`, which marks the run as complete.
 
         Args:
           summary: JSON values.
         """
-        if self._workdir is None:
-            return
-        self._metrics.close()
-        self._events.close()
-        write_json(self._workdir / "summary.json", summary)
+        if self._workdir is not None:
+            write_json(self._workdir / "summary.json", summary)
 
 
 def check_free(workdir: Path) -> None:

@@ -7,7 +7,7 @@ accountant assumes exactly this; shuffling, or batches of a fixed size, would ea
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Array, Bool, Int32, Int64
 from scipy import stats
 
 # Chance that a draw exceeds the usual capacity; then a larger shape is compiled, nothing is cut.
@@ -22,8 +22,8 @@ class PaddedBatch(NamedTuple):
       mask: `[M]` bool, True for sampled examples. Padded rows come last.
     """
 
-    indices: Int32[np.ndarray, " rows"]
-    mask: Bool[np.ndarray, " rows"]
+    indices: Int32[np.ndarray | Array, " rows"]
+    mask: Bool[np.ndarray | Array, " rows"]
 
 
 def poisson_sample(
@@ -91,8 +91,9 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int) -> PaddedBatch:
 
     Example:
       >>> import numpy as np
-      >>> pad(np.array([4, 7, 9]), capacity=4)
-      PaddedBatch(indices=array([4, 7, 9, 0], dtype=int32), mask=array([ True,  True,  True, False]))
+      >>> indices, mask = pad(np.array([4, 7, 9]), capacity=4)
+      >>> indices.tolist(), mask.tolist()
+      ([4, 7, 9, 0], [True, True, True, False])
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity}")

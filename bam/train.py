@@ -139,7 +139,7 @@ def build(config: ConfigDict) -> Experiment:
     def noise_with(key: Array) -> optax.GradientTransformation:
         return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
 
-    def prepare(images: Any) -> Float[Array, "n h w c"]:
+    def prepare(images: Any) -> Float[Array, "... c"]:
         return (images.astype(jnp.float32) / 255 - dataset.mean) / dataset.std
 
     def gradient(params: Params, example: Any) -> Grads:
@@ -165,7 +165,12 @@ def build(config: ConfigDict) -> Experiment:
         examples = {"image": train.images[batch.indices], "label": train.labels[batch.indices]}
         params_at = oracle.ascend(state.params, state.private_grad)
         total, norms = clipped_sum(
-            gradient, clip, params_at, examples, mask=batch.mask, microbatch_size=microbatch_size
+            gradient,
+            clip,
+            params_at,
+            examples,
+            mask=jnp.asarray(batch.mask),
+            microbatch_size=microbatch_size,
         )
         noised, noise = noise_with(state.noise.key).update(total, state.noise)
         private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
@@ -188,14 +193,12 @@ def build(config: ConfigDict) -> Experiment:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
 
-    bias_clip = clip if private else clip_by_l2_norm(config.clip_norm)
-
     @jax.jit
     def measure_bias(state: TrainState, images: Any, labels: Any) -> diagnostics.Bias:
         params_at = oracle.ascend(state.params, state.private_grad)
         examples = {"image": images, "label": labels}
         return diagnostics.clipping_bias(
-            gradient, bias_clip, params_at, examples, microbatch_size=microbatch_size
+            gradient, clip, params_at, examples, microbatch_size=microbatch_size
         )
 
     return Experiment(
@@ -232,35 +235,37 @@ def train(
       FileExistsError: if `workdir` already holds a run.
     """
     plan, config, dataset = experiment.plan, experiment.config, experiment.dataset
-    files = RunFiles(workdir, config, plan)
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
     rows: list[dict[str, Any]] = []
     seconds = 0.0
 
-    for step in range(plan.num_steps + 1):
-        if step > 0:
-            plan.check_steps(step)
-            started = time.perf_counter()
-            indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
-            state = experiment.step(state, on_device, sampling.pad(indices, experiment.capacity))
-            jax.block_until_ready(state.step)
-            seconds += time.perf_counter() - started
-        last = step == plan.num_steps
-        measurements: dict[str, float] = {}
-        if _due(step, config.eval.every) or last:
-            measurements |= evaluate(experiment, state.averaged)
-        if _due(step, config.diagnostics.every):
-            measurements |= _not_private(experiment, state)
-        if measurements:
-            spent = plan.epsilon_after(step)
-            row = {"step": step, "epsilon": None if spent == math.inf else spent}
-            rows.append(row | measurements | {"seconds": seconds})
-            files.add_row(rows[-1])
-            on_row(rows[-1])
+    with RunFiles(workdir, config, plan) as files:
+        for step in range(plan.num_steps + 1):
+            if step > 0:
+                plan.check_steps(step)
+                started = time.perf_counter()
+                indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
+                state = experiment.step(
+                    state, on_device, sampling.pad(indices, experiment.capacity)
+                )
+                jax.block_until_ready(state.step)
+                seconds += time.perf_counter() - started
+            last = step == plan.num_steps
+            measurements: dict[str, float] = {}
+            if _due(step, config.eval.every) or last:
+                measurements |= evaluate(experiment, state.averaged)
+            if _due(step, config.diagnostics.every):
+                measurements |= _not_private(experiment, state)
+            if measurements:
+                spent = plan.epsilon_after(step)
+                row = {"step": step, "epsilon": None if spent == math.inf else spent}
+                rows.append(row | measurements | {"seconds": seconds})
+                files.add_row(rows[-1])
+                on_row(rows[-1])
 
-    summary = summarize(experiment, seed, rows[-1])
-    files.finish(summary)
+        summary = summarize(experiment, seed, rows[-1])
+        files.finish(summary)
     return Result(state, rows, summary)
 
 
@@ -323,7 +328,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
       ValueError: for an unknown name, missing or surplus parameters, or values out of range.
     """
     arguments = {k: v for k, v in method.items() if k != "name"}
-    makers = {
+    makers: dict[str, Callable[..., oracles.Oracle]] = {
         "non_private": oracles.dp_sgd,
         "dp_sgd": oracles.dp_sgd,
         "dp_sat": oracles.dp_sat,
@@ -383,5 +388,3 @@ def _check(config: ConfigDict) -> None:
         )
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
-    if not 0 < config.clip_norm < math.inf:
-        raise ValueError(f"clip_norm must be a positive finite number, got {config.clip_norm}")

@@ -94,7 +94,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         norm = tree.l2_norm(grads)
         scale = jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
-        return _scale(grads, scale, jnp.isfinite(norm)), state
+        return _scale(grads, scale, jnp.isfinite(norm) & (clip_norm > 0)), state
 
     return BoundedTransformation(_stateless, update, clip_norm)
 
@@ -151,7 +151,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     bounds = jax.tree.leaves(clip_norm)
     for bound in bounds:
         _check_clip_norm(bound)
-    shared = jax.tree.structure(clip_norm) == jax.tree.structure(0.0)
+    shared = jax.tree_util.all_leaves([clip_norm])
 
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
@@ -161,7 +161,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
 
         def clip_leaf(g: Array, bound: float) -> Array:
             norm = tree.l2_norm(g)
-            return _scale(g, jnp.where(norm > bound, bound / norm, 1.0), finite)
+            return _scale(g, jnp.where(norm > bound, bound / norm, 1.0), finite & (bound > 0))
 
         return jax.tree.map(clip_leaf, grads, leaf_bounds), state
 
@@ -303,7 +303,8 @@ def privatize(
 
     Returns:
       An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
-      `[B, ...]` per-example gradients and returns one of `[...]`. Chain any optimizer after it.
+      `[B, ...]` per-example gradients and returns one of `[...]`, float32 or wider. Chain any
+      optimizer after it.
 
     Raises:
       ValueError: if `clip` is not bounded, or a number is out of range.
@@ -336,7 +337,8 @@ def privatize(
     ) -> tuple[Grads, PrivatizeState]:
         def bound(grad: Grads, keep: Any) -> Grads:
             bounded, _ = clip.update(grad, state.clip, params)
-            return jax.tree.map(lambda x: jnp.where(keep, x, 0), bounded)
+            wide = jax.tree.map(tree.at_least_float32, bounded)  # a narrow sum would round
+            return jax.tree.map(lambda x: jnp.where(keep, x, 0), wide)
 
         batch_size = jax.tree.leaves(grads)[0].shape[0]
         bounded = jax.vmap(bound)(grads, jnp.ones(batch_size, bool) if mask is None else mask)
@@ -360,16 +362,17 @@ def _check_clip_norm(clip_norm: float) -> None:
 def _scale(grads: Grads, scale: Array, keep: Array) -> Grads:
     """Returns `scale · grads`, or zeros where `keep` is False; never NaN from `0 · inf`.
 
-    Rounding a scaled value to a narrow dtype (bfloat16, float16) could lift its norm above the
-    bound by half a unit in the last place, so there a scale other than one is lowered by a unit.
+    A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because
+    rounding to nearest could lift the norm above the bound.
     """
 
     def one(x: Array) -> Array:
-        info = jnp.finfo(x.dtype)
-        narrow = 1.0 - float(info.eps) if info.bits < 32 else 1.0
-        factor = jnp.where(scale == 1, scale, scale * narrow)
-        scaled = (factor * tree.at_least_float32(x)).astype(x.dtype)
-        return jnp.where(keep, scaled, jnp.zeros_like(x))
+        scaled = scale * tree.at_least_float32(x)
+        rounded = scaled.astype(x.dtype)
+        if jnp.finfo(x.dtype).bits < 32:
+            grew = jnp.abs(tree.at_least_float32(rounded)) > jnp.abs(scaled)
+            rounded = jnp.where(grew, jnp.nextafter(rounded, jnp.zeros_like(rounded)), rounded)
+        return jnp.where(keep, rounded, jnp.zeros_like(x))
 
     return jax.tree.map(one, grads)
 
@@ -379,9 +382,10 @@ def _normal_like(tree_like: Grads, key: Array) -> Grads:
 
     One draw for all leaves together, cut into pieces: no two entries share a random number.
     """
-    leaves, treedef = jax.tree.flatten(tree_like)
+    leaves: list[Array] = jax.tree.leaves(tree_like)
     dtype = jnp.result_type(jnp.float32, *(x.dtype for x in leaves))
     draw = jax.random.normal(key, (sum(x.size for x in leaves),), dtype)
     ends = np.cumsum([x.size for x in leaves])[:-1]
     pieces = jnp.split(draw, ends) if leaves else []
-    return treedef.unflatten([z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)])
+    shaped = [z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(tree_like), shaped)

@@ -11,8 +11,8 @@ METHODS = {
     "non_private": {},
     "dp_sgd": {},
     "dp_sat": {"radius": 0.05},
-    "bam_sam": {"radius": 0.02, "mix": 1.0},
-    "bam_exact": {"penalty": 0.02},
+    "bam_sam": {"radius": 0.05, "mix": 1.0},
+    "bam_exact": {"penalty": 0.05},
 }
 
 

@@ -6,13 +6,12 @@ converts official files from disk, without a network and without TensorFlow. Wit
 tensorflow-datasets downloads them; that needs TensorFlow (pip install 'bam[prepare]').
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from bam.data import archives, prepared
-from bam.data.common import DataError
+from scripts import cli
 
 _NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.", required=True)
 _PATH = flags.DEFINE_string(
@@ -23,14 +22,10 @@ _ARCHIVE = flags.DEFINE_string(
 )
 
 
-def main(argv: list[str]) -> None:
-    """Prepares what the flags say, or exits with one line that says what is wrong."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    try:
+def main() -> None:
+    """Prepares what the flags say and prints where."""
+    with cli.one_line_errors():
         print(prepare(_NAME.value, Path(_PATH.value).expanduser(), _ARCHIVE.value))
-    except DataError as error:
-        sys.exit(f"error: {error}")
 
 
 def prepare(name: str, path: Path, archive: str | None = None) -> Path:
@@ -54,4 +49,4 @@ def prepare(name: str, path: Path, archive: str | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Array, Float32, Int32, UInt8
 
 
 class DataError(ValueError):
@@ -24,8 +24,8 @@ class Split(NamedTuple):
       labels: `[N]` int32, from 0.
     """
 
-    images: UInt8[np.ndarray, "n h w c"] | Float32[np.ndarray, "n h w c"]
-    labels: Int32[np.ndarray, " n"]
+    images: UInt8[np.ndarray | Array, "n h w c"] | Float32[np.ndarray | Array, "n h w c"]
+    labels: Int32[np.ndarray | Array, " n"]
 
 
 def decode_images(

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import Float32, Num
+from jaxtyping import Array, Float32, Num
 
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
@@ -126,8 +125,8 @@ def load(
 
 
 def normalize(
-    dataset: Dataset, images: Num[np.ndarray | jax.Array, "*batch h w c"]
-) -> Float32[np.ndarray | jax.Array, "*batch h w c"]:
+    dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
+) -> Float32[np.ndarray | Array, "*batch h w c"]:
     """Normalises images (or features) by the data set's public constants.
 
     `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for float features.

@@ -88,7 +88,8 @@ def as_functions(module: nn.Module, input_shape: tuple[int, ...]) -> Model:
         return module.init(key, jnp.zeros((1, *input_shape)))["params"]
 
     def logits(params: Params, inputs: Any) -> Float[Array, "n classes"]:
-        return module.apply({"params": params}, inputs)
+        output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
+        return output
 
     def loss(params: Params, example: Any) -> Float[Array, ""]:
         views = logits(params, example["image"])

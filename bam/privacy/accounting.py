@@ -99,7 +99,8 @@ def noise_multiplier(
       accountant: as in `epsilon`.
 
     Returns:
-      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the smallest.
+      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the
+      smallest (or a safe value, where less than a tenth would do).
 
     Raises:
       ValueError: if an argument is out of range.
@@ -130,10 +131,14 @@ def noise_multiplier(
         low, high = low / 2, low
     sigma = optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3)
     low, high = 0.9 * sigma, 1.01 * sigma
+    if high < 0.1:  # hardly any noise is needed, and PLD's tables would be too long to compose
+        return float(high)
     while excess(high, accountant) > 0:
         high *= 1.1
     while excess(low, accountant) <= 0:
-        low *= 0.9
+        if low < 0.3 * sigma:
+            return float(low)
+        low *= 0.7
     sigma = optimize.brentq(excess, low, high, args=(accountant,), xtol=1e-7, rtol=1e-6)
     while excess(sigma, accountant) > 0:  # Brent's method may stop on either side of the root
         sigma *= 1 + 1e-6
@@ -216,9 +221,9 @@ class PrivacyPlan:
         return (
             f"({self.epsilon:.4g}, {self.delta:.1g})-DP, {self.accountant} accountant, "
             f"add/remove one of {self.num_examples} examples\n"
-            f"{self.num_steps} steps, Poisson sampling q = {self.expected_batch_size}/"
-            f"{self.num_examples} = {self.sampling_prob:.4g}, noise multiplier "
-            f"{self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
+            f"{self.num_steps} steps, Poisson sampling with q = {self.expected_batch_size}/"
+            f"{self.num_examples} = {self.sampling_prob:.4g}\n"
+            f"noise multiplier {self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
         )
 
 
@@ -263,6 +268,8 @@ def make_plan(
             f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
             "a larger delta would allow publishing an example outright"
         )
+    if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
+        raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
     sampling_prob = expected_batch_size / num_examples

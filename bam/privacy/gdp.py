@@ -20,6 +20,8 @@ def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: in
     Returns:
       μ ≥ 0, the limit as T → ∞ with q√T held constant; `inf` if it overflows.
     """
+    if sampling_prob == 0 or num_steps == 0:
+        return 0.0
     try:
         return sampling_prob * math.sqrt(num_steps * math.expm1(noise_multiplier**-2))
     except (OverflowError, ZeroDivisionError):

@@ -1,0 +1,76 @@
+"""Figures from metrics, in one style."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.ticker import PercentFormatter
+
+LABELS = {
+    "non_private": "non-private",
+    "dp_sgd": "DP-SGD",
+    "dp_sat": "DP-SAT",
+    "bam_sam": "BAM (SAM)",
+    "bam_exact": "BAM (exact)",
+}
+# Okabe-Ito colours, with a line style each: told apart in grey and by colour-blind readers.
+STYLES: dict[str, dict[str, Any]] = {
+    "non_private": {"color": "#777777", "linestyle": (0, (1, 1))},
+    "dp_sgd": {"color": "#000000", "linestyle": "-"},
+    "dp_sat": {"color": "#E69F00", "linestyle": "--"},
+    "bam_sam": {"color": "#0072B2", "linestyle": "-."},
+    "bam_exact": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
+}
+PANELS = {
+    "test_accuracy": "test accuracy",
+    "not_private/bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
+    "not_private/relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
+}
+
+
+def compare_methods(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, title: str
+) -> None:
+    """Draws accuracy, bias and relative bias over training, one line per method.
+
+    Args:
+      runs: method name -> one list of metrics rows per seed.
+      path: PNG (or SVG) file to write.
+      title: heading of the figure.
+    """
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(12.5, 4.2), layout="constrained")
+    for axis, (quantity, label) in zip(axes, PANELS.items(), strict=True):
+        for method, seeds in runs.items():
+            steps, values = _by_seed(seeds, quantity)
+            if len(steps) == 0:
+                continue
+            mean, spread = values.mean(axis=0), values.std(axis=0)
+            style = STYLES.get(method, {})
+            axis.plot(steps, mean, label=LABELS.get(method, method), linewidth=1.8, **style)
+            band_color = style.get("color")
+            axis.fill_between(
+                steps, mean - spread, mean + spread, color=band_color, alpha=0.12, linewidth=0
+            )
+        axis.set_xlabel("step")
+        if quantity == "test_accuracy":
+            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+        axis.set_title(label, fontsize=11)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(title, fontsize=12)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _by_seed(seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str) -> Any:
+    """Steps `[n]` and values `[seeds, n]` of one quantity, over the steps that have it."""
+    series = [[(r["step"], r[quantity]) for r in rows if quantity in r] for rows in seeds]
+    steps = np.array([step for step, _ in series[0]])
+    return steps, np.array([[value for _, value in one] for one in series])

@@ -1,0 +1,1 @@
+"""Command-line programs; run each as `python -m scripts.NAME` from the root."""

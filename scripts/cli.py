@@ -1,0 +1,60 @@
+"""What every command shares: flags that fail in one line, and a compilation cache."""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import jax
+from absl import app, flags
+
+QUOTES = "'\"\\"
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
+
+    Args:
+      main: takes no arguments; reads `flags.FLAGS`.
+    """
+    # Which accelerators are absent is no news.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    app.run(lambda argv: main(), flags_parser=_parse_flags)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns what a user can get wrong into `error: …` on standard error and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs in `.jax_cache`, so that the second run starts at once.
+
+    The environment variable JAX_COMPILATION_CACHE_DIR names another folder.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", ".jax_cache")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except (AttributeError, KeyError) as error:  # how ConfigDict reports an unknown key
+        key, _, hint = str(error.args[0]).partition("\\n" if "\\n" in str(error.args[0]) else "\n")
+        _fail(f"the config has no key {key.strip(QUOTES)!r}. {hint.strip(QUOTES)}")
+    except (flags.Error, ValueError, TypeError, OSError) as error:
+        # A config file's own error arrives wrapped in its traceback; its last line is the message.
+        _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))
+
+
+def _fail(message: str) -> NoReturn:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)

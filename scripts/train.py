@@ -1,0 +1,62 @@
+"""Trains one model privately.
+
+python -m scripts.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from bam import report, train
+from scripts import cli
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
+_WORKDIR = flags.DEFINE_string("workdir", "", "folder to create for the run's files")
+flags.mark_flags_as_required(["config"])
+
+
+def main() -> None:
+    """Builds the experiment, prints its privacy plan, trains."""
+    with cli.one_line_errors():
+        config = _CONFIG.value
+        if not _WORKDIR.value and not config.dry_run:
+            raise ValueError("--workdir is required: the folder for the run's files")
+        if not config.dry_run:
+            report.check_free(Path(_WORKDIR.value))
+        experiment = train.build(config)
+    print(describe(experiment))
+    if config.dry_run:
+        return
+    cli.use_compilation_cache()
+    result = train.train(experiment, config.seed, Path(_WORKDIR.value), on_row=print_row)
+    print(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
+
+
+def describe(experiment: train.Experiment) -> str:
+    """A few lines that say what will run and what it will cost."""
+    config = experiment.config
+    return (
+        f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
+        f"{experiment.num_params:,} parameters, on {report.device_name()}\n"
+        f"{experiment.plan.describe()}"
+    )
+
+
+def print_row(row: dict) -> None:
+    """Prints one line of progress."""
+    spent = "not private" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3f}"
+    parts = [f"step {row['step']:>6}", spent]
+    if "test_accuracy" in row:
+        parts.append(f"test accuracy {row['test_accuracy']:.2%}")
+    if "not_private/bias_norm" in row:
+        parts.append(
+            f"bias {row['not_private/bias_norm']:.3f} "
+            f"({row['not_private/relative_bias']:.0%} of the gradient; NOT PRIVATE)"
+        )
+    parts.append(f"{row['seconds']:.1f} s")
+    print("  ".join(parts), flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

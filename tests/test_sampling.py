@@ -1,0 +1,181 @@
+"""Batches are Poisson samples: each example independently, never cut, never a fixed size."""
+
+import functools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bam.sampling import pad, poisson_sample, usual_capacity
+
+NUM_EXAMPLES, PROB, NUM_DRAWS = 40, 0.3, 4000
+LEVEL = 1e-6  # of every statistical test below; the seed is fixed, so none is flaky
+
+
+def poisson(step):
+    return poisson_sample(seed=11, step=step, num_examples=NUM_EXAMPLES, sampling_prob=PROB)
+
+
+def fixed_size(step):
+    """The usual mistake: batches of always 12 examples, without replacement."""
+    return np.random.default_rng(step).choice(NUM_EXAMPLES, 12, replace=False)
+
+
+def same_every_other_step(step):
+    return poisson(step // 2)
+
+
+def favours_the_first(step):
+    return np.union1d(poisson(step), np.flatnonzero([step % 10 == 0]))
+
+
+def in_pairs(step):
+    """Each example has the right probability, but neighbours come together."""
+    return (2 * poisson(step)[:, None] + [0, 1]).ravel() % NUM_EXAMPLES
+
+
+@functools.cache
+def inclusions(sampler):
+    """`[draws, examples]`: was the example in the draw?"""
+    included = np.zeros((NUM_DRAWS, NUM_EXAMPLES), bool)
+    for step in range(NUM_DRAWS):
+        included[step, sampler(step)] = True
+    return included
+
+
+def plausible(statistic, degrees_of_freedom):
+    low, high = stats.chi2.ppf([LEVEL / 2, 1 - LEVEL / 2], degrees_of_freedom)
+    return low < statistic < high
+
+
+def frequencies_are_right(sampler):
+    z = (inclusions(sampler).sum(0) - NUM_DRAWS * PROB) / (NUM_DRAWS * PROB * (1 - PROB)) ** 0.5
+    return plausible(np.sum(z**2), NUM_EXAMPLES)
+
+
+def uncorrelated(centred):
+    """Are the columns pairwise independent? Each product sum is a standard normal if so."""
+    z = (centred.T @ centred) / (len(centred) ** 0.5 * PROB * (1 - PROB))
+    above = np.triu_indices(centred.shape[1], 1)
+    return plausible(np.sum(z[above] ** 2), len(above[0]))
+
+
+def pairs_are_independent(sampler):
+    return uncorrelated(inclusions(sampler) - PROB)
+
+
+def steps_are_independent(sampler):
+    return uncorrelated(inclusions(sampler)[:40].T - PROB)
+
+
+def sizes_are_binomial(sampler):
+    """Mean Nq and variance Nq(1 − q)."""
+    sizes = inclusions(sampler).sum(1)
+    variance = NUM_EXAMPLES * PROB * (1 - PROB)
+    mean_is_right = abs(sizes.mean() - NUM_EXAMPLES * PROB) < 5 * (variance / NUM_DRAWS) ** 0.5
+    deviations = np.sum((sizes - NUM_EXAMPLES * PROB) ** 2) / variance
+    return mean_is_right and plausible(deviations, NUM_DRAWS)
+
+
+CHECKS = [frequencies_are_right, pairs_are_independent, steps_are_independent, sizes_are_binomial]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+def test_sampling_is_poisson(check):
+    assert check(poisson)
+
+
+@pytest.mark.parametrize(
+    ("check", "faulty"),
+    [
+        (frequencies_are_right, favours_the_first),
+        (pairs_are_independent, fixed_size),
+        (pairs_are_independent, in_pairs),
+        (steps_are_independent, same_every_other_step),
+        (sizes_are_binomial, fixed_size),
+        (sizes_are_binomial, in_pairs),
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_the_checks_reject_samplers_that_are_not_poisson(check, faulty):
+    assert not check(faulty)
+
+
+# One draw.
+
+
+def draw(seed=0, step=0, num_examples=1000, sampling_prob=0.5):
+    return poisson_sample(seed, step, num_examples, sampling_prob)
+
+
+def test_a_draw_is_reproducible_and_each_seed_and_step_has_its_own():
+    np.testing.assert_array_equal(draw(seed=3, step=5), draw(seed=3, step=5))
+    others = [draw(seed=3, step=6), draw(seed=4, step=5), draw(seed=5, step=3), draw(seed=2**80)]
+    for other in others:
+        # Two independent halves of 1000 share about 250; the same draw would share about 500.
+        assert len(np.intersect1d(draw(seed=3, step=5), other)) < 320
+
+
+def test_a_draw_is_sorted_without_repeats_and_in_range():
+    rows = draw()
+    assert np.all(np.diff(rows) > 0)
+    assert rows[0] >= 0 and rows[-1] < 1000
+
+
+def test_probability_zero_takes_none_and_one_takes_all():
+    assert draw(sampling_prob=0.0).tolist() == []
+    assert draw(num_examples=5, sampling_prob=1.0).tolist() == [0, 1, 2, 3, 4]
+    assert draw(num_examples=0).tolist() == []
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
+def test_a_bad_probability_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="sampling_prob"):
+        draw(sampling_prob=bad)
+
+
+def test_a_negative_number_of_examples_is_refused_by_name():
+    with pytest.raises(ValueError, match="num_examples"):
+        draw(num_examples=-1)
+
+
+# Padding.
+
+
+@pytest.mark.parametrize(
+    ("num_sampled", "capacity", "rows"),
+    [(0, 4, 4), (3, 4, 4), (4, 4, 4), (5, 4, 8), (17, 4, 32), (0, 1, 1), (3, 3, 3), (7, 3, 12)],
+)
+def test_padding_doubles_until_it_holds_all_and_cuts_none(num_sampled, capacity, rows):
+    sampled = np.arange(10, 10 + num_sampled)
+    padded = pad(sampled, capacity)
+    assert padded.indices.shape == padded.mask.shape == (rows,)
+    np.testing.assert_array_equal(padded.indices[padded.mask], sampled)
+    np.testing.assert_array_equal(padded.mask, np.arange(rows) < num_sampled)
+    assert not np.any(padded.indices[~padded.mask])
+
+
+@pytest.mark.parametrize("bad", [0, -4])
+def test_a_bad_capacity_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="capacity"):
+        pad(np.arange(3), bad)
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "sampling_prob"), [(50_000, 0.08), (1000, 0.01), (100, 1.0), (10, 0.0)]
+)
+def test_the_usual_capacity_is_the_smallest_that_holds_a_billion_draws(num_examples, sampling_prob):
+    rows = usual_capacity(num_examples, sampling_prob)
+    overflow = functools.partial(stats.binom.sf, n=num_examples, p=sampling_prob)
+    assert overflow(rows) <= 1e-9
+    assert rows == 1 or overflow(rows - 1) > 1e-9
+    assert rows <= max(1, num_examples)
+
+
+@pytest.mark.parametrize("sampling_prob", [0.0, 0.3, 1.0])
+def test_the_usual_capacity_is_rounded_up_to_a_multiple(sampling_prob):
+    exact = usual_capacity(100, sampling_prob)
+    for multiple in (1, 7, 16, 200):
+        rows = usual_capacity(100, sampling_prob, multiple)
+        assert rows % multiple == 0
+        assert exact <= rows < exact + multiple

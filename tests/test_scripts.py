@@ -1,0 +1,62 @@
+"""The commands, as a user runs them."""
+
+import json
+import subprocess
+import sys
+
+from configs import base
+from scripts import compare
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=240
+    )
+
+
+def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
+    workdir = tmp_path / "run"
+    done = run(
+        "scripts.train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
+        "--config.epsilo=3",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "no key 'epsilo'" in done.stderr
+    assert "epsilon" in done.stderr
+    assert not workdir.exists()
+
+
+def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
+    done = run(
+        "scripts.compare", "--config=configs/digits.py", f"--workdir={tmp_path}/c",
+        "--methods=dp_sgd,bam_exact", "--num_seeds=2", "--config.model.name=linear",
+        "--config.num_steps=3", "--config.diagnostics.every=1",
+        "--config.diagnostics.num_examples=32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "c" / "summary.json").read_text())
+    assert [row["method"] for row in rows] == ["dp_sgd", "bam_exact"]
+    keys = {
+        "method", "epsilon", "delta", "noise_multiplier", "num_seeds", "test_accuracy_mean",
+        "test_accuracy_sd", "bias_norm_mean", "seconds",
+    }  # fmt: skip
+    assert all(keys <= set(row) and None not in row.values() for row in rows)
+    assert all(row["epsilon"] <= 3.0 and row["num_seeds"] == 2 for row in rows)
+    assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
+    assert "BAM (exact)" in done.stdout
+
+
+def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
+    row = {
+        "method": "non_private", "epsilon": None, "delta": 1e-5, "noise_multiplier": 0.0,
+        "num_seeds": 1, "test_accuracy_mean": 0.5, "test_accuracy_sd": None,
+        "bias_norm_mean": None, "relative_bias_mean": None, "seconds": 1.0,
+    }  # fmt: skip
+    lines = compare.markdown([row]).splitlines()
+    assert lines[2] == "| non-private | – | – | – | 50.0 | – | – | 1.0 |"
+
+
+def test_every_method_of_the_base_config_exists():
+    for method in base.METHODS:
+        assert base.get_config(method).method.name == method

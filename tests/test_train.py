@@ -1,0 +1,235 @@
+"""The whole loop on the embedded digits, with logistic regression to keep compilation short."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from scipy import stats
+
+import bam
+from bam import models, oracles, sampling, train
+from bam.data import datasets
+from bam.privacy.accounting import BudgetExhaustedError
+from configs import digits
+
+PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
+
+
+def tiny(method="dp_sgd", **overrides):
+    """Logistic regression on digits: four steps unless told otherwise."""
+    config = digits.get_config(method)
+    config.model.name = "linear"
+    config.num_steps = 4
+    config.eval.every = 0
+    config.accountant = "rdp"
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in overrides.items()})
+    return config
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return train.build(tiny(optimizer__name="sgd", optimizer__learning_rate=1.0))
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("method", PRIVATE_METHODS)
+def test_every_private_method_learns_far_above_chance(method):
+    config = tiny(method, num_steps=25, epsilon=8.0)
+    result = train.train(train.build(config), seed=0)
+    assert result.summary["test_accuracy"] > 0.75
+    assert result.summary["epsilon"] <= 8.0
+
+
+def test_non_private_training_adds_no_noise_and_claims_no_epsilon():
+    result = train.train(train.build(tiny("non_private", num_steps=25)), seed=0)
+    assert result.summary["test_accuracy"] > 0.85
+    assert result.summary["epsilon"] is None
+    assert result.summary["noise_multiplier"] == 0
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(experiment):
+    first, again, other = (train.train(experiment, seed).state.params for seed in (0, 0, 1))
+    np.testing.assert_array_equal(flat(first), flat(again))
+    assert not np.allclose(flat(first), flat(other))
+
+
+def test_a_run_takes_exactly_the_planned_steps(experiment):
+    result = train.train(experiment, seed=0)
+    assert int(result.state.step) == experiment.plan.num_steps == 4
+    assert int(result.state.noise.step) == 4
+    with pytest.raises(BudgetExhaustedError, match="covers 4 steps"):
+        experiment.plan.check_steps(5)
+
+
+def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
+    dataset, plan = experiment.dataset, experiment.plan
+    state = experiment.init(3)
+    start = jax.tree.map(jnp.copy, state.params)  # the step takes over its state's memory
+    rows = sampling.poisson_sample(3, 1, plan.num_examples, plan.sampling_prob)
+    batch = sampling.pad(rows, experiment.capacity)
+    after = experiment.step(state, dataset.train, batch)
+
+    module = models.create("linear", 10, 1)
+    model = models.as_functions(module, (8, 8, 1))
+    images = (dataset.train.images[batch.indices] / 255.0 - dataset.mean) / dataset.std
+    examples = {
+        "image": jnp.asarray(images, jnp.float32)[:, None],
+        "label": dataset.train.labels[batch.indices],
+    }
+    grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(start, examples)
+    noise_key = jax.random.fold_in(jax.random.key(3), train.NOISE_STREAM)
+    tx = optax.chain(
+        bam.privatize(
+            bam.clip_by_l2_norm(1.0), plan.noise_multiplier, plan.expected_batch_size, noise_key
+        ),
+        optax.sgd(1.0),
+    )
+    updates, _ = tx.update(grads, tx.init(start), start, mask=jnp.asarray(batch.mask))
+    np.testing.assert_allclose(
+        flat(after.params), flat(optax.apply_updates(start, updates)), atol=1e-6
+    )
+
+
+def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experiment):
+    """Chi-square on the released updates; too little and too much noise must both be rejected."""
+    plan = experiment.plan
+    empty = sampling.pad(np.zeros(0, np.int64), experiment.capacity)
+    state = experiment.init(0)
+    releases = []
+    for _ in range(8):
+        before = flat(state.params)
+        state = experiment.step(state, experiment.dataset.train, empty)
+        releases.append(flat(state.params) - before)
+    released = np.array(releases)
+    planned = plan.noise_multiplier * plan.clip_norm / plan.expected_batch_size
+
+    def accepted(std):
+        quantile = stats.chi2.cdf(np.sum((released / std) ** 2), released.size)
+        return 1e-6 < quantile < 1 - 1e-6
+
+    assert accepted(planned)
+    wrong = (2 / 3, 3 / 2, 1 / math.sqrt(2), 1 / plan.expected_batch_size)
+    assert not any(accepted(planned * factor) for factor in wrong)
+    correlations = np.corrcoef(released) - np.eye(8)
+    assert np.abs(correlations).max() < 6 / math.sqrt(released.shape[1])  # steps independent
+
+
+def test_dp_sat_ascends_along_the_last_private_gradient_only():
+    experiment = train.build(tiny("dp_sat", method__radius=5.0))
+    plain = train.build(tiny("dp_sgd"))
+    rows = sampling.pad(np.arange(200), experiment.capacity)
+    one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (experiment, plain))
+    np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
+    assert np.linalg.norm(flat(one.private_grad)) > 0
+    two, two_plain = (
+        e.step(s, e.dataset.train, rows) for e, s in ((experiment, one), (plain, one_plain))
+    )
+    assert not np.allclose(flat(two.params), flat(two_plain.params))
+
+
+def test_diagnostics_never_alter_training():
+    without = train.train(train.build(tiny("bam_sam")), seed=0)
+    seen = train.train(train.build(tiny("bam_sam", diagnostics__every=1)), seed=0)
+    np.testing.assert_array_equal(flat(without.state.params), flat(seen.state.params))
+    assert not any("not_private" in key for row in without.rows for key in row)
+    assert all("not_private/bias_norm" in row for row in seen.rows)
+
+
+def test_averaged_weights_follow_the_warmed_up_moving_average():
+    experiment = train.build(tiny(ema_decay=0.5))
+    rows = sampling.pad(np.arange(100), experiment.capacity)
+    state = experiment.init(0)
+    average = flat(state.params)
+    for step in range(3):
+        state = experiment.step(state, experiment.dataset.train, rows)
+        decay = min(0.5, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * flat(state.params)
+    np.testing.assert_allclose(flat(state.averaged), average, atol=1e-6)
+
+
+def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
+    workdir = tmp_path / "run"
+    result = train.train(experiment, seed=7, workdir=workdir)
+    plan = json.loads((workdir / "plan.json").read_text())
+    summary = json.loads((workdir / "summary.json").read_text())
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert plan == experiment.plan.to_json()
+    assert rows == result.rows
+    assert rows[-1]["epsilon"] == pytest.approx(plan["epsilon"])
+    assert summary["seed"] == 7
+    required = {
+        "method", "dataset", "model", "num_params", "epsilon", "delta", "accountant",
+        "noise_multiplier", "sampling_prob", "num_steps", "expected_batch_size", "clip_norm",
+        "seed", "test_accuracy", "seconds", "device", "versions",
+    }  # fmt: skip
+    assert required <= set(summary)
+    assert json.loads((workdir / "config.json").read_text())["method"]["name"] == "dp_sgd"
+    assert list((workdir / "tensorboard").iterdir())
+
+
+def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_path):
+    train.train(experiment, seed=0, workdir=tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        train.train(experiment, seed=1, workdir=tmp_path)
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": float("nan")}, "epsilon must be positive"),
+        ({"delta": 1 / 1437}, "below 1/N"),
+        ({"expected_batch_size": 1438}, "number of training examples, 1437"),
+        ({"microbatch_size": 0}, "microbatch_size 0 must be"),
+        ({"microbatch_size": 1438}, "microbatch_size 1438 must be"),
+        ({"clip_norm": -1.0}, "clip_norm must be"),
+        ({"accountant": "gdp"}, "no guarantee"),
+        ({"accountant": "moments"}, "unknown accountant 'moments'"),
+        ({"model__name": "vit"}, "unknown model 'vit'"),
+        ({"dataset__name": "svhn"}, "unknown data set 'svhn'"),
+        ({"optimizer__name": "lion"}, "unknown optimizer 'lion'"),
+        ({"optimizer__learning_rate": 0.0}, "learning_rate"),
+        ({"method__name": "bam"}, "unknown method 'bam'"),
+        ({"method__name": "bam_sam"}, "method bam_sam does not take"),
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"eval__every": -1}, "eval.every"),
+        ({"num_steps": -1}, "num_steps"),
+    ],
+)
+def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        train.build(tiny(**overrides))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_misspelled_config_key_is_refused():
+    with pytest.raises(AttributeError, match="epsilon"):
+        digits.get_config("dp_sgd").epsilo = 1.0
+
+
+def test_a_model_with_batchnorm_is_refused_and_told_why():
+    class WithBatchNorm(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.BatchNorm(use_running_average=False)(x))
+
+    with pytest.raises(ValueError, match="BatchNorm mixes the examples"):
+        models.as_functions(WithBatchNorm(), (4,))
+
+
+def test_digits_are_whole_and_split_without_overlap():
+    dataset = datasets.load("digits")
+    assert dataset.train.images.shape == (1437, 8, 8, 1)
+    assert dataset.test.images.shape == (360, 8, 8, 1)
+    assert dataset.train.images.dtype == np.uint8
+    assert np.bincount(dataset.test.labels).min() >= 34

@@ -1,0 +1,355 @@
+"""Transforms keep their bounds, noise has its declared scale, and `privatize` is both."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import bam
+from bam.transforms import BoundedTransformation, sensitivity_of
+from tests import cases
+
+KEY = jax.random.key(7)
+BOUNDED = {
+    "clip_by_l2_norm": bam.clip_by_l2_norm(0.7),
+    "normalize": bam.normalize(0.7),
+    "clip_per_layer": bam.clip_per_layer(0.7),
+    "clip_per_layer_tree": bam.clip_per_layer({"a": 0.3, "b": 0.5}),
+    "chain": bam.chain(optax.scale(1e3), bam.clip_by_l2_norm(0.7)),
+}
+
+
+def apply(transform, grads):
+    return transform.update(grads, transform.init(grads))[0]
+
+
+def clip(values, clip_norm=1.0, dtype=jnp.float32):
+    return apply(bam.clip_by_l2_norm(clip_norm), jnp.asarray(values, dtype))
+
+
+# clip_by_l2_norm: the table of edge cases in its docstring.
+
+
+def test_clipping_scales_a_long_gradient_to_the_bound():
+    np.testing.assert_allclose(clip([3.0, 4.0]), [0.6, 0.8], rtol=1e-6)
+
+
+def test_clipping_takes_one_norm_over_all_leaves_together():
+    clipped = apply(bam.clip_by_l2_norm(1.0), {"a": jnp.array([3.0]), "b": jnp.array([[4.0]])})
+    cases.assert_close(clipped, {"a": jnp.array([0.6]), "b": jnp.array([[0.8]])})
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("clip_norm", [5.0, 6.0, math.inf])
+def test_a_gradient_within_the_bound_is_unchanged_to_the_bit(dtype, clip_norm):
+    grads = jnp.array([3.0, -4.0, 0.0], dtype)
+    cases.assert_same_bits(clip(grads, clip_norm, dtype), grads)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0, math.inf])
+@pytest.mark.parametrize("name", ["nan", "inf", "inf and -inf", "all nan", "largest float32"])
+def test_a_gradient_of_no_finite_norm_becomes_zero(clip_norm, name):
+    cases.assert_same_bits(clip(cases.ADVERSARIAL[name], clip_norm), jnp.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["zero", "large", "square just fits", "mixed scales"])
+def test_a_bound_of_zero_makes_zero(name):
+    cases.assert_same_bits(clip(cases.ADVERSARIAL[name], 0.0), jnp.zeros(3))
+
+
+def test_a_bound_of_zero_makes_zero_even_where_squares_underflow():
+    assert not np.any(np.asarray(clip([1e-25, 0.0], 0.0)))
+
+
+def test_a_gradient_whose_squares_underflow_is_unchanged():
+    grads = jnp.array([1e-25, -1e-30])
+    cases.assert_same_bits(clip(grads), grads)
+
+
+def test_clipping_keeps_dtypes_and_mixed_trees():
+    grads = {"a": jnp.full(4, 9, jnp.bfloat16), "b": jnp.full((2, 2), 9, jnp.float32)}
+    clipped = apply(bam.clip_by_l2_norm(1.0), grads)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), clipped) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), grads
+    )
+
+
+@pytest.mark.parametrize("make", [bam.clip_by_l2_norm, bam.normalize, bam.clip_per_layer])
+@pytest.mark.parametrize("bad", [-1.0, math.nan, 1e-13, -math.inf])
+def test_a_bad_clip_norm_is_refused_by_name(make, bad):
+    with pytest.raises(ValueError, match="clip_norm"):
+        make(bad)
+
+
+# normalize and clip_per_layer.
+
+
+def test_normalize_scales_every_gradient_to_just_below_the_bound():
+    normalized = apply(bam.normalize(2.0, gamma=1.0), jnp.array([0.0, 3.0]))
+    np.testing.assert_allclose(normalized, [0.0, 1.5], rtol=1e-6)
+    tiny = apply(bam.normalize(1.0, gamma=0.01), jnp.array([1e-4, 0.0]))
+    np.testing.assert_allclose(tiny, [1e-4 / 0.0101, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_normalize_refuses_a_bad_gamma_and_an_infinite_bound(bad):
+    with pytest.raises(ValueError, match="gamma"):
+        bam.normalize(1.0, gamma=bad)
+    with pytest.raises(ValueError, match="clip_norm"):
+        bam.normalize(math.inf)
+
+
+def test_clip_per_layer_shares_one_bound_equally():
+    grads = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.1, 0.0])}
+    per_layer = bam.clip_per_layer(math.sqrt(2.0))  # one for each of two layers
+    assert per_layer.sensitivity == pytest.approx(math.sqrt(2.0))
+    expected = {"a": jnp.array([0.6, 0.8]), "b": jnp.array([0.1, 0.0])}
+    cases.assert_close(apply(per_layer, grads), expected)
+
+
+def test_clip_per_layer_takes_a_bound_for_each_layer():
+    grads = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0, 100.0])}
+    per_layer = bam.clip_per_layer({"a": 3.0, "b": 4.0})
+    assert per_layer.sensitivity == 5.0
+    expected = {"a": jnp.array([1.8, 2.4]), "b": jnp.array([0.0, 4.0])}
+    cases.assert_close(apply(per_layer, grads), expected)
+
+
+def test_clip_per_layer_drops_the_whole_example_for_one_bad_leaf():
+    grads = {"a": jnp.array([jnp.nan, 4.0]), "b": jnp.array([0.1, 0.0])}
+    cases.assert_same_bits(
+        apply(bam.clip_per_layer(1.0), grads), jax.tree.map(jnp.zeros_like, grads)
+    )
+
+
+# The promise every bounded transform makes.
+
+
+@functools.cache
+def compiled(transform):
+    return jax.jit(functools.partial(apply, transform))
+
+
+def largest_norm(transform, dtype=jnp.float32):
+    """Largest output norm, in float64, over adversarial gradients cut into two leaves."""
+    gradients = [np.asarray(g, np.float64) for g in cases.ADVERSARIAL.values()]
+    rng = np.random.default_rng(0)
+    gradients += [rng.normal(size=3) * 10.0**scale for scale in range(-6, 5)]
+    with np.errstate(over="ignore"):
+        trees = [
+            {"a": jnp.asarray(g[:2], dtype), "b": jnp.asarray(g[2:], dtype)} for g in gradients
+        ]
+    norms = [cases.norm64(compiled(transform)(g)) for g in trees]
+    return max(math.inf if math.isnan(n) else n for n in norms)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_gradient_gets_past_the_declared_bound(name):
+    # Float32 rounding is the one excess allowed.
+    assert largest_norm(BOUNDED[name]) <= BOUNDED[name].sensitivity * (1 + 5e-7)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", ["clip_by_l2_norm", "normalize", "clip_per_layer"])
+def test_rounding_to_half_precision_stays_below_the_bound(name, dtype):
+    assert largest_norm(BOUNDED[name], dtype) <= BOUNDED[name].sensitivity
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("clip_norm", [1.0, 1e-3])
+def test_many_equal_half_precision_entries_stay_below_the_bound(dtype, clip_norm):
+    for num_entries in (101, 9_999):  # the worst case: every entry is rounded the same way
+        norm = cases.norm64(clip(np.ones(num_entries), clip_norm, dtype))
+        assert norm <= clip_norm
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        BoundedTransformation(*bam.clip_by_l2_norm(0.7), 0.69),
+        BoundedTransformation(*optax.identity(), 0.7),
+        BoundedTransformation(*optax.clip_by_global_norm(0.7), 0.7),  # passes NaN on
+        BoundedTransformation(*optax.chain(bam.clip_by_l2_norm(0.7), optax.scale(1.01)), 0.7),
+        bam.clip_by_l2_norm(0.7)._replace(),  # right, but no longer declares a bound
+    ],
+    ids=["bound too small", "unbounded", "passes NaN on", "scaled after", "undeclared"],
+)
+def test_the_bound_check_catches_a_transform_that_lies(faulty):
+    bound = getattr(faulty, "sensitivity", 0.0)
+    assert not largest_norm(faulty) <= bound * (1 + 5e-7)
+
+
+def test_a_negative_or_nan_bound_cannot_be_declared():
+    for bad in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="sensitivity"):
+            BoundedTransformation(*optax.identity(), bad)
+
+
+# chain, and what refuses an undeclared bound.
+
+
+def test_the_bound_of_a_chain_is_that_of_its_last_member():
+    chained = bam.chain(bam.clip_by_l2_norm(9.0), optax.scale(10.0), bam.normalize(0.5))
+    assert chained.sensitivity == 0.5
+    nested = bam.chain(optax.scale(10.0), bam.chain(bam.clip_by_l2_norm(0.25)))
+    assert nested.sensitivity == 0.25
+
+
+@pytest.mark.parametrize("transforms", [(), (bam.clip_by_l2_norm(1.0), optax.scale(2.0))])
+def test_a_chain_that_does_not_end_bounded_is_refused(transforms):
+    with pytest.raises(ValueError, match="bounded"):
+        bam.chain(*transforms)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        optax.clip_by_global_norm(1.0),
+        optax.chain(optax.scale(1.0), bam.clip_by_l2_norm(1.0)),
+        optax.chain(bam.clip_by_l2_norm(1.0), optax.scale(2.0)),
+    ],
+    ids=["optax clip", "optax.chain ending bounded", "optax.chain ending unbounded"],
+)
+def test_a_transform_that_declares_no_bound_is_refused_everywhere(transform):
+    with pytest.raises(ValueError, match="bound"):
+        sensitivity_of(transform)
+    with pytest.raises(ValueError, match="bound"):
+        bam.privatize(transform, 1.0, 4, KEY)
+    with pytest.raises(ValueError, match="bound"):
+        bam.clipped_sum(lambda w, x: x, transform, jnp.zeros(2), jnp.ones((3, 2)))
+
+
+def test_an_infinite_bound_is_refused_by_privatize():
+    for transform in (bam.clip_by_l2_norm(math.inf), bam.clip_per_layer(math.inf)):
+        with pytest.raises(ValueError, match="finite"):
+            bam.privatize(transform, 1.0, 4, KEY)
+
+
+# Noise.
+
+
+def noise_of(noise_multiplier, sensitivity, key=KEY, num_steps=1):
+    """Noise on two leaves of zeros: one pytree for each step."""
+    tx = bam.add_gaussian_noise(noise_multiplier, sensitivity, key)
+    zeros = {"a": jnp.zeros((40, 50)), "b": jnp.zeros(2000)}
+    state, draws = tx.init(zeros), []
+    for _ in range(num_steps):
+        noised, state = tx.update(zeros, state)
+        draws.append(jax.tree.map(lambda x: np.asarray(x, np.float64).ravel(), noised))
+    return draws
+
+
+def has_stddev(sample, stddev):
+    """Chi-square test of N(0, stddev²) at level 1e-6, two-sided, and of a zero mean."""
+    n = len(sample)
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n)
+    return low < np.sum((sample / stddev) ** 2) < high and abs(sample.mean()) < 5 * stddev / n**0.5
+
+
+def test_noise_has_the_stddev_of_multiplier_times_sensitivity():
+    (noise,) = noise_of(1.5, 4.0)
+    for leaf in noise.values():
+        assert has_stddev(leaf, 6.0)
+        for fault in (2 / 3, 3 / 2, 1.1, 1 / 4, 1 / 1.5):
+            assert not has_stddev(leaf, 6.0 * fault)
+        assert stats.kstest(leaf / 6.0, "norm").pvalue > 1e-6
+
+
+def test_noise_is_independent_across_leaves_and_steps():
+    first, second = noise_of(1.0, 1.0, num_steps=2)
+    leaves = [first["a"], first["b"], second["a"], second["b"]]
+    correlations = np.corrcoef(leaves)[np.triu_indices(4, 1)]
+    assert np.max(np.abs(correlations)) < 5 / 2000**0.5
+    # Control: a key used twice gives the same noise, a correlation of one.
+    (again,) = noise_of(1.0, 1.0)
+    assert np.corrcoef(first["a"], again["a"])[0, 1] == pytest.approx(1.0)
+
+
+def test_noise_depends_on_the_key_alone():
+    draw = lambda key: noise_of(1.0, 1.0, key)[0]["a"]  # noqa: E731
+    np.testing.assert_array_equal(draw(KEY), draw(KEY))
+    assert abs(np.corrcoef(draw(KEY), draw(jax.random.key(8)))[0, 1]) < 5 / 2000**0.5
+
+
+def test_noise_is_added_to_the_sum_and_keeps_its_dtypes():
+    tx = bam.add_gaussian_noise(0.0, 1.0, KEY)
+    total = {"a": jnp.array([1.0, 2.0]), "b": jnp.ones(3, jnp.bfloat16)}
+    cases.assert_same_bits(tx.update(total, tx.init(total))[0], total)
+    noisy = bam.add_gaussian_noise(1.0, 1.0, KEY)
+    kept = noisy.update(total, noisy.init(total))[0]
+    assert [x.dtype for x in kept.values()] == [jnp.float32, jnp.bfloat16]
+    assert not np.array_equal(kept["a"], total["a"])
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.inf, math.nan])
+def test_bad_noise_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        bam.add_gaussian_noise(bad, 1.0, KEY)
+    with pytest.raises(ValueError, match="sensitivity"):
+        bam.add_gaussian_noise(1.0, bad, KEY)
+
+
+# privatize.
+
+ROWS = jnp.array([[3.0, 4.0], [0.0, 0.5], [30.0, 40.0]])  # clipped: (.6, .8), (0, .5), (.6, .8)
+
+
+def private_mean(rows, noise_multiplier=0.0, expected_batch_size=4, mask=None):
+    tx = bam.privatize(bam.clip_by_l2_norm(1.0), noise_multiplier, expected_batch_size, KEY)
+    return tx.update(rows, tx.init(rows[0] if len(rows) else jnp.zeros(2)), mask=mask)[0]
+
+
+def test_privatize_divides_by_the_expected_batch_size_never_the_realised_one():
+    np.testing.assert_allclose(private_mean(ROWS), [0.3, 0.525], rtol=1e-6)
+    np.testing.assert_allclose(private_mean(ROWS[:2]), [0.15, 0.325], rtol=1e-6)
+
+
+def test_privatize_equals_clipped_sum_plus_noise_over_the_expected_batch_size():
+    clip_tx = bam.clip_by_l2_norm(1.0)
+    mask = jnp.array([True, False, True])
+    total, _ = bam.clipped_sum(lambda w, x: x, clip_tx, jnp.zeros(2), ROWS, mask=mask)
+    noise = bam.add_gaussian_noise(1.5, clip_tx.sensitivity, KEY)
+    noised, _ = noise.update(total, noise.init(total))
+    np.testing.assert_allclose(private_mean(ROWS, 1.5, 4, mask), noised / 4, rtol=1e-6)
+
+
+def test_privatize_gives_masked_rows_no_say_whatever_they_hold():
+    mask = jnp.array([True, True, False])
+    clean = private_mean(ROWS[:2], 1.0)
+    for junk in (jnp.nan, jnp.inf, 1e30):
+        cases.assert_same_bits(private_mean(ROWS.at[2].set(junk), 1.0, mask=mask), clean)
+
+
+def test_privatize_gives_an_empty_batch_pure_noise():
+    noise = bam.add_gaussian_noise(1.0, 1.0, KEY)
+    pure = noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))[0] / 4
+    assert jnp.all(pure != 0)
+    cases.assert_same_bits(private_mean(ROWS[:0], 1.0), pure)
+    cases.assert_same_bits(private_mean(ROWS, 1.0, mask=jnp.zeros(3, bool)), pure)
+
+
+def test_privatize_draws_new_noise_each_step_inside_an_optax_chain():
+    tx = optax.chain(bam.privatize(bam.clip_by_l2_norm(1.0), 1.0, 4, KEY), optax.sgd(1.0))
+    state, updates = tx.init(jnp.zeros(2)), []
+    for _ in range(2):
+        update, state = tx.update(ROWS, state, jnp.zeros(2), mask=jnp.array([True, True, False]))
+        updates.append(update)
+    assert not np.any(np.asarray(updates[0]) == np.asarray(updates[1]))
+
+
+def test_removing_an_example_moves_a_bfloat16_sum_by_at_most_the_sensitivity():
+    # 258 rows of norm 1: bfloat16 cannot hold 257, so a sum rounded to it would move by 2.
+    rows = jnp.ones((258, 1), jnp.bfloat16)
+    mean = lambda r: private_mean(r, expected_batch_size=1).astype(jnp.float32)  # noqa: E731
+    assert abs(float(mean(rows)[0] - mean(rows[:-1])[0])) <= 1.0
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf])
+def test_privatize_refuses_a_bad_expected_batch_size_by_name(bad):
+    with pytest.raises(ValueError, match="expected_batch_size"):
+        bam.privatize(bam.clip_by_l2_norm(1.0), 1.0, bad, KEY)
