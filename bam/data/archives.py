@@ -152,12 +152,13 @@ def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndar
 
 def _imagenet32(name: str, path: Path) -> tuple[Split, Split]:
     def parts(files: tuple[str, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for file in files:
-            where = path / file
+        for name in files:
+            where = path / name
             if not where.is_file():
                 raise DataError(f"{where}: missing")
             try:
-                with np.load(where, allow_pickle=False) as batch:
+                # Opened here, because NumPy leaves a damaged file open.
+                with where.open("rb") as file, np.load(file, allow_pickle=False) as batch:
                     pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
             except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as e:
                 raise DataError(f"{where}: not a readable batch: {e}") from e

@@ -208,6 +208,10 @@ def _read_split(builder: Any, folder: Path, split: str, num_classes: int) -> Spl
     # array_record raises what its C++ reader met, as one of several types.
     except Exception as error:
         raise DataError(f"{where}: damaged files: {error}") from error
+    # Of a short file the reader returns empty records without a word.
+    for number, row in enumerate(rows):
+        if row["label"] is None or row["image"] is None:
+            raise DataError(f"{where}: damaged files: row {number} is empty")
     labels = np.array([row["label"] for row in rows], np.int64)
     encoded = [row["image"] for row in rows]
     return Split(decode_images(encoded, where, shape), check_labels(labels, num_classes, where))
