@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from bam import diagnostics, models, oracles, sampling, tree
-from bam.data import datasets
+from bam.data import augment, datasets
 from bam.engine import clipped_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
 from bam.report import RunFiles, device_name, versions
@@ -28,7 +28,7 @@ from bam.transforms import GaussianNoiseState, add_gaussian_noise, clip_by_l2_no
 from bam.tree import Grads, Params
 
 # Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
-INIT_STREAM, NOISE_STREAM = 0, 1
+INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
 
 OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "nadam": optax.nadam,
@@ -47,6 +47,7 @@ class TrainState(NamedTuple):
       opt_state: the optimizer's state.
       noise: the noise key and how often it was used.
       private_grad: the last privatised gradient; zeros before the first step.
+      augment_key: the key of all random views; (step, example) are folded into it.
       num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
     """
 
@@ -56,6 +57,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     noise: GaussianNoiseState
     private_grad: Grads
+    augment_key: Array
     num_nonfinite: Int[Array, ""]
 
 
@@ -72,7 +74,7 @@ class Experiment:
       init: `seed -> TrainState`.
       step: `(state, train split on device, padded batch) -> state`, compiled.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
-      measure_bias: `(state, images, labels) -> Bias`, compiled. NOT PRIVATE.
+      measure_bias: `(state, train split on device, rows) -> Bias`, compiled. NOT PRIVATE.
     """
 
     config: ConfigDict
@@ -109,7 +111,7 @@ def build(config: ConfigDict) -> Experiment:
       ValueError: for any value that cannot be; the message names the fix.
     """
     _check(config)
-    dataset = datasets.load(config.dataset.name)
+    dataset = datasets.load(**config.dataset)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
     plan = make_plan(
@@ -127,11 +129,17 @@ def build(config: ConfigDict) -> Experiment:
             f"microbatch_size {config.microbatch_size} must be from 1 to the number of training "
             f"examples, {num_examples}"
         )
-    module = models.create(config.model.name, dataset.num_classes, config.model.width)
+    module = models.create(num_classes=dataset.num_classes, **config.model)
     model = models.as_functions(module, dataset.train.images.shape[1:])
     oracle = make_oracle(config.method, model.loss)
     clip = clip_by_l2_norm(plan.clip_norm)
     sensitivity = sensitivity_of(clip) if private else 0.0
+    augmentation = {
+        "num_views": config.augment.views,
+        "shift": config.augment.shift,
+        "flip": config.augment.flip,
+        "padding": config.augment.padding,
+    }
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer.learning_rate)
     expected_batch_size = plan.expected_batch_size
     microbatch_size = config.microbatch_size
@@ -140,12 +148,19 @@ def build(config: ConfigDict) -> Experiment:
         return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
 
     def prepare(images: Any) -> Float[Array, "... c"]:
-        return (images.astype(jnp.float32) / 255 - dataset.mean) / dataset.std
+        return _clip_inputs(datasets.normalize(dataset, images), config.input_clip_norm)
 
-    def gradient(params: Params, example: Any) -> Grads:
-        """Unclipped gradient of one example as it lies in the data set."""
-        views = prepare(example["image"])[None]
-        return oracle.grad(params, {"image": views, "label": example["label"]})
+    def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
+        def gradient(params: Params, example: Any) -> Grads:
+            """Unclipped gradient of one example as it lies in the data set."""
+            key = jax.random.fold_in(step_key, example["index"])
+            views = prepare(augment.views(key, example["image"], **augmentation))
+            return oracle.grad(params, {"image": views, "label": example["label"]})
+
+        return gradient
+
+    def examples_at(split: datasets.Split, indices: Any) -> Any:
+        return {"image": split.images[indices], "label": split.labels[indices], "index": indices}
 
     def init(seed: int) -> TrainState:
         key = jax.random.key(seed)
@@ -157,15 +172,16 @@ def build(config: ConfigDict) -> Experiment:
             opt_state=optimizer.init(params),
             noise=noise_with(jax.random.fold_in(key, NOISE_STREAM)).init(params),
             private_grad=optax.tree.zeros_like(params),
+            augment_key=jax.random.fold_in(key, AUGMENT_STREAM),
             num_nonfinite=jnp.zeros((), jnp.int32),
         )
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
-        examples = {"image": train.images[batch.indices], "label": train.labels[batch.indices]}
+        examples = examples_at(train, jnp.asarray(batch.indices))
         params_at = oracle.ascend(state.params, state.private_grad)
         total, norms = clipped_sum(
-            gradient,
+            gradient_at(jax.random.fold_in(state.augment_key, state.step)),
             clip,
             params_at,
             examples,
@@ -184,6 +200,7 @@ def build(config: ConfigDict) -> Experiment:
             opt_state=opt_state,
             noise=noise,
             private_grad=private_grad,
+            augment_key=state.augment_key,
             num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
         )
 
@@ -194,9 +211,10 @@ def build(config: ConfigDict) -> Experiment:
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
 
     @jax.jit
-    def measure_bias(state: TrainState, images: Any, labels: Any) -> diagnostics.Bias:
+    def measure_bias(state: TrainState, train: datasets.Split, indices: Array) -> diagnostics.Bias:
         params_at = oracle.ascend(state.params, state.private_grad)
-        examples = {"image": images, "label": labels}
+        gradient = gradient_at(jax.random.fold_in(state.augment_key, state.step))
+        examples = examples_at(train, indices)
         return diagnostics.clipping_bias(
             gradient, clip, params_at, examples, microbatch_size=microbatch_size
         )
@@ -256,7 +274,7 @@ def train(
             if _due(step, config.eval.every) or last:
                 measurements |= evaluate(experiment, state.averaged)
             if _due(step, config.diagnostics.every):
-                measurements |= _not_private(experiment, state)
+                measurements |= _not_private(experiment, state, on_device)
             if measurements:
                 spent = plan.epsilon_after(step)
                 row = {"step": step, "epsilon": None if spent == math.inf else spent}
@@ -351,16 +369,26 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
     return optax.incremental_update(params, averaged, 1 - decay_now)
 
 
+def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:
+    """Scales inputs `[..., h, w, c]` to L2 norm at most b each; b = 0 leaves them as they are."""
+    if input_clip_norm == 0:
+        return inputs
+    norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
+    return inputs / jnp.maximum(1.0, norm / input_clip_norm)
+
+
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _not_private(experiment: Experiment, state: TrainState) -> dict[str, float]:
+def _not_private(
+    experiment: Experiment, state: TrainState, train: datasets.Split
+) -> dict[str, float]:
     """Clipping bias on evenly spaced training examples. NOT PRIVATE, and named so."""
-    images, labels = experiment.dataset.train
-    num = min(experiment.config.diagnostics.num_examples, len(labels))
-    chosen = np.linspace(0, len(labels) - 1, num).astype(int)
-    bias = experiment.measure_bias(state, images[chosen], labels[chosen])
+    num_examples = experiment.plan.num_examples
+    num = min(experiment.config.diagnostics.num_examples, num_examples)
+    rows = jnp.linspace(0, num_examples - 1, num).astype(jnp.int32)
+    bias = experiment.measure_bias(state, train, rows)
     found = {f"not_private/{k}": float(v) for k, v in bias._asdict().items()}
     return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 
@@ -386,5 +414,8 @@ def _check(config: ConfigDict) -> None:
         raise ValueError(
             f"optimizer.learning_rate must be positive, got {config.optimizer.learning_rate}"
         )
+    augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "padding")))
+    if not config.input_clip_norm >= 0:
+        raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")

@@ -47,7 +47,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
     config.method = ConfigDict({"name": method, **METHODS[method]})
     config.model = ConfigDict({"name": "convnet", "width": 16})
-    config.dataset = ConfigDict({"name": "digits"})
+    # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
+    config.dataset = ConfigDict({"name": "digits", "source": "", "path": ""})
+    # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
+    config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none", "padding": "reflect"})
+    config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it
     config.optimizer = ConfigDict({"name": "nadam", "learning_rate": 2e-3})
     config.ema_decay = 0.0  # 0: no averaging; evaluation uses the averaged weights otherwise
 

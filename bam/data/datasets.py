@@ -1,32 +1,29 @@
-"""Data sets as uint8 arrays in memory."""
+"""Data sets in memory: one function for every name and source."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float32, Int32, UInt8
+from jaxtyping import Array, Float32, Num
 
+from bam.data import archives, builtin, parquet, prepared
+from bam.data.common import DataError, Split
 
-class Split(NamedTuple):
-    """Images and labels of one split.
-
-    Attributes:
-      images: `[N, height, width, channels]` uint8.
-      labels: `[N]` int32, from 0.
-    """
-
-    images: UInt8[np.ndarray | Array, "n h w c"]
-    labels: Int32[np.ndarray | Array, " n"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "normalize"]
 
 
 class Dataset(NamedTuple):
     """A data set and the public constants that normalise it.
 
     Attributes:
-      name: as given to `load`.
+      name: as given to `load`; of a custom set the folder's name.
       train: the private split.
       test: the held-out split, used for reporting only.
       num_classes: number of classes.
-      mean: `[channels]`, of pixel values scaled to [0, 1]. Public, never computed from `train`.
+      mean: `[channels]`, of pixel values scaled to [0, 1] or of float features as they are. Public,
+        never computed from `train`.
       std: `[channels]`, likewise.
     """
 
@@ -38,39 +35,126 @@ class Dataset(NamedTuple):
     std: Float32[np.ndarray, " c"]
 
 
-def load(name: str) -> Dataset:
-    """Loads a data set by name.
+class _Facts(NamedTuple):
+    """What is publicly known of a data set; `sources` begins with the default."""
+
+    sources: tuple[str, ...]
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...] | np.ndarray
+    std: tuple[float, ...] | np.ndarray
+
+
+_FILES = ("tfds", "parquet", "archive")
+_BREAST_CANCER_MEAN, _BREAST_CANCER_STD = builtin.breast_cancer_scale()
+
+# Published constants of the public sets; round ones for digits (pen strokes cover roughly a third
+# of a digit's box).
+DATASETS = {
+    "digits": _Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
+    "breast_cancer": _Facts(("sklearn",), (1, 1, 30), 2, _BREAST_CANCER_MEAN, _BREAST_CANCER_STD),
+    "mnist": _Facts(_FILES, (28, 28, 1), 10, (0.1307,), (0.3081,)),
+    "cifar10": _Facts(_FILES, (32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": _Facts(
+        _FILES, (32, 32, 3), 100, (0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025)
+    ),
+    "imagenet32": _Facts(_FILES, (32, 32, 3), 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+# Of a custom data set: they map pixels to [-2, 2] and know nothing of the images.
+CUSTOM_MEAN, CUSTOM_STD = 0.5, 0.25
+
+
+def load(
+    name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
+) -> Dataset:
+    """Loads a data set by name from one of its sources.
+
+    Nothing is ever downloaded. For one's own images use the name "folder", source "parquet": sizes
+    and channels are those of the first image, classes are counted as `parquet.read` says, and the
+    normalisation is a mean of 0.5 and a deviation of 0.25 in every channel.
 
     Args:
-      name: "digits": scikit-learn's 8×8 handwritten digits, 1437 to train and 360 to test.
+      name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
+      source: "sklearn": inside scikit-learn, the only source of the first two. "tfds": prepared by
+        `scripts/prepare_data.py`, the default of the others. "parquet": a folder with
+        `train.parquet` and `test.parquet`, the default of "folder". "archive": the official files
+        as downloaded, see `archives.read`. None or "": the default.
+      path: the folder (or archive) to read. None or "": with source "tfds", the environment
+        variable TFDS_DATA_DIR or else `~/tensorflow_datasets`.
 
     Returns:
-      A `Dataset`.
+      A `Dataset`: uint8 images `[N, height, width, channels]` and int32 labels from 0. Only
+      "breast_cancer" has float32 "images", `[N, 1, 1, 30]`.
 
     Raises:
-      ValueError: for an unknown name.
+      DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
+        damaged or not what the name promises; it names file and row.
+
+    Example:
+      >>> load("digits").train.images.shape
+      (1437, 8, 8, 1)
     """
-    if name != "digits":
-        raise ValueError(f"unknown data set {name!r}; choose from digits")
-    return _digits()
+    if name != "folder" and name not in DATASETS:
+        raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
+    facts = DATASETS.get(name)
+    sources = facts.sources if facts else ("parquet",)
+    source = source or sources[0]
+    if source not in sources:
+        raise DataError(f"no source {source!r} of {name}; choose from {', '.join(sources)}")
+    if source == "tfds" and not path:
+        path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    if source != "sklearn" and not path:
+        raise DataError(f"{name} from source {source} needs a path")
+    where = Path(path or "").expanduser()
+
+    if facts is None:
+        train, test, num_classes = parquet.read(where)
+        channels = train.images.shape[-1]
+        mean, std = np.full(channels, CUSTOM_MEAN), np.full(channels, CUSTOM_STD)
+        name = where.resolve().name
+    else:
+        train, test = _READERS[source](name, where)
+        num_classes, mean, std = facts.num_classes, np.asarray(facts.mean), np.asarray(facts.std)
+        for split, images in (("train", train.images), ("test", test.images)):
+            if images.shape[1:] != facts.shape:
+                raise DataError(
+                    f"{where}: {split} images are {images.shape[1:]}, those of {name} {facts.shape}"
+                )
+    return Dataset(name, train, test, num_classes, mean.astype(np.float32), std.astype(np.float32))
 
 
-def _digits() -> Dataset:
-    from sklearn import datasets, model_selection
+def normalize(
+    dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
+) -> Float32[np.ndarray | Array, "*batch h w c"]:
+    """Normalises images (or features) by the data set's public constants.
 
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    images = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    labels = labels.astype(np.int32)
-    # A fixed split, the same for every seed of every run, with equal class shares.
-    train_images, test_images, train_labels, test_labels = model_selection.train_test_split(
-        images, labels, test_size=360, random_state=0, stratify=labels
-    )
-    # Round public constants: pen strokes cover roughly a third of a digit's box.
-    return Dataset(
-        "digits",
-        Split(train_images, train_labels),
-        Split(test_images, test_labels),
-        num_classes=10,
-        mean=np.array([0.3], np.float32),
-        std=np.array([0.4], np.float32),
-    )
+    `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for float features.
+
+    Args:
+      dataset: whose `mean` and `std` to use.
+      images: `[…, height, width, channels]` as in a `Split`; NumPy or JAX, traced or not.
+
+    Returns:
+      float32 of the same shape.
+    """
+    scale = 255 if images.dtype == np.uint8 else 1
+    return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
+
+
+def _sklearn(name: str, path: Path) -> tuple[Split, Split]:
+    del path
+    return {"digits": builtin.digits, "breast_cancer": builtin.breast_cancer}[name]()
+
+
+def _parquet(name: str, path: Path) -> tuple[Split, Split]:
+    train, test, _ = parquet.read(path, DATASETS[name].shape, DATASETS[name].num_classes)
+    return train, test
+
+
+_READERS: dict[str, Callable[[str, Path], tuple[Split, Split]]] = {
+    "sklearn": _sklearn,
+    "tfds": prepared.read,
+    "parquet": _parquet,
+    "archive": archives.read,
+}
