@@ -111,7 +111,7 @@ def build(config: ConfigDict) -> Experiment:
       ValueError: for any value that cannot be; the message names the fix.
     """
     _check(config)
-    dataset = datasets.load(**config.dataset)
+    dataset = _load(**config.dataset)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
     plan = make_plan(
@@ -148,7 +148,9 @@ def build(config: ConfigDict) -> Experiment:
         return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
 
     def prepare(images: Any) -> Float[Array, "... c"]:
-        return _clip_inputs(datasets.normalize(dataset, images), config.input_clip_norm)
+        return _clip_inputs(
+            jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
+        )
 
     def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
         def gradient(params: Params, example: Any) -> Grads:
@@ -367,6 +369,9 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
         return params
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+_load = functools.lru_cache(maxsize=2)(datasets.load)  # several methods share one data set
 
 
 def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:

@@ -61,3 +61,19 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.dry_run = False  # print model, privacy plan and cost, then stop
     config.lock()
     return config
+
+
+def set_strength(config: ConfigDict, dp_sat: float, bam: float) -> None:
+    """Sets the ascent's strength for the config's method: ρ of DP-SAT, λ of either BAM.
+
+    Args:
+      config: a configuration of any method; DP-SGD and non-private have no strength.
+      dp_sat: ρ.
+      bam: λ: the radius of the SAM form, the penalty of the exact one.
+    """
+    strengths = {
+        "dp_sat": {"radius": dp_sat},
+        "bam_sam": {"radius": bam},
+        "bam_exact": {"penalty": bam},
+    }
+    config.method.update(strengths.get(config.method.name, {}))

@@ -1,0 +1,28 @@
+"""MNIST with LeNet-5.
+
+Command:   python -m scripts.train --config=configs/mnist.py:METHOD --workdir=DIR
+             --config.dataset.source=parquet --config.dataset.path=FOLDER
+Hardware:  any CPU. Time and accuracy: not run.
+
+Not in the paper. The strengths of the ascent are those of its CIFAR-10 runs.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the configuration of a method on MNIST."""
+    config = base.get_config(method)
+    config.epsilon = 3.0
+    config.delta = 1e-5
+    config.expected_batch_size = 1024
+    config.num_epochs = 15
+    config.microbatch_size = 32
+    config.optimizer.learning_rate = 2e-3
+    config.dataset.name = "mnist"
+    config.model = ConfigDict({"name": "lenet5", "width": 1})
+    base.set_strength(config, dp_sat=0.086, bam=0.02)
+    config.eval.every = 100
+    return config
