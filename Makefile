@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint types check format clean
+.PHONY: install demo test test-slow lint types check format clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -15,7 +15,10 @@ demo: install
 	  --num_seeds=3 --config.diagnostics.every=20 --config.diagnostics.num_examples=256
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -69,6 +69,33 @@ def compare_methods(
     plt.close(figure)
 
 
+def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
+    """Draws a grid of small images, one row per example.
+
+    Args:
+      images: `[rows, columns, height, width, channels]` uint8, 1 or 3 channels.
+      path: PNG or SVG file to write.
+      title: heading of the figure.
+    """
+    num_rows, num_columns, _, _, channels = images.shape
+    figure, axes = plt.subplots(
+        num_rows,
+        num_columns,
+        figsize=(0.7 * num_columns + 0.3, 0.72 * num_rows + 0.5),
+        squeeze=False,
+        layout="constrained",
+    )
+    for row in range(num_rows):
+        for column in range(num_columns):
+            axis = axes[row, column]
+            image = images[row, column]
+            axis.imshow(image[..., 0] if channels == 1 else image, cmap="gray", vmin=0, vmax=255)
+            axis.set_axis_off()
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def _by_seed(seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str) -> Any:
     """Steps `[n]` and values `[seeds, n]` of one quantity, over the steps that have it."""
     series = [[(r["step"], r[quantity]) for r in rows if quantity in r] for rows in seeds]

@@ -9,9 +9,10 @@ Accuracy, %, one run each in the paper:
   ε    DP-SGD (paper)  DP-SAT (paper)  BAM (paper)   ours
   10   14.97           14.70           20.67         not run
 
-The paper's δ = 8e-7 is above 1/N for all N = 1,281,167 images, hence 7.5e-7; the authors held some out
-(N ≈ 1.095 million), here all are trained on. Batches of expected size 4096 = 8 × 512. The
-model is De et al.'s WRN-16-4; `--config.model.name=wide_resnet_bam` is the BAM authors' variant.
+Departures: the paper's δ = 8e-7 is above 1/N for all N = 1,281,167 training images, hence 7.5e-7;
+the authors held some images out (N ≈ 1.095 million), here all are trained on. Poisson batches of
+expected size 4096 = 8 × 512. The model is De et al.'s WRN-16-4;
+`--config.model.name=wide_resnet_bam` is the BAM authors' variant.
 """
 
 from ml_collections import ConfigDict

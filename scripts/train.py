@@ -25,10 +25,12 @@ def main() -> None:
         if not config.dry_run:
             report.check_free(Path(_WORKDIR.value))
         experiment = train.build(config)
-    print(describe(experiment))
-    if config.dry_run:
-        return
+    print(describe(experiment), flush=True)
     cli.use_compilation_cache()
+    if config.dry_run:
+        hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
+        print(f"about {hours} h {minutes} min of training on this device")
+        return
     result = train.train(experiment, config.seed, Path(_WORKDIR.value), on_row=print_row)
     print(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
 

@@ -4,29 +4,61 @@ import jax
 import numpy as np
 import pytest
 
-from bam import models
-from bam.models.layers import _conv2d_as_matmul
+from bam import models, tree
+from bam.models.layers import _conv2d_as_matmul, standardise_weights
 
 
-@pytest.mark.parametrize("kernel_size", [1, 3, 5])
-def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size):
+@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
+def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride):
     image_key, kernel_key = jax.random.split(jax.random.key(0))
     images = jax.random.normal(image_key, (2, 6, 5, 3))
     kernel = jax.random.normal(kernel_key, (kernel_size, kernel_size, 3, 4))
     expected = jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    np.testing.assert_allclose(_conv2d_as_matmul(images, kernel), expected, atol=1e-4)
+    np.testing.assert_allclose(_conv2d_as_matmul(images, kernel, stride), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_a_batch_of_one_equals_a_slice_of_many(name):
-    model = models.as_functions(models.create(name, 10, 8), (8, 8, 1))
+def test_weight_standardisation_centres_and_scales_each_output_feature():
+    kernel = 3 + 2 * jax.random.normal(jax.random.key(0), (3, 3, 8, 4))
+    np.testing.assert_array_equal(standardise_weights(kernel, "none"), kernel)
+    centred = standardise_weights(kernel, "centre")
+    np.testing.assert_allclose(centred.mean(axis=(0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose(
+        centred - kernel, (centred - kernel)[:1, :1, :1] + 0 * kernel, atol=1e-5
+    )
+    standardised = standardise_weights(kernel, "standardise")
+    np.testing.assert_allclose(standardised.var(axis=(0, 1, 2)) * 72, 1, rtol=1e-4)
+
+
+# Parameter counts published for, or counted in, the models' sources.
+GOLDEN_COUNTS = [
+    ("resnet9", 10, 64, {}, 2_447_946),
+    ("resnet9", 100, 64, {}, 2_540_196),
+    ("resnet9", 10, 64, {"scale_norm": True}, 2_447_946 + 768),
+    ("resnet9", 10, 64, {"weight_standardisation": "centre"}, 2_447_946),
+    ("wide_resnet", 10, 4, {}, 2_753_818),
+    ("wide_resnet_bam", 1000, 4, {}, 3_005_112),
+]
+
+
+@pytest.mark.parametrize(("name", "num_classes", "width", "options", "count"), GOLDEN_COUNTS)
+def test_models_have_the_papers_parameter_counts(name, num_classes, width, options, count):
+    module = models.create(name, num_classes, width, **options)
+    model = models.as_functions(module, (32, 32, 3))
+    assert tree.num_params(jax.eval_shape(model.init, jax.random.key(0))) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("convnet", 8), ("lenet5", 8), ("linear", 8), ("resnet9", 16)]
+)
+def test_a_batch_of_one_equals_a_slice_of_many(name, side):
+    model = models.as_functions(models.create(name, 10, 4), (side, side, 1))
     params = model.init(jax.random.key(0))
-    images = jax.random.normal(jax.random.key(1), (3, 8, 8, 1))
+    images = jax.random.normal(jax.random.key(1), (3, side, side, 1))
     many = model.logits(params, images)
     assert many.shape == (3, 10)
-    np.testing.assert_allclose(model.logits(params, images[1:2])[0], many[1], atol=1e-5)
+    np.testing.assert_allclose(model.logits(params, images[1:2])[0], many[1], rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_of_an_example_is_the_mean_over_its_views():
@@ -44,5 +76,13 @@ def test_unknown_and_impossible_models_are_refused():
         models.create("resnet152", 10, 16)
     with pytest.raises(ValueError, match="at least 2 classes"):
         models.create("linear", 1, 16)
+    with pytest.raises(ValueError, match="linear does not take"):
+        models.create("linear", 10, 1, scale_norm=True)
+    with pytest.raises(ValueError, match="weight_standardisation"):
+        models.create("resnet9", 10, 8, weight_standardisation="center")
+    with pytest.raises(ValueError, match="6n"):
+        models.as_functions(models.create("wide_resnet", 10, 1, depth=17), (32, 32, 3))
+    with pytest.raises(ValueError, match="multiples of 16"):
+        models.as_functions(models.create("resnet9", 10, 8), (28, 28, 1))
     with pytest.raises(ValueError, match="width"):
         models.create("convnet", 10, 0)

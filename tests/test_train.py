@@ -135,6 +135,20 @@ def test_dp_sat_ascends_along_the_last_private_gradient_only():
     assert not np.allclose(flat(two.params), flat(two_plain.params))
 
 
+def test_a_dry_run_estimates_the_time_and_writes_nothing(experiment):
+    assert 0 < train.estimate_seconds(experiment) < 600
+
+
+def test_random_views_change_with_the_step_and_the_seed_alone():
+    config = tiny(augment__views=3, augment__shift=2, augment__flip="horizontal")
+    experiment = train.build(config)
+    first, again, other = (train.train(experiment, seed).state.params for seed in (0, 0, 1))
+    np.testing.assert_array_equal(flat(first), flat(again))
+    assert not np.allclose(flat(first), flat(other))
+    plain = train.train(train.build(tiny()), seed=0).state.params
+    assert not np.allclose(flat(first), flat(plain))
+
+
 def test_diagnostics_never_alter_training():
     without = train.train(train.build(tiny("bam_sam")), seed=0)
     seen = train.train(train.build(tiny("bam_sam", diagnostics__every=1)), seed=0)
@@ -203,6 +217,10 @@ def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_pa
         ({"method__name": "bam_sam"}, "method bam_sam does not take"),
         ({"ema_decay": 1.0}, "ema_decay"),
         ({"eval__every": -1}, "eval.every"),
+        ({"augment__views": 0}, "augment.views"),
+        ({"augment__flip": "sideways"}, "augment.flip"),
+        ({"dataset__source": "tfds"}, "no source 'tfds' of digits"),
+        ({"input_clip_norm": -1.0}, "input_clip_norm"),
         ({"num_steps": -1}, "num_steps"),
     ],
 )

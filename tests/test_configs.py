@@ -1,0 +1,126 @@
+"""Every config of the paper, on a miniature data set in the real format."""
+
+import importlib
+import io
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from bam import train
+from configs import cifar10, cifar100, imagenet32, logistic, mnist
+
+METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
+IMAGE_CONFIGS = ("cifar10", "cifar100", "imagenet32", "mnist")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of miniature Parquet splits per image data set: 16 random images each."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for name in IMAGE_CONFIGS:
+        shape = (28, 28) if name == "mnist" else (32, 32, 3)
+        made[name] = tmp_path_factory.mktemp(name)
+        column = {"cifar10": "img", "cifar100": "img"}.get(name, "image")
+        label = "fine_label" if name == "cifar100" else "label"
+        for split in ("train", "test"):
+            rows = {column: [], label: [int(x) for x in rng.integers(0, 10, 16)]}
+            for _ in range(16):
+                file = io.BytesIO()
+                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(file, "PNG")
+                rows[column].append({"bytes": file.getvalue(), "path": ""})
+            pq.write_table(pa.table(rows), made[name] / f"{split}.parquet")
+    return made
+
+
+def miniature(name, method, folders):
+    """The named config cut down to the miniature data: two steps of about four examples."""
+    config = importlib.import_module(f"configs.{name}").get_config(method)
+    config.update_from_flattened_dict(
+        {"expected_batch_size": 4, "num_steps": 2, "microbatch_size": 4, "accountant": "rdp"}
+    )
+    config.dataset.update({"source": "parquet", "path": str(folders[name])})
+    config.augment.views = min(2, config.augment.views)
+    return config
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", IMAGE_CONFIGS)
+def test_every_config_trains_two_steps_of_every_method(name, method, folders):
+    config = miniature(name, method, folders)
+    config.model = {"name": "linear", "width": 1}  # the paper's models: the slow test below
+    result = train.train(train.build(config), seed=0)
+    assert int(result.state.step) == 2
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", IMAGE_CONFIGS)
+def test_every_config_trains_two_steps_of_every_method_with_its_own_model(name, method, folders):
+    config = miniature(name, method, folders)
+    config.model.width = min(4, config.model.width)
+    result = train.train(train.build(config), seed=0)
+    assert int(result.state.step) == 2
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
+
+
+@pytest.mark.parametrize("clipping", ["gradients", "inputs"])
+@pytest.mark.parametrize("method", METHODS)
+def test_logistic_regression_trains_privately_on_the_full_batch(method, clipping):
+    config = logistic.get_config(f"{method},{clipping}")
+    config.num_steps = 2
+    config.accountant = "rdp"
+    experiment = train.build(config)
+    assert experiment.plan.sampling_prob == 1
+    assert train.train(experiment, seed=0).summary["test_accuracy"] > 0.4
+
+
+def test_clipped_inputs_bound_the_logistic_gradient_so_its_clip_never_acts():
+    config = logistic.get_config("dp_sgd,inputs")
+    config.update_from_flattened_dict({"num_steps": 1, "accountant": "rdp"})
+    experiment = train.build(config)
+    state = experiment.init(0)
+    rows = jax.numpy.arange(400)
+    wild = jax.tree.map(
+        lambda x: x + 3 * jax.random.normal(jax.random.key(1), x.shape), state.params
+    )
+    bias = experiment.measure_bias(
+        state._replace(params=wild), jax.device_put(experiment.dataset.train), rows
+    )
+    assert bias.bias_norm < 1e-5
+    assert bias.gradient_norm > 0.1
+
+
+def test_hyper_parameters_are_those_of_table_2():
+    for module, model, rate, views, sat, bam in (
+        (cifar10, "resnet9", 2e-3, 16, 0.086, 0.02),
+        (cifar100, "resnet9", 2e-3, 16, 0.086, 0.01),
+        (imagenet32, "wide_resnet", 1e-3, 4, 0.07, 0.005),
+    ):
+        for method in METHODS:
+            config = module.get_config(method)
+            assert config.model.name == model
+            assert config.optimizer.name == "nadam"
+            assert config.optimizer.learning_rate == rate
+            assert config.augment.views == views
+            assert config.augment.shift == 4
+            assert config.augment.flip == "horizontal"
+            assert config.expected_batch_size == 4096
+            assert config.num_epochs == 75
+            assert config.clip_norm == 1.0
+        assert module.get_config("dp_sat").method.radius == sat
+        assert module.get_config("bam_sam").method.radius == bam
+        assert module.get_config("bam_exact").method.penalty == bam
+    assert cifar10.get_config("dp_sgd").delta == cifar100.get_config("dp_sgd").delta == 1e-5
+    assert mnist.get_config("bam_sam").model.name == "lenet5"
+    assert cifar100.get_config("dp_sgd").model.scale_norm
+
+
+def test_a_mistaken_clipping_is_refused():
+    with pytest.raises(ValueError, match="choose from gradients, inputs"):
+        logistic.get_config("dp_sgd,outputs")
