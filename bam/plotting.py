@@ -69,6 +69,41 @@ def compare_methods(
     plt.close(figure)
 
 
+def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, path: Path) -> None:
+    """Draws test accuracy, mean ± SD over seeds, against ε, one line per kind of clipping.
+
+    Args:
+      rows: with `clipping`, `target_epsilon`, `test_accuracy_mean`, `test_accuracy_sd`.
+      ceiling: accuracy of the non-private fit, drawn as a line above.
+      path: PNG or SVG file to write.
+    """
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    styles = {"gradients": STYLES["dp_sgd"], "inputs": STYLES["bam_sam"]}
+    for clipping, style in styles.items():
+        chosen = [row for row in rows if row["clipping"] == clipping]
+        axis.errorbar(
+            [row["target_epsilon"] for row in chosen],
+            [row["test_accuracy_mean"] for row in chosen],
+            yerr=[row["test_accuracy_sd"] for row in chosen],
+            label=f"clip {clipping}",
+            marker="o",
+            markersize=4,
+            capsize=3,
+            linewidth=1.8,
+            **style,
+        )
+    axis.axhline(ceiling, label="scikit-learn, not private", **STYLES["non_private"])
+    axis.set_xscale("log")
+    axis.set_xlabel("ε")
+    axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
+    axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
     """Draws a grid of small images, one row per example.
 

@@ -2,7 +2,7 @@
 
 Command:   python -m scripts.train --config=configs/logistic.py:dp_sgd --workdir=DIR
            python -m scripts.train --config=configs/logistic.py:dp_sgd,inputs --workdir=DIR
-Hardware:  any CPU. Accuracy: not run.
+Hardware:  any CPU. Accuracy: docs/results.md (python -m scripts.logistic).
 
 After a comma, what is clipped: "gradients" (the default), or "inputs". The logistic loss is
 Lipschitz, so inputs of norm at most b bound every gradient: with two logits and a bias its norm is
@@ -27,9 +27,9 @@ def get_config(method_and_clipping: str = "dp_sgd,gradients") -> ConfigDict:
     config.epsilon = 1.0
     config.delta = 1e-5
     config.expected_batch_size = 455  # all of them: q = 1
-    config.num_epochs = 50
+    config.num_epochs = 100
     config.microbatch_size = 91
-    config.optimizer.update({"name": "sgd", "learning_rate": 0.5})
+    config.optimizer.update({"name": "sgd", "learning_rate": 2.0})
     config.dataset.name = "breast_cancer"
     config.model = ConfigDict({"name": "linear", "width": 1})
     if clipping == "inputs":

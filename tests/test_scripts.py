@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from configs import base
-from scripts import compare
+from scripts import compare, logistic
 
 
 def run(*arguments):
@@ -68,3 +68,11 @@ def test_the_readme_shows_the_table_that_the_demo_printed():
     table = (root / "docs/demo/table.md").read_text()
     assert table == compare.markdown(json.loads((root / "docs/demo/summary.json").read_text()))
     assert table in (root / "README.md").read_text()
+
+
+def test_the_results_page_shows_the_logistic_table_that_was_run():
+    docs = Path(__file__).parents[1] / "docs"
+    run_ = json.loads((docs / "results/logistic.json").read_text())
+    table = logistic.markdown(run_["rows"], run_["non_private_sklearn"])
+    assert table in (docs / "results.md").read_text()
+    assert logistic.non_private_accuracy() == run_["non_private_sklearn"]
