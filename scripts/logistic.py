@@ -18,7 +18,7 @@ from scripts import cli
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-_NUM_SEEDS = flags.DEFINE_integer("num_seeds", 20, "runs per budget and clipping", lower_bound=2)
+_NUM_SEEDS = flags.DEFINE_integer("seeds_each", 20, "runs per budget and clipping", lower_bound=2)
 
 
 def main() -> None:
