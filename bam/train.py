@@ -72,7 +72,8 @@ class Experiment:
       num_params: number of trainable numbers.
       capacity: rows of a padded Poisson batch.
       init: `seed -> TrainState`.
-      step: `(state, train split on device, padded batch) -> state`, compiled.
+      step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
+        state's memory, and does not check the plan: `train` does.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
       measure_bias: `(state, train split on device, rows) -> Bias`, compiled. NOT PRIVATE.
     """
@@ -89,7 +90,10 @@ class Experiment:
 
 
 class Result(NamedTuple):
-    """What a run leaves in memory: the final state, the metrics rows, the summary."""
+    """What a run leaves in memory: the final state, the metrics rows, the summary.
+
+    The state holds the noise key: release `state.params` or `state.averaged`, never all of it.
+    """
 
     state: TrainState
     rows: list[dict[str, Any]]
@@ -165,16 +169,15 @@ def build(config: ConfigDict) -> Experiment:
         return {"image": split.images[indices], "label": split.labels[indices], "index": indices}
 
     def init(seed: int) -> TrainState:
-        key = jax.random.key(seed)
-        params = jax.jit(model.init)(jax.random.fold_in(key, INIT_STREAM))
+        params = jax.jit(model.init)(stream_key(seed, INIT_STREAM))
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
             averaged=jax.tree.map(jnp.copy, params),
             opt_state=optimizer.init(params),
-            noise=noise_with(jax.random.fold_in(key, NOISE_STREAM)).init(params),
+            noise=noise_with(stream_key(seed, NOISE_STREAM)).init(params),
             private_grad=optax.tree.zeros_like(params),
-            augment_key=jax.random.fold_in(key, AUGMENT_STREAM),
+            augment_key=stream_key(seed, AUGMENT_STREAM),
             num_nonfinite=jnp.zeros((), jnp.int32),
         )
 
@@ -244,7 +247,9 @@ def train(
 
     Args:
       experiment: from `build`.
-      seed: of weights, batches and noise; the same seed gives the same run.
+      seed: of weights, batches, views and noise; the same seed gives the same run. Runs of
+        different methods with one seed share batches and noise, which pairs them for comparison:
+        never release two of them. Whoever knows the seed can remove the noise.
       workdir: folder for the run's files (see the README); None writes nothing.
       on_row: called with each metrics row as it is made.
 
@@ -254,7 +259,9 @@ def train(
     Raises:
       FileExistsError: if `workdir` already holds a run.
     """
-    plan, config, dataset = experiment.plan, experiment.config, experiment.dataset
+    plan, dataset = experiment.plan, experiment.dataset
+    config = experiment.config.copy_and_resolve_references()
+    config.seed = seed
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
     rows: list[dict[str, Any]] = []
@@ -287,6 +294,23 @@ def train(
         summary = summarize(experiment, seed, rows[-1])
         files.finish(summary)
     return Result(state, rows, summary)
+
+
+def stream_key(seed: int, stream: int) -> Array:
+    """The JAX key of one random stream of a seed.
+
+    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
+    apart from each other and from the sampler's.
+
+    Args:
+      seed: a non-negative integer of any size.
+      stream: `INIT_STREAM`, `NOISE_STREAM` or `AUGMENT_STREAM`.
+
+    Returns:
+      A typed threefry key of 64 bits.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def estimate_seconds(experiment: Experiment) -> float:
@@ -431,6 +455,7 @@ def _check(config: ConfigDict) -> None:
         )
     at_least = {
         "seed": (config.seed, 0),
+        "expected_batch_size": (config.expected_batch_size, 1),
         "num_steps": (config.num_steps, 0),
         "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
         "eval.every": (config.eval.every, 0),

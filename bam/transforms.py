@@ -106,22 +106,22 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
 
     Args:
       clip_norm: C, finite, 0 or at least 1e-12.
-      gamma: γ > 0 keeps small gradients small; a stability constant of the source.
+      gamma: γ ≥ 1e-12 keeps small gradients small; a stability constant of the source.
 
     Returns:
       A `BoundedTransformation` with sensitivity C. Structure, shapes and dtypes are kept.
 
     Raises:
       ValueError: if `clip_norm` is infinite, negative, NaN or positive but below 1e-12, or
-        `gamma` is not a positive finite number.
+        `gamma` is not finite and at least 1e-12 (below that a norm may underflow unnoticed).
 
     Source: Bu et al. 2023, "Automatic Clipping".
     """
     _check_clip_norm(clip_norm)
     if math.isinf(clip_norm):
         raise ValueError("clip_norm must be finite for normalize, got inf")
-    if not 0 < gamma < math.inf:
-        raise ValueError(f"gamma must be a positive finite number, got {gamma}")
+    if not SMALLEST_CLIP_NORM <= gamma < math.inf:
+        raise ValueError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
 
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         norm = tree.l2_norm(grads)
@@ -289,7 +289,8 @@ def privatize(
 
     $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
     arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
-    memory; `clipped_sum` followed by `add_gaussian_noise` is the same in constant memory.
+    memory; `clipped_sum`, then `add_gaussian_noise`, then division by l is the same in constant
+    memory. Initialise it once per key: a new state starts the noise over.
 
     The guarantee needs the batch to be drawn by Poisson sampling with probability l/N. Rows may be
     added to pad it: pass `mask` (True for real examples) to `update` and padded rows count for
@@ -307,7 +308,8 @@ def privatize(
       optimizer after it.
 
     Raises:
-      ValueError: if `clip` is not bounded, or a number is out of range.
+      ValueError: if `clip` is not bounded, or a number is out of range; in `update`, if `params` is
+        given and a gradient has no leading example axis.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -335,6 +337,8 @@ def privatize(
         mask: Bool[Array, " batch"] | None = None,
         **extra_args: Any,
     ) -> tuple[Grads, PrivatizeState]:
+        _check_per_example(grads, params)
+
         def bound(grad: Grads, keep: Any) -> Grads:
             bounded, _ = clip.update(grad, state.clip, params)
             wide = jax.tree.map(tree.at_least_float32, bounded)  # a narrow sum would round
@@ -352,6 +356,18 @@ def privatize(
 
 def _stateless(params: Any) -> optax.EmptyState:
     return optax.EmptyState()
+
+
+def _check_per_example(grads: Grads, params: Any) -> None:
+    """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    if params is None:
+        return
+    for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+        if grad.shape[1:] != param.shape:
+            raise ValueError(
+                f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
+                f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+            )
 
 
 def _check_clip_norm(clip_norm: float) -> None:

@@ -25,7 +25,7 @@ _METHODS = flags.DEFINE_list(
 )
 _NUM_SEEDS = flags.DEFINE_integer("num_seeds", 3, "runs per method", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs, the table and the picture")
-_OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete an earlier comparison in the workdir")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete the same methods' earlier runs")
 flags.mark_flags_as_required(["config"])
 
 COLUMNS = ("method", "ε spent", "δ", "σ", "accuracy %", "‖bias‖", "‖bias‖/‖ĝ‖", "seconds")
@@ -37,9 +37,14 @@ def main() -> None:
     with cli.one_line_errors():
         if not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for all runs")
+        if not _METHODS.value:
+            raise ValueError("--methods is empty: name at least one")
+        if {"seed", "dry_run"} & set(config_flags.get_override_values(flags.FLAGS["config"])):
+            raise ValueError("compare sets the seeds and runs: leave out config.seed and dry_run")
         experiments = {m: train.build(method_config(m)) for m in _METHODS.value}
-        if (workdir / "summary.json").exists() and _OVERWRITE.value:
-            shutil.rmtree(workdir)
+        if _OVERWRITE.value:
+            for method in experiments:
+                shutil.rmtree(workdir / method, ignore_errors=True)
         for method in experiments:
             for seed in range(_NUM_SEEDS.value):
                 report.check_free(run_dir(workdir, method, seed))

@@ -85,7 +85,7 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
         "label": dataset.train.labels[batch.indices],
     }
     grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(start, examples)
-    noise_key = jax.random.fold_in(jax.random.key(3), train.NOISE_STREAM)
+    noise_key = train.stream_key(3, train.NOISE_STREAM)
     tx = optax.chain(
         bam.privatize(
             bam.clip_by_l2_norm(1.0), plan.noise_multiplier, plan.expected_batch_size, noise_key
@@ -149,6 +149,16 @@ def test_random_views_change_with_the_step_and_the_seed_alone():
     assert not np.allclose(flat(first), flat(plain))
 
 
+def test_every_bit_of_a_seed_counts_and_streams_differ():
+    seeds, streams = (0, 1, 2**32, 2**40, 2**127), range(3)
+    keys = {
+        jax.random.key_data(train.stream_key(seed, stream)).tobytes()
+        for seed in seeds
+        for stream in streams
+    }
+    assert len(keys) == len(seeds) * len(streams)
+
+
 def test_diagnostics_never_alter_training():
     without = train.train(train.build(tiny("bam_sam")), seed=0)
     seen = train.train(train.build(tiny("bam_sam", diagnostics__every=1)), seed=0)
@@ -185,7 +195,9 @@ def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
         "seed", "test_accuracy", "seconds", "device", "versions",
     }  # fmt: skip
     assert required <= set(summary)
-    assert json.loads((workdir / "config.json").read_text())["method"]["name"] == "dp_sgd"
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["method"]["name"] == "dp_sgd"
+    assert config["seed"] == 7
     assert list((workdir / "tensorboard").iterdir())
 
 
@@ -203,6 +215,7 @@ def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_pa
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": float("nan")}, "epsilon must be positive"),
         ({"delta": 1 / 1437}, "below 1/N"),
+        ({"expected_batch_size": 0, "num_steps": 0}, "expected_batch_size must be"),
         ({"expected_batch_size": 1438}, "number of training examples, 1437"),
         ({"microbatch_size": 0}, "microbatch_size 0 must be"),
         ({"microbatch_size": 1438}, "microbatch_size 1438 must be"),

@@ -353,3 +353,17 @@ def test_removing_an_example_moves_a_bfloat16_sum_by_at_most_the_sensitivity():
 def test_privatize_refuses_a_bad_expected_batch_size_by_name(bad):
     with pytest.raises(ValueError, match="expected_batch_size"):
         bam.privatize(bam.clip_by_l2_norm(1.0), 1.0, bad, KEY)
+
+
+def test_privatize_refuses_an_ordinary_gradient():
+    params = {"w": jnp.zeros((4, 3))}
+    tx = bam.privatize(bam.clip_by_l2_norm(1.0), 1.0, 4, jax.random.key(0))
+    with pytest.raises(ValueError, match="per-example gradients"):
+        tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params)
+    updates, _ = tx.update({"w": jnp.ones((2, 4, 3))}, tx.init(params), params)
+    assert updates["w"].shape == (4, 3)
+
+
+def test_normalize_refuses_a_gamma_that_norms_could_underflow():
+    with pytest.raises(ValueError, match="gamma"):
+        bam.normalize(1.0, gamma=1e-20)

@@ -22,8 +22,9 @@ class Dataset(NamedTuple):
       train: the private split.
       test: the held-out split, used for reporting only.
       num_classes: number of classes.
-      mean: `[channels]`, of pixel values scaled to [0, 1] or of float features as they are. Public,
-        never computed from `train`.
+      mean: `[channels]`, of pixel values scaled to [0, 1] or of float features as they are. Public:
+        published statistics of well-known sets or round numbers, never computed from the files
+        that are read; ε does not cover what the published ones say of their training sets.
       std: `[channels]`, likewise.
     """
 

@@ -216,7 +216,8 @@ class PrivacyPlan:
     def describe(self) -> str:
         """The plan in a few lines of plain text, for people."""
         if math.isinf(self.epsilon):
-            return f"NOT PRIVATE: no clipping, no noise; {self.num_steps} steps"
+            clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
+            return f"NOT PRIVATE: {clipping}, no noise; {self.num_steps} steps"
         return (
             f"({self.epsilon:.4g}, {self.delta:.1g})-DP, {self.accountant} accountant, "
             f"add/remove one of {self.num_examples} examples\n"
