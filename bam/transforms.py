@@ -93,8 +93,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
 
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         norm = tree.l2_norm(grads)
-        scale = jnp.where(norm > clip_norm, clip_norm / norm, 1.0)
-        return _scale(grads, scale, jnp.isfinite(norm) & (clip_norm > 0)), state
+        return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
 
     return BoundedTransformation(_stateless, update, clip_norm)
 
@@ -160,8 +159,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
         finite = jnp.isfinite(tree.l2_norm(grads))
 
         def clip_leaf(g: Array, bound: float) -> Array:
-            norm = tree.l2_norm(g)
-            return _scale(g, jnp.where(norm > bound, bound / norm, 1.0), finite & (bound > 0))
+            return _clip(g, tree.l2_norm(g), bound, finite)
 
         return jax.tree.map(clip_leaf, grads, leaf_bounds), state
 
@@ -373,6 +371,14 @@ def _check_per_example(grads: Grads, params: Any) -> None:
 def _check_clip_norm(clip_norm: float) -> None:
     if not (clip_norm == 0 or clip_norm >= SMALLEST_CLIP_NORM):
         raise ValueError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+
+
+def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
+    """Scales `grads` of the given norm to norm at most `bound`; zeros where `keep` is False.
+
+    A bound of 0 gives zeros even where squares underflow and the norm reads 0.
+    """
+    return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
 
 
 def _scale(grads: Grads, scale: Array, keep: Array) -> Grads:
