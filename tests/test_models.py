@@ -1,11 +1,12 @@
 """Models are pure functions of rows that do not see each other."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bam import models, tree
-from bam.models.layers import _conv2d_as_matmul, standardise_weights
+from bam.models.layers import _conv2d_as_matmul, mish, standardise_weights
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
@@ -17,6 +18,18 @@ def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride
         images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     np.testing.assert_allclose(_conv2d_as_matmul(images, kernel, stride), expected, atol=1e-4)
+
+
+def test_mish_and_its_two_derivatives_are_the_textbook_ones():
+    with jax.enable_x64(True):
+        x = jnp.concatenate([jnp.linspace(-120, 120, 4801), jnp.array([-1e30, 1e30])])
+        ours, textbook = mish, lambda x: x * jnp.tanh(jax.nn.softplus(x))
+        for _ in range(3):  # the function, its first and its second derivative
+            expected = jax.vmap(textbook)(x)
+            np.testing.assert_allclose(jax.vmap(ours)(x), expected, rtol=1e-12, atol=1e-12)
+            in_float32 = jax.vmap(ours)(x.astype(jnp.float32))
+            np.testing.assert_allclose(in_float32, expected, rtol=1e-5, atol=1e-5)
+            ours, textbook = jax.grad(ours), jax.grad(textbook)
 
 
 def test_weight_standardisation_centres_and_scales_each_output_feature():

@@ -119,6 +119,39 @@ class Conv(nn.Module):
         return conv2d(images, gain * kernel, self.stride) + bias
 
 
+@jax.custom_jvp
+def mish(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""Mish activation, $x \tanh(\log(1 + e^x))$ (Misra 2019).
+
+    With $n = e^x (e^x + 2)$ the hyperbolic tangent is $n / (n + 2)$: one exponential where the
+    textbook form and its derivative take several, a sixth of a small ResNet-9's CPU time.
+
+    Args:
+      x: any shape, float32 or bfloat16.
+
+    Returns:
+      The same shape and dtype; differentiable as often as wanted.
+    """
+    tanh, _ = _mish_terms(x)
+    return x * tanh
+
+
+@mish.defjvp
+def _mish_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    tanh, bend = _mish_terms(x)
+    return x * tanh, tangent * (tanh + bend)
+
+
+def _mish_terms(x: Array) -> tuple[Array, Array]:
+    """`t = tanh(log(1 + e^x))` and `x dt/dx`; beyond 20 they are 1 and 0 to float64's rounding."""
+    x = jnp.minimum(x, 20)
+    exp = jnp.exp(x)
+    n = exp * (exp + 2)
+    reciprocal = 1 / (n + 2)
+    return n * reciprocal, 4 * x * exp * (exp + 1) * reciprocal * reciprocal
+
+
 def group_norm(num_groups: int, num_channels: int) -> nn.GroupNorm:
     """Affine GroupNorm, ε = 1e-5, with at most `num_groups` groups, a divisor of the channels."""
     return nn.GroupNorm(num_groups=math.gcd(num_groups, num_channels), epsilon=1e-5)

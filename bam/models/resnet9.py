@@ -1,10 +1,9 @@
 """ResNet-9, as the BAM authors train it on CIFAR-10 and CIFAR-100."""
 
 import flax.linen as nn
-import jax
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv, group_norm
+from bam.models.layers import Conv, group_norm, mish
 
 
 class ResNet9(nn.Module):
@@ -50,7 +49,7 @@ class ResNet9(nn.Module):
 
     def _block(self, x: Array, features: int) -> Array:
         x = Conv(features, weight_standardisation=self.weight_standardisation)(x)
-        return jax.nn.mish(group_norm(32, features)(x))
+        return mish(group_norm(32, features)(x))
 
     def _residual(self, x: Array, features: int) -> Array:
         x = x + self._block(self._block(x, features), features)

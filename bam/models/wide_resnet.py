@@ -1,11 +1,10 @@
 """Wide ResNets: De et al.'s (the default) and the BAM authors' variant."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv, group_norm
+from bam.models.layers import Conv, group_norm, mish
 
 
 class WideResNet(nn.Module):
@@ -97,4 +96,4 @@ class WideResNetBam(nn.Module):
 
 
 def _norm_mish(x: Array) -> Array:
-    return jax.nn.mish(group_norm(32, x.shape[-1])(x))
+    return mish(group_norm(32, x.shape[-1])(x))
