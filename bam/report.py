@@ -1,5 +1,7 @@
 """The files a run writes into its workdir."""
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import platform
@@ -12,43 +14,79 @@ from tensorboardX import SummaryWriter
 
 from bam.privacy.accounting import PrivacyPlan
 
+# What may differ when a run is resumed: when it is looked at and saved, never what is computed.
+CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
+
 
 class RunFiles:
     """Writes the files of one run; a context manager.
 
-    They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, and at the end
-    `summary.json`. With `workdir=None` it writes nothing. A folder that already holds a run is
-    refused, so that no result is ever overwritten.
+    They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, checkpoints, and at
+    the end `summary.json`. With `workdir=None` it writes nothing. The folder of a finished run, of
+    another run and of a run that is going on are refused, so that no result is ever overwritten.
+
+    Attributes:
+      checkpoints: folder for checkpoints, or None.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
-        """Creates the workdir and writes the config and the plan.
+        """Creates the workdir and writes the config and the plan, or enters an unfinished run's.
 
         Args:
-          workdir: folder to create, or None.
+          workdir: folder to create or to go on in, or None.
           config: the resolved configuration.
           plan: the privacy plan.
 
         Raises:
-          FileExistsError: if the folder already holds a run.
+          ValueError: if the folder holds a run of another config; the message names the key.
+          FileExistsError: if the run there is finished.
+          BlockingIOError: if another process is writing there.
         """
         self._workdir = workdir
+        self.checkpoints = workdir and workdir / "checkpoints"
         if workdir is None:
             return
-        check_free(workdir)
+        check_resumable(workdir, config)
         workdir.mkdir(parents=True, exist_ok=True)
-        write_json(workdir / "config.json", json.loads(config.to_json_best_effort()))
-        write_json(workdir / "plan.json", plan.to_json())
-        self._metrics = (workdir / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(workdir / "tensorboard"))
+        with contextlib.ExitStack() as on_error:
+            self._lock = on_error.enter_context((workdir / "lock").open("w"))
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(f"another process is training in {workdir}") from None
+            check_resumable(workdir, config)  # once more: it may have finished meanwhile
+            write_json(workdir / "config.json", _as_json(config))
+            write_json(workdir / "plan.json", plan.to_json())
+            on_error.pop_all()
+
+    def start_after(self, step: int) -> list[dict[str, Any]]:
+        """Opens the metrics for the steps after `step`; later rows of a broken-off run go.
+
+        Args:
+          step: the last step whose row, if there is one, is kept; -1 for a fresh start.
+
+        Returns:
+          The rows that are kept.
+        """
+        if self._workdir is None:
+            return []
+        path = self._workdir / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        # A process that was killed may have left half a line, after the last checkpoint.
+        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        rows = [row for row in rows if row["step"] <= step]
+        _write(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._metrics = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
+        return rows
 
     def __enter__(self) -> "RunFiles":
         return self
 
     def __exit__(self, *unused: object) -> None:
-        if self._workdir is not None:
-            self._metrics.close()
-            self._events.close()
+        for name in ("_metrics", "_events", "_lock"):
+            if hasattr(self, name):
+                getattr(self, name).close()
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Appends one evaluation: a line of `metrics.jsonl` and TensorBoard scalars.
@@ -89,6 +127,33 @@ def check_free(workdir: Path) -> None:
         )
 
 
+def check_resumable(workdir: Path, config: ConfigDict) -> None:
+    """Refuses a folder whose run is finished or has another config.
+
+    Args:
+      workdir: the folder a run wants to start or to go on in.
+      config: its configuration.
+
+    Raises:
+      ValueError: if a key that `CHANGEABLE` does not list differs; the message names it.
+      FileExistsError: if the run is finished.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    found = _flat(json.loads((workdir / "config.json").read_text(encoding="utf-8")))
+    wanted = _flat(_as_json(config))
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
+            raise ValueError(
+                f"{workdir} holds a run with {key} = {found.get(key)}, not {wanted.get(key)}; "
+                "choose another --workdir or delete that one"
+            )
+    if (workdir / "summary.json").exists():
+        raise FileExistsError(
+            f"{workdir} already holds a finished run; choose another --workdir or delete that one"
+        )
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes strict, indented JSON, all or nothing.
 
@@ -96,10 +161,29 @@ def write_json(path: Path, value: Any) -> None:
       path: file to write or replace.
       value: JSON values; NaN and infinity are refused.
     """
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    _write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def _as_json(config: ConfigDict) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config.to_json_best_effort())
+    return found
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def device_name() -> str:

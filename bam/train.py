@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from bam import diagnostics, models, oracles, sampling, tree
+from bam.checkpoint import Checkpoints
 from bam.data import augment, datasets
 from bam.engine import clipped_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
@@ -98,6 +99,10 @@ class Result(NamedTuple):
     state: TrainState
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+
+
+class StoppedError(Exception):
+    """A run was asked to stop before its end, and did, leaving a checkpoint in its workdir."""
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -242,33 +247,43 @@ def train(
     seed: int,
     workdir: Path | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Takes the planned steps from a fresh start.
+    """Takes the planned steps, from the start or from where an earlier call stopped.
 
     Args:
       experiment: from `build`.
-      seed: of weights, batches, views and noise; the same seed gives the same run. Runs of
-        different methods with one seed share batches and noise, which pairs them for comparison:
-        never release two of them. Whoever knows the seed can remove the noise.
-      workdir: folder for the run's files (see the README); None writes nothing.
+      seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
+        resumed or not. Runs of different methods with one seed share batches and noise, which
+        pairs them for comparison: never release two of them. Whoever knows the seed can remove
+        the noise.
+      workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
+        of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
+      should_stop: asked after every step; True ends the run there, with a checkpoint.
 
     Returns:
       A `Result`.
 
     Raises:
-      FileExistsError: if `workdir` already holds a run.
+      StoppedError: if `should_stop` ended the run early.
+      FileExistsError: if the run in `workdir` is finished.
+      ValueError: if the run in `workdir` is of another config, or its checkpoint is damaged.
+      BlockingIOError: if another process is training in `workdir`.
     """
     plan, dataset = experiment.plan, experiment.dataset
     config = experiment.config.copy_and_resolve_references()
     config.seed = seed
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
-    rows: list[dict[str, Any]] = []
-    seconds = 0.0
+    done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
 
-    with RunFiles(workdir, config, plan) as files:
-        for step in range(plan.num_steps + 1):
+    with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
+        restored = checkpoints.restore(state)
+        if restored is not None:
+            done, state, seconds = restored
+        rows = files.start_after(done)
+        for step in range(done + 1, plan.num_steps + 1):
             if step > 0:
                 plan.check_steps(step)
                 started = time.perf_counter()
@@ -290,6 +305,12 @@ def train(
                 rows.append(row | measurements | {"seconds": seconds})
                 files.add_row(rows[-1])
                 on_row(rows[-1])
+            stopping = not last and should_stop()
+            save = last or (step > 0 and _due(step, config.checkpoint.every))
+            if stopping or (config.checkpoint.every and save):
+                checkpoints.save(step, state, seconds)
+            if stopping:
+                raise StoppedError(f"stopped after step {step} of {plan.num_steps}")
 
         summary = summarize(experiment, seed, rows[-1])
         files.finish(summary)
@@ -420,7 +441,9 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
     return optax.incremental_update(params, averaged, 1 - decay_now)
 
 
-_load = functools.lru_cache(maxsize=2)(datasets.load)  # several methods share one data set
+@functools.lru_cache(maxsize=2)  # several methods share one data set
+def _load(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
+    return datasets.hold_out(datasets.load(name, source, path), holdout)
 
 
 def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:
@@ -457,8 +480,10 @@ def _check(config: ConfigDict) -> None:
         "seed": (config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
         "num_steps": (config.num_steps, 0),
+        "dataset.holdout": (config.dataset.holdout, 0),
         "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
         "eval.every": (config.eval.every, 0),
+        "checkpoint.every": (config.checkpoint.every, 0),
         "diagnostics.every": (config.diagnostics.every, 0),
         "diagnostics.num_examples": (config.diagnostics.num_examples, 1),
     }

@@ -48,7 +48,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.method = ConfigDict({"name": method, **METHODS[method]})
     config.model = ConfigDict({"name": "convnet", "width": 16})
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
-    config.dataset = ConfigDict({"name": "digits", "source": "", "path": ""})
+    # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.
+    config.dataset = ConfigDict({"name": "digits", "source": "", "path": "", "holdout": 0})
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
     config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none", "padding": "reflect"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it
@@ -56,6 +57,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.ema_decay = 0.0  # 0: no averaging; evaluation uses the averaged weights otherwise
 
     config.eval = ConfigDict({"every": 0})  # steps; 0: at the end only
+    config.checkpoint = ConfigDict({"every": 100})  # steps, and at the end; 0: if stopped early
     # Steps between measurements of clipping bias on some training examples; 0: never. NOT PRIVATE
     config.diagnostics = ConfigDict({"every": 0, "num_examples": 512})
     config.dry_run = False  # print model, privacy plan and cost, then stop

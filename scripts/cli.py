@@ -2,27 +2,34 @@
 
 import contextlib
 import logging
+import math
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import jax
 from absl import app, flags
+from absl import logging as absl_logging
 
 QUOTES = "'\"\\"
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
 
     Args:
       main: takes no arguments; reads `flags.FLAGS`.
+      defaults: flags that stand before the command line's own, which therefore win.
     """
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-    app.run(lambda argv: main(), flags_parser=_parse_flags)
+    argv = [sys.argv[0], *defaults, *sys.argv[1:]]
+    app.run(lambda argv: _quietly(main), argv=argv, flags_parser=_parse_flags)
 
 
 @contextlib.contextmanager
@@ -34,6 +41,21 @@ def one_line_errors() -> Iterator[None]:
         _fail(str(error))
 
 
+def stop_after(max_seconds: float) -> Callable[[], bool]:
+    """A `should_stop` for training: true after a time, or once SIGTERM has arrived.
+
+    Args:
+      max_seconds: from now; 0 is no limit.
+
+    Returns:
+      A function without arguments.
+    """
+    deadline = time.monotonic() + (max_seconds or math.inf)
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: terminated.set())
+    return lambda: terminated.is_set() or time.monotonic() >= deadline
+
+
 def use_compilation_cache() -> None:
     """Keeps compiled programs in `.jax_cache`, so that the second run starts at once.
 
@@ -42,6 +64,11 @@ def use_compilation_cache() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", ".jax_cache")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _quietly(main: Callable[[], None]) -> None:
+    absl_logging.set_verbosity(absl_logging.WARNING)  # every checkpoint writes ten lines otherwise
+    main()
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

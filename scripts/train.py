@@ -12,7 +12,12 @@ from bam import report, train
 from scripts import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
-_WORKDIR = flags.DEFINE_string("workdir", "", "folder to create for the run's files")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "", "folder for the run's files; an unfinished run there goes on"
+)
+_MAX_SECONDS = flags.DEFINE_float(
+    "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
+)
 flags.mark_flags_as_required(["config"])
 
 
@@ -23,7 +28,7 @@ def main() -> None:
         if not _WORKDIR.value and not config.dry_run:
             raise ValueError("--workdir is required: the folder for the run's files")
         if not config.dry_run:
-            report.check_free(Path(_WORKDIR.value))
+            report.check_resumable(Path(_WORKDIR.value), config)
         experiment = train.build(config)
     print(describe(experiment), flush=True)
     cli.use_compilation_cache()
@@ -31,7 +36,15 @@ def main() -> None:
         hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
         print(f"about {hours} h {minutes} min of training on this device")
         return
-    result = train.train(experiment, config.seed, Path(_WORKDIR.value), on_row=print_row)
+    should_stop = cli.stop_after(_MAX_SECONDS.value)
+    try:
+        with cli.one_line_errors():
+            result = train.train(
+                experiment, config.seed, Path(_WORKDIR.value), print_row, should_stop
+            )
+    except train.StoppedError as stop:
+        print(f"{stop}; the same command goes on from there")
+        return
     print(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
 
 

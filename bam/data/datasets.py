@@ -11,7 +11,7 @@ from jaxtyping import Array, Float32, Num
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "normalize"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "hold_out", "load", "normalize"]
 
 
 class Dataset(NamedTuple):
@@ -141,6 +141,33 @@ def normalize(
     """
     scale = 255 if images.dtype == np.uint8 else 1
     return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
+
+
+def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
+    """Sets evenly spaced training examples aside, in the place of the test split.
+
+    For choosing hyper-parameters without a look at the test split. What is chosen on held-out
+    examples reveals something of them, and no ε here covers that.
+
+    Args:
+      dataset: the data set.
+      num_examples: how many to set aside; 0 returns the data set as it is.
+
+    Returns:
+      The data set with the remaining training examples as `train`, and these as `test`.
+
+    Raises:
+      ValueError: if no training example would remain.
+    """
+    total = len(dataset.train.labels)
+    if num_examples == 0:
+        return dataset
+    if not 0 < num_examples < total:
+        raise ValueError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
+    aside = np.zeros(total, bool)
+    aside[np.arange(num_examples) * total // num_examples] = True
+    train, test = (Split(*(x[rows] for x in dataset.train)) for rows in (~aside, aside))
+    return dataset._replace(train=train, test=test)
 
 
 def _sklearn(name: str, path: Path) -> tuple[Split, Split]:

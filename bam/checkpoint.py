@@ -1,0 +1,105 @@
+"""Checkpoints of a run: atomic, the last two kept, resumable to the bit.
+
+A checkpoint holds the noise key and per-run secrets: it is for resuming, never for release.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+
+State = TypeVar("State")
+
+KEPT = 2  # the newest, and one more should the newest be damaged
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder; a context manager.
+
+    A checkpoint appears whole or not at all: Orbax writes it beside its place and renames it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """Opens a folder, which need not exist yet.
+
+        Args:
+          folder: where checkpoints lie; None keeps none.
+        """
+        self._manager: ocp.CheckpointManager | None = None
+        if folder is not None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=KEPT, enable_async_checkpointing=False
+            )
+            self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._manager:
+            self._manager.close()
+
+    def save(self, step: int, state: Any, seconds: float) -> None:
+        """Writes a checkpoint and returns when it is safely there.
+
+        Args:
+          step: steps taken so far; a step saved already is left as it is.
+          state: pytree of arrays, PRNG keys included.
+          seconds: training time so far.
+        """
+        if self._manager is None or step in self._manager.all_steps():
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
+                progress=ocp.args.JsonSave({"seconds": seconds}),
+            ),
+        )
+
+    def restore(self, like: State) -> tuple[int, State, float] | None:
+        """Reads the newest checkpoint.
+
+        Args:
+          like: a state of the same structure, shapes and dtypes; its values are not used.
+
+        Returns:
+          `(step, state, seconds)` as they were saved, or None if there is no checkpoint.
+
+        Raises:
+          ValueError: if the checkpoint is damaged or is not of such a state.
+        """
+        step = self._manager.latest_step() if self._manager else None
+        if self._manager is None or step is None:
+            return None
+        data_like = jax.tree.map(_key_to_data, like)
+        try:
+            found = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(data_like), progress=ocp.args.JsonRestore()
+                ),
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            where = self._manager.directory / str(step)
+            raise ValueError(
+                f"checkpoint {where} is damaged or of another model ({type(error).__name__}); "
+                "delete that folder to resume from an earlier one"
+            ) from error
+        state = jax.tree.map(_data_to_key, like, found.state)
+        return step, state, float(found.progress["seconds"])
+
+
+def _key_to_data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _data_to_key(like: Any, leaf: Any) -> Any:
+    if _is_key(like):
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
+    return leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

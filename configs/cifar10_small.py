@@ -1,0 +1,29 @@
+"""CIFAR-10 at a scale that two CPU cores carry: the question of Table 1, not its numbers.
+
+Command:   python -m scripts.reproduce --table=1 --datasets=cifar10_small --seeds=5
+             --workdir=DIR --config.dataset.source=parquet --config.dataset.path=FOLDER
+Hardware:  2-core CPU. Time and accuracy: docs/results.md.
+
+What is reduced from configs/cifar10.py: ResNet-9 of width 8 instead of 64 (1/60 of the
+arithmetic), one view without augmentation instead of 16, 100 steps of 512 expected examples
+instead of 900 of 4096: a run costs 1/70,000 of the paper's. All 50,000 images take part, the
+layers, the clip norm and the optimizer are the paper's.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, cifar10
+
+
+def get_config(method: str = "bam_sam") -> ConfigDict:
+    """Returns the configuration of a method on CIFAR-10, reduced."""
+    config = cifar10.get_config(method)
+    config.expected_batch_size = 512
+    config.num_steps = 100
+    config.microbatch_size = 1
+    config.augment.update({"views": 1, "shift": 0, "flip": "none"})
+    config.model.width = 8
+    config.optimizer.learning_rate = 1e-2
+    base.set_strength(config, dp_sat=0.086, bam=0.02)
+    config.eval.every = 0
+    return config

@@ -1,0 +1,107 @@
+"""Tries strengths of the ascent (ρ of DP-SAT, r of BAM-SAM, λ of BAM-exact) on held-out images.
+
+python -m scripts.search --config=configs/digits.py --workdir=runs/search --holdout=200
+"""
+
+import itertools
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from bam import plotting, report, stats
+from scripts import cells, cli
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
+_WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table")
+_HOLDOUT = flags.DEFINE_integer(
+    "holdout", 5000, "training images set aside to judge on; the test split is not read", 1
+)
+_STRENGTHS = {
+    "dp_sat": flags.DEFINE_list("dp_sat", "0.02,0.05,0.1,0.2", "strengths to try for DP-SAT"),
+    "bam_sam": flags.DEFINE_list("bam_sam", "0.02,0.05,0.1,0.2", "strengths for BAM-SAM"),
+    "bam_exact": flags.DEFINE_list("bam_exact", "", "strengths for exact BAM"),
+}
+_SEEDS = flags.DEFINE_list("search_seeds", "1000", "seeds, other than those of the final runs")
+_MAX_SECONDS = flags.DEFINE_float(
+    "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
+)
+flags.mark_flags_as_required(["config"])
+
+KEYS = {"dp_sat": "radius", "bam_sam": "radius", "bam_exact": "penalty"}
+
+
+def main() -> None:
+    """Trains what is missing, then writes and prints accuracy against strength."""
+    with cli.one_line_errors():
+        if not _WORKDIR.value:
+            raise ValueError("--workdir is required: the folder for all runs")
+        tried = {m: flag.value for m, flag in _STRENGTHS.items() if flag.value}
+        if len({len(strengths) for strengths in tried.values()}) > 1:
+            raise ValueError("give every method the same number of strengths, or none")
+        workdir = Path(_WORKDIR.value)
+        trials = {("dp_sgd", "0"): _runs("dp_sgd", "0")} | {
+            (method, strength): _runs(method, strength)
+            for method, strengths in tried.items()
+            for strength in strengths
+        }
+        all_cells = dict(itertools.chain.from_iterable(runs.items() for runs in trials.values()))
+        cli.use_compilation_cache()
+        cells.run(
+            all_cells,
+            workdir,
+            cli.stop_after(_MAX_SECONDS.value),
+            lambda name, text: print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True),
+        )
+        finished = cells.summaries(all_cells, workdir)
+        rows = [_row(*trial, runs, finished) for trial, runs in trials.items()]
+        report.write_json(workdir / "search.json", rows)
+    table = markdown(rows)
+    (workdir / "search.md").write_text(table, encoding="utf-8")
+    print(table)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table for documents."""
+    lines = ["| method | strength | runs | held-out accuracy, % |", "|---|---:|---:|---:|"]
+    for row in rows:
+        accuracy = "not run" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+        lines.append(
+            f"| {plotting.LABELS[row['method']]} | {row['strength']:g} | {row['num_runs']} "
+            f"| {accuracy} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _runs(method: str, strength: str) -> cells.Cells:
+    """The runs of one trial, one per seed: path -> config."""
+    made = {}
+    for seed in _SEEDS.value:
+        path = config_flags.get_config_filename(flags.FLAGS["config"])
+        config: ConfigDict = runpy.run_path(path.split(":")[0])["get_config"](method)
+        config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
+        config.seed = int(seed)
+        config.dataset.holdout = _HOLDOUT.value
+        if method in KEYS:
+            config.method[KEYS[method]] = float(strength)
+        made[f"{method}/{strength}/seed{seed}"] = config
+    return made
+
+
+def _row(method: str, strength: str, runs: cells.Cells, finished: Any) -> dict[str, Any]:
+    accuracies = [100 * finished[name]["test_accuracy"] for name in runs if name in finished]
+    found = stats.estimate(accuracies)
+    return {
+        "method": method,
+        "strength": float(strength),
+        "num_runs": len(accuracies),
+        "accuracy": found and found.mean,
+        "accuracies": accuracies,
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main)

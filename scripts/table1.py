@@ -1,0 +1,111 @@
+"""Table 1 of arXiv 2308.12018: its numbers, and ours beside them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bam import plotting, stats
+
+# data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
+# The paper has one column for BAM; its runs use the SAM approximation.
+PAPER: dict[str, dict[float, dict[str, tuple[float, float | None]]]] = {
+    "cifar10": {
+        1.0: {"dp_sgd": (60.9, 0.49), "dp_sat": (60.9, 0.62), "bam_sam": (61.4, 0.48)},
+        2.0: {"dp_sgd": (67.1, 0.10), "dp_sat": (67.2, 0.30), "bam_sam": (68.2, 0.27)},
+        10.0: {"dp_sgd": (78.6, 0.08), "dp_sat": (78.1, 0.69), "bam_sam": (79.7, 0.13)},
+    },
+    "cifar100": {
+        1.0: {"dp_sgd": (18.1, 0.10), "dp_sat": (18.2, 0.13), "bam_sam": (18.5, 0.04)},
+        2.0: {"dp_sgd": (24.9, 0.46), "dp_sat": (24.9, 0.35), "bam_sam": (25.4, 0.40)},
+        10.0: {"dp_sgd": (40.3, 0.21), "dp_sat": (40.1, 0.19), "bam_sam": (40.8, 0.06)},
+    },
+    "imagenet32": {
+        10.0: {"dp_sgd": (14.97, None), "dp_sat": (14.70, None), "bam_sam": (20.67, None)}
+    },
+}
+
+COLUMNS = ("data", "ε", "method", "paper", "gain", "seeds", "ours", "paired gain")
+CAPTION = (
+    "Test accuracy in %: the paper's ± SD of 3 seeds, ours ± 95 % confidence interval; "
+    "gain over DP-SGD in points, ours paired by seed."
+)
+
+
+def row(
+    config_name: str,
+    dataset: str,
+    epsilon: float,
+    method: str,
+    accuracies: Mapping[int, float],
+    baseline: Mapping[int, float],
+) -> dict[str, Any]:
+    """One cell of the table, as `table1.json` keeps it.
+
+    Args:
+      config_name: of the config file in `configs/`.
+      dataset: the config's data set, whose row of the paper stands beside ours.
+      epsilon: the budget.
+      method: a key of the paper's table, or another method, which the paper has no number for.
+      accuracies: seed -> test accuracy in [0, 1] of the finished runs.
+      baseline: the same of DP-SGD.
+
+    Returns:
+      A JSON object; accuracies and differences in percent and points.
+    """
+    paper = PAPER.get(dataset, {}).get(epsilon, {})
+    mean, sd = paper.get(method, (None, None))
+    difference = None
+    if method != "dp_sgd":
+        difference = stats.paired_difference(_percent(accuracies), _percent(baseline))
+    found = stats.estimate(list(_percent(accuracies).values()))
+    return {
+        "config": config_name,
+        "dataset": dataset,
+        "epsilon": epsilon,
+        "method": method,
+        "paper_accuracy": mean,
+        "paper_sd": sd,
+        "paper_difference": (
+            round(mean - paper["dp_sgd"][0], 2) if mean is not None and method != "dp_sgd" else None
+        ),
+        "accuracy": found and found._asdict(),
+        "difference": difference and difference._asdict(),
+        "seeds": sorted(accuracies),
+        "accuracies": [100 * accuracies[seed] for seed in sorted(accuracies)],
+    }
+
+
+def as_cells(row: Mapping[str, Any]) -> list[str]:
+    """A row as text, in the order of `COLUMNS`; what was not run says so."""
+    paper = "–" if row["paper_accuracy"] is None else f"{row['paper_accuracy']:g}"
+    if row["paper_sd"] is not None:
+        paper = f"{row['paper_accuracy']:.1f} ± {row['paper_sd']:.2f}"
+    baseline = row["method"] == "dp_sgd"
+    gain = row["paper_difference"]
+    return [
+        row["config"],
+        f"{row['epsilon']:g}",
+        plotting.LABELS.get(row["method"], row["method"]),
+        paper,
+        "–" if gain is None else f"{gain:+.1f}",
+        str(len(row["seeds"])),
+        _interval(row["accuracy"], ".2f"),
+        "–" if baseline else _interval(row["difference"], "+.2f"),
+    ]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table for documents."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---:|---" + "|---:" * 5 + "|"]
+    lines += ["| " + " | ".join(as_cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(accuracies: Mapping[int, float]) -> dict[int, float]:
+    return {seed: 100 * accuracy for seed, accuracy in accuracies.items()}
+
+
+def _interval(estimate: Mapping[str, Any] | None, form: str) -> str:
+    if estimate is None:
+        return "not run"
+    half_width = estimate["half_width"]
+    return format(estimate["mean"], form) + ("" if half_width is None else f" ± {half_width:.2f}")

@@ -1,0 +1,214 @@
+"""A run that is stopped, killed or resumed ends as if nothing had happened, or says why not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bam import train
+from bam.checkpoint import Checkpoints
+from bam.privacy.accounting import BudgetExhaustedError
+from configs import digits
+from tests.cases import assert_same_bits
+
+METHODS = ("non_private", "dp_sgd", "dp_sat", "bam_sam", "bam_exact")
+NUM_STEPS = 3
+
+
+def tiny(method, **overrides):
+    config = digits.get_config(method)
+    config.model.name = "linear"
+    config.accountant = "rdp"
+    config.num_steps = NUM_STEPS
+    config.eval.every = 1
+    config.checkpoint.every = 1
+    config.ema_decay = 0.9
+    config.augment.views = 2
+    config.augment.shift = 1
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+def stop_after(num_steps):
+    """A `should_stop` that says so after that many steps (it is first asked at step 0)."""
+    calls = iter(range(num_steps))
+    return lambda: next(calls, None) is None
+
+
+def without_keys(state):
+    return jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        state,
+    )
+
+
+def without_seconds(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resuming_at_any_step_gives_the_same_bits_rows_and_epsilon(method, tmp_path):
+    experiment = train.build(tiny(method))
+    whole = train.train(experiment, 0, tmp_path / "whole")
+    for stop in range(NUM_STEPS):
+        workdir = tmp_path / f"stopped{stop}"
+        with pytest.raises(train.StoppedError, match=f"after step {stop} of {NUM_STEPS}"):
+            train.train(experiment, 0, workdir, should_stop=stop_after(stop))
+        resumed = train.train(experiment, 0, workdir)
+        assert_same_bits(without_keys(resumed.state), without_keys(whole.state))
+        assert without_seconds(resumed.rows) == without_seconds(whole.rows)
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == resumed.rows
+        assert resumed.summary["epsilon"] == whole.summary["epsilon"]
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return train.build(tiny("dp_sgd"))
+
+
+@pytest.fixture
+def stopped(experiment, tmp_path):
+    """The workdir of a run that was stopped after its second step."""
+    with pytest.raises(train.StoppedError):
+        train.train(experiment, 0, tmp_path / "run", should_stop=stop_after(2))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epsilon", 4.0), ("clip_norm", 2.0), ("expected_batch_size", 200), ("num_steps", 5),
+     ("delta", 1e-6), ("accountant", "pld"), ("optimizer.learning_rate", 1.0)],
+)  # fmt: skip
+def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, value):
+    before = (stopped / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value}"):
+        train.train(train.build(tiny("dp_sgd", **{key: value})), 0, stopped)
+    assert (stopped / "metrics.jsonl").read_text() == before
+
+
+def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):
+    with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
+        train.train(experiment, 1, stopped)
+    with pytest.raises(ValueError, match=r"holds a run with method.name = dp_sgd, not dp_sat"):
+        train.train(train.build(tiny("dp_sat")), 0, stopped)
+
+
+def test_how_often_a_run_is_looked_at_may_change(experiment, stopped):
+    looked = train.build(tiny("dp_sgd", **{"eval.every": 0, "checkpoint.every": 0}))
+    whole = train.train(experiment, 0)
+    assert_same_bits(train.train(looked, 0, stopped).state.params, whole.state.params)
+
+
+def test_a_finished_run_takes_no_further_step(experiment, stopped):
+    finished = train.train(experiment, 0, stopped)
+    with pytest.raises(FileExistsError, match="finished run"):
+        train.train(experiment, 0, stopped)
+    with pytest.raises(BudgetExhaustedError):
+        experiment.plan.check_steps(int(finished.state.step) + 1)
+
+
+def test_two_runs_cannot_write_to_one_folder(experiment, tmp_path):
+    def intrude():
+        with pytest.raises(BlockingIOError, match="another process is training in"):
+            train.train(experiment, 0, tmp_path / "run")
+        return True
+
+    with pytest.raises(train.StoppedError):
+        train.train(experiment, 0, tmp_path / "run", should_stop=intrude)
+
+
+def test_half_a_line_left_by_a_kill_is_cleaned_away(experiment, stopped):
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "epsilon": 1.')
+    result = train.train(experiment, 0, stopped)
+    lines = (stopped / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == result.rows
+    assert [row["step"] for row in result.rows] == [0, 1, 2, 3]
+
+
+def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped):
+    shutil.rmtree(stopped / "checkpoints")
+    whole = train.train(experiment, 0)
+    again = train.train(experiment, 0, stopped)
+    assert_same_bits(again.state.params, whole.state.params)
+    assert without_seconds(again.rows) == without_seconds(whole.rows)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_still_serves(experiment, stopped):
+    newest = stopped / "checkpoints" / "2"
+    for file in (newest / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"checkpoints/2 is damaged or of another model"):
+        train.train(experiment, 0, stopped)
+    shutil.rmtree(newest)
+    resumed = train.train(experiment, 0, stopped)
+    assert_same_bits(resumed.state.params, train.train(experiment, 0).state.params)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore({"w": np.zeros(3)}) is None
+        checkpoints.save(5, {"w": jnp.arange(3.0), "key": jax.random.key(7)}, 1.5)
+        step, state, seconds = checkpoints.restore({"w": jnp.zeros(3), "key": jax.random.key(0)})
+        assert (step, state["w"].tolist(), seconds) == (5, [0, 1, 2], 1.5)
+        assert state["key"] == jax.random.key(7)
+        with pytest.raises(ValueError, match="damaged or of another model"):
+            checkpoints.restore({"w": jnp.zeros(4), "key": jax.random.key(0)})
+
+
+def command(workdir, *more):
+    return [
+        sys.executable, "-m", "scripts.train", "--config=configs/digits.py:dp_sat",
+        f"--workdir={workdir}", "--config.model.name=linear", "--config.accountant=rdp",
+        "--config.num_steps=150", "--config.eval.every=1", "--config.checkpoint.every=20", *more,
+    ]  # fmt: skip
+
+
+def test_time_limit_sigterm_and_kill_lose_nothing(tmp_path):
+    def run(workdir, *more):
+        return subprocess.run(command(workdir, *more), capture_output=True, text=True, timeout=240)
+
+    workdir = tmp_path / "run"
+    limited = run(workdir, "--max_seconds=0.001")
+    assert limited.returncode == 0, limited.stderr
+    assert "stopped after step 0 of 150" in limited.stdout
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(
+            command(workdir), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            rows = (workdir / "metrics.jsonl").stat().st_size
+            while (workdir / "metrics.jsonl").stat().st_size < rows + 500:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.01)
+            os.kill(process.pid, number)
+            output, _ = process.communicate(timeout=120)
+        if number == signal.SIGTERM:
+            assert process.returncode == 0
+            assert "the same command goes on from there" in output
+
+    finished = run(workdir)
+    assert finished.returncode == 0, finished.stderr
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    accuracy = [
+        [
+            json.loads(line)["test_accuracy"]
+            for line in (w / "metrics.jsonl").read_text().splitlines()
+        ]
+        for w in (workdir, tmp_path / "whole")
+    ]
+    assert len(accuracy[0]) == 151
+    assert accuracy[0] == accuracy[1]

@@ -1,0 +1,141 @@
+"""Table 1 and the search are run cell by cell, each cell once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bam import train
+from configs import digits
+from scripts import cells
+
+
+def tiny(seed, **overrides):
+    config = digits.get_config("dp_sgd")
+    config.model.name = "linear"
+    config.update({"seed": seed, "num_steps": 2, "accountant": "rdp"})
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
+    tmp_path, monkeypatch
+):
+    built, events = [], []
+    build = train.build
+    monkeypatch.setattr(train, "build", lambda config: built.append(1) or build(config))
+
+    def run(all_cells):
+        cells.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))
+
+    run({"a/seed0": tiny(0), "a/seed1": tiny(1)})
+    assert events == ["a/seed0", "a/seed1"]
+    assert len(built) == 1
+    first = (tmp_path / "a/seed0/summary.json").read_bytes()
+    run({"a/seed0": tiny(0), "a/seed1": tiny(1), "a/seed2": tiny(2)})
+    assert events == ["a/seed0", "a/seed1", "a/seed2"]
+    assert (tmp_path / "a/seed0/summary.json").read_bytes() == first
+    assert set(cells.summaries({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
+
+    with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
+        run({"a/seed0": tiny(0, epsilon=1.0)})
+
+
+def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
+    all_cells, events = {"a": tiny(0), "b": tiny(1)}, []
+    answers = iter([False, False, True, True])  # before a, after its step 0, after its step 1
+
+    def run(should_stop):
+        cells.run(all_cells, tmp_path, should_stop, lambda name, text: events.append((name, text)))
+
+    run(lambda: next(answers))
+    assert events == [("a", "stopped after step 1 of 2")]
+    assert cells.summaries(all_cells, tmp_path) == {}
+    run(lambda: False)
+    assert [name for name, _ in events] == ["a", "a", "b"]
+    assert (tmp_path / "a/checkpoints/2").is_dir()
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
+    experiment = train.build(tiny(0))
+    events = []
+
+    def intrude():
+        cells.run(
+            {"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False,
+            lambda name, text: events.append(name),
+        )  # fmt: skip
+        return True
+
+    with pytest.raises(train.StoppedError):
+        train.train(experiment, 0, tmp_path / "a", should_stop=intrude)
+    assert events == ["b"]
+
+
+def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):
+    with pytest.raises(ValueError, match="expected_batch_size"):
+        cells.run(
+            {"a": tiny(0), "b": tiny(0, expected_batch_size=0)}, tmp_path, lambda: False, print
+        )
+    assert not (tmp_path / "a").exists()
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=240
+    )
+
+
+TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2")
+
+
+def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
+    command = ("scripts.reproduce", "--table=1", "--datasets=digits", "--epsilons=1,8",
+               "--methods=dp_sgd,bam_sam", f"--workdir={tmp_path}", *TINY)  # fmt: skip
+    stopped = run(*command, "--seeds=2", "--max_seconds=0.001")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "not run" in stopped.stdout
+    assert "0 of 8 runs finished" in stopped.stdout
+    done = run(*command, "--seeds=2")
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 runs finished" in done.stdout
+    table = json.loads((tmp_path / "table1.json").read_text())
+    assert [(r["epsilon"], r["method"]) for r in table["rows"]] == [
+        (1, "dp_sgd"), (1, "bam_sam"), (8, "dp_sgd"), (8, "bam_sam"),
+    ]  # fmt: skip
+    assert all(r["seeds"] == [0, 1] for r in table["rows"])
+    assert all(r["epsilon"] <= 8 for r in table["runs"].values())
+    looked = run(*command, "--seeds=3", "--notrain")
+    assert "8 of 12 runs finished" in looked.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--datasets=cifar11", "no config configs/cifar11.py"),
+     ("--config.epsilon=3", "the table sets epsilon"),
+     ("--config.no_such=3", "no key 'no_such'")],
+)  # fmt: skip
+def test_a_mistaken_reproduction_is_one_line_and_writes_nothing(flag, message, tmp_path):
+    workdir = tmp_path / "table"
+    done = run("scripts.reproduce", "--datasets=digits", flag, f"--workdir={workdir}", *TINY)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert not workdir.exists()
+
+
+def test_a_search_judges_every_strength_on_held_out_images(tmp_path):
+    command = ("scripts.search", "--config=configs/digits.py", f"--workdir={tmp_path}/search",
+               "--holdout=300", *TINY)  # fmt: skip
+    uneven = run(*command, "--dp_sat=0.1", "--bam_sam=0.1,0.2")
+    assert uneven.returncode == 2
+    assert "the same number of strengths" in uneven.stderr
+    done = run(*command, "--dp_sat=0.1", "--bam_sam=0.2")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "search/search.json").read_text())
+    assert [(r["method"], r["strength"], r["num_runs"]) for r in rows] == [
+        ("dp_sgd", 0, 1), ("dp_sat", 0.1, 1), ("bam_sam", 0.2, 1),
+    ]  # fmt: skip
+    plan = json.loads((tmp_path / "search/dp_sgd/0/seed1000/plan.json").read_text())
+    assert plan["sampling_prob"] == 256 / (1437 - 300)
