@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from bam import diagnostics, models, oracles, sampling, tree
+from bam import diagnostics, models, oracles, public_clip, sampling, tree
 from bam.checkpoint import Checkpoints
 from bam.data import augment, datasets
 from bam.engine import clipped_sum
@@ -130,7 +130,7 @@ def build(config: ConfigDict) -> Experiment:
         or config.num_epochs * (num_examples // config.expected_batch_size),
         target_epsilon=config.epsilon if private else math.inf,
         delta=config.delta,
-        clip_norm=config.clip_norm if private else math.inf,
+        clip_norm=_clip_norm(config, dataset) if private else math.inf,
         accountant=config.accountant,
     )
     if not 1 <= config.microbatch_size <= num_examples:
@@ -444,6 +444,20 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
 @functools.lru_cache(maxsize=2)  # several methods share one data set
 def _load(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
     return datasets.hold_out(datasets.load(name, source, path), holdout)
+
+
+def _clip_norm(config: ConfigDict, dataset: datasets.Dataset) -> float:
+    """C as the config gives it, or from public data if the config says so."""
+    public = config.public_clip
+    if public.quantile == 0:
+        return float(config.clip_norm)
+    return public_clip.clip_norm_from_public(
+        _load(public.dataset, public.source, public.path, holdout=0),
+        dataset.train.images.shape[1:],
+        dict(config.model),
+        public.quantile,
+        public.num_steps,
+    )
 
 
 def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:

@@ -38,6 +38,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.delta = 1e-5
     config.accountant = "pld"  # or "rdp"
     config.clip_norm = 1.0  # C
+    # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
+    # data set, after so many non-private steps there (see bam/public_clip.py).
+    config.public_clip = ConfigDict(
+        {"quantile": 0.0, "dataset": "digits", "source": "", "path": "", "num_steps": 20}
+    )
     config.expected_batch_size = 256  # l; Poisson sampling with q = l/N
 
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.

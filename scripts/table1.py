@@ -76,7 +76,7 @@ def row(
 
 def as_cells(row: Mapping[str, Any]) -> list[str]:
     """A row as text, in the order of `COLUMNS`; what was not run says so."""
-    paper = "–" if row["paper_accuracy"] is None else f"{row['paper_accuracy']:g}"
+    paper = "–" if row["paper_accuracy"] is None else f"{row['paper_accuracy']:.2f}"
     if row["paper_sd"] is not None:
         paper = f"{row['paper_accuracy']:.1f} ± {row['paper_sd']:.2f}"
     baseline = row["method"] == "dp_sgd"

@@ -1,0 +1,78 @@
+"""The clip norm from public data is a quantile of norms, and no private example enters it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bam import models, train, tree
+from bam.data import datasets
+from bam.public_clip import clip_norm_from_public
+from configs import mnist
+
+LINEAR = {"name": "linear", "width": 1}
+
+
+@pytest.fixture(scope="module")
+def public():
+    digits = datasets.load("digits")
+    return digits._replace(train=datasets.Split(*(x[:60] for x in digits.train)))
+
+
+def clip_norm(public, quantile=0.5, num_steps=0, shape=(8, 8, 1)):
+    return clip_norm_from_public(public, shape, LINEAR, quantile, num_steps)
+
+
+def test_it_is_the_quantile_of_the_norms_one_computes_one_by_one(public):
+    model = models.as_functions(models.create("linear", 10, 1), (8, 8, 1))
+    params = model.init(jax.random.key(0))
+    images = datasets.normalize(public, public.train.images)
+    norms = [
+        tree.l2_norm(
+            jax.grad(model.loss)(params, {"image": jnp.asarray(image)[None], "label": jnp.int32(y)})
+        )
+        for image, y in zip(images, public.train.labels, strict=True)
+    ]
+    for quantile in (0.1, 0.5, 1.0):
+        assert clip_norm(public, quantile) == pytest.approx(np.quantile(norms, quantile), rel=1e-4)
+
+
+def test_it_falls_as_the_public_model_learns_and_is_the_same_each_time(public):
+    at_start, later = clip_norm(public), clip_norm(public, num_steps=30)
+    assert later < at_start
+    assert clip_norm(public, num_steps=30) == later
+
+
+def test_public_images_take_the_private_shape(public):
+    assert clip_norm(public, shape=(28, 28, 1)) > clip_norm(public)  # more pixels, longer gradients
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"quantile": 1.5}, "quantile must be above 0"), ({"quantile": -0.5}, "quantile must be"),
+     ({"num_steps": -1}, "num_steps must be"), ({"shape": (8, 8, 3)}, "has 1 channels")],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(public, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        clip_norm(public, **arguments)
+
+
+def test_the_plan_states_it_and_the_private_images_do_not_change_it(monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def plan(brightness):
+        private = datasets.Split(
+            np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
+        )
+        digits = datasets.load("digits")
+        sets = {"mnist": digits._replace(train=private, test=private), "digits": digits}
+        monkeypatch.setattr(train, "_load", lambda name, *rest, **more: sets[name])
+        config = mnist.get_config("dp_sgd")
+        config.update({"expected_batch_size": 8, "num_steps": 1, "accountant": "rdp"})
+        config.model.name = "linear"
+        config.public_clip.quantile = 0.5
+        config.public_clip.num_steps = 1
+        return train.build(config).plan
+
+    assert plan(0).clip_norm == plan(255).clip_norm
+    assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
