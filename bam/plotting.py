@@ -104,6 +104,53 @@ def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, 
     plt.close(figure)
 
 
+def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Draws accuracy and the seed-paired gain over DP-SGD against ε, with 95 % intervals.
+
+    Args:
+      rows: of one data set, as `scripts/table1.py` makes them; those not run are left out.
+      path: PNG or SVG file to write.
+      title: heading of the figure.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.0), layout="constrained")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for axis, quantity in ((left, "accuracy"), (right, "difference")):
+        for number, method in enumerate(methods):
+            chosen = [row for row in rows if row["method"] == method and row[quantity]]
+            if not chosen:
+                continue
+            sidestep = 1 + 0.04 * (number - (len(methods) - 1) / 2)  # intervals do not hide others
+            axis.errorbar(
+                [row["epsilon"] * sidestep for row in chosen],
+                [row[quantity]["mean"] for row in chosen],
+                yerr=[row[quantity]["half_width"] or 0 for row in chosen],
+                label=LABELS.get(method, method),
+                marker="o",
+                markersize=4,
+                capsize=3,
+                linewidth=1.8,
+                **STYLES.get(method, {}),
+            )
+        axis.set_xscale("log")
+        epsilons = sorted({row["epsilon"] for row in rows})
+        axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        axis.minorticks_off()
+        axis.set_xlabel("ε")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.set_title("test accuracy, %", fontsize=11)
+    right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
+    right.axhline(0, color=STYLES["dp_sgd"]["color"], linewidth=1)
+    handles, labels = left.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=len(handles), frameon=False
+        )
+    figure.suptitle(title, fontsize=12)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
     """Draws a grid of small images, one row per example.
 

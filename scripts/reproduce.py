@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bam import report
+from bam import plotting, report
 from scripts import cells, cli, table1
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -67,6 +67,12 @@ def main() -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         report.write_json(workdir / "table1.json", {"rows": rows, "runs": _facts(finished)})
         (workdir / "table1.md").write_text(table1.markdown(rows), encoding="utf-8")
+    for name in _DATASETS.value:
+        of_name = [row for row in rows if row["config"] == name]
+        seeds = max(len(row["seeds"]) for row in of_name)
+        if seeds:
+            title = f"{name}, up to {seeds} seeds, 95 % confidence intervals"
+            plotting.accuracy_and_gain(of_name, workdir / f"{name}.png", title)
     printed = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for column in table1.COLUMNS:
         printed.add_column(column, justify="left" if column in ("data", "method") else "right")
@@ -75,7 +81,7 @@ def main() -> None:
     console.print(printed)
     console.print(table1.CAPTION)
     console.print(
-        f"{len(finished)} of {len(all_cells)} runs finished. Table in {workdir}/table1.md"
+        f"{len(finished)} of {len(all_cells)} runs finished. Table and figures in {workdir}/"
     )
 
 

@@ -105,6 +105,7 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
         (1, "dp_sgd"), (1, "bam_sam"), (8, "dp_sgd"), (8, "bam_sam"),
     ]  # fmt: skip
     assert all(r["seeds"] == [0, 1] for r in table["rows"])
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
     assert all(r["epsilon"] <= 8 for r in table["runs"].values())
     looked = run(*command, "--seeds=3", "--notrain")
     assert "8 of 12 runs finished" in looked.stdout
