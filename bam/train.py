@@ -417,7 +417,9 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     Raises:
       ValueError: for an unknown name, missing or surplus parameters, or values out of range.
     """
-    arguments = {k: v for k, v in method.items() if k != "name"}
+    arguments = {k: v for k, v in method.items() if k not in ("name", "ascent_params")}
+    if method.get("ascent_params"):
+        arguments["ascent_mask"] = tree.matching(method.ascent_params)
     makers: dict[str, Callable[..., oracles.Oracle]] = {
         "non_private": oracles.dp_sgd,
         "dp_sgd": oracles.dp_sgd,

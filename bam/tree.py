@@ -4,6 +4,8 @@ The few lines here are shared by the oracles (unit directions), the transforms (
 diagnostics, so that "the norm of a gradient" means one thing everywhere.
 """
 
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -57,6 +59,26 @@ def unit(tree: Grads) -> Grads:
 def shift(tree: Params, distance: float, direction: Grads) -> Params:
     """Moves `tree` by `distance · direction`, leaf by leaf, keeping each leaf's dtype."""
     return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
+
+
+def matching(pattern: str) -> Callable[[Params], Any]:
+    """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
+
+    Args:
+      pattern: regular expression, searched for in each leaf's path, as `"GroupNorm_0/scale"`.
+
+    Returns:
+      A function from `params` to a pytree of bools.
+
+    Example:
+      >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
+      {'Conv_0': {'kernel': False}, 'GroupNorm_0': {'scale': True}}
+    """
+    find = re.compile(pattern).search
+    return lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, leaf: bool(find(jax.tree_util.keystr(path, simple=True, separator="/"))),
+        params,
+    )
 
 
 def num_params(tree: Any) -> int:

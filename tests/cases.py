@@ -6,12 +6,21 @@ import numpy as np
 
 import bam
 
+
+def first_leaf(params):
+    """A mask that is True at the first leaf alone."""
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten([i == 0 for i in range(len(leaves))])
+
+
 ORACLES = {
     "dp_sgd": bam.dp_sgd,
     "dp_sat": lambda loss_fn: bam.dp_sat(loss_fn, radius=0.1),
     "bam_sam": lambda loss_fn: bam.bam_sam(loss_fn, radius=0.1),
     "bam_sam_mixed": lambda loss_fn: bam.bam_sam(loss_fn, radius=0.1, mix=0.5),
     "bam_exact": lambda loss_fn: bam.bam_exact(loss_fn, penalty=0.1),
+    "bam_sam_masked": lambda loss_fn: bam.bam_sam(loss_fn, 0.1, ascent_mask=first_leaf),
+    "bam_exact_masked": lambda loss_fn: bam.bam_exact(loss_fn, 0.1, ascent_mask=first_leaf),
 }
 
 # What every transform must bound, whatever it is given.

@@ -155,6 +155,87 @@ def test_bam_exact_evaluates_the_loss_once():
     assert num_tanh(bam.bam_sam(cases.mlp_loss, 0.1).grad) == 2
 
 
+# Cheaper directions. Views: an example is {"image": [views, 3], "label": y}, its loss their mean.
+
+
+def views_loss(params, example):
+    losses = jax.vmap(lambda x: cases.mlp_loss(params, (x, example["label"])))(example["image"])
+    return jnp.mean(losses)
+
+
+def views_example(num_views, dtype=np.float32):
+    images, labels = cases.mlp_batch(num_views, dtype)
+    return {"image": images, "label": labels[0]}
+
+
+def masked_norm(grads, mask):
+    chosen = jax.tree.map(lambda g, m: jnp.sum(g**2) if m else 0.0, grads, mask)
+    return jnp.sqrt(sum(jax.tree.leaves(chosen)))
+
+
+@pytest.mark.parametrize("num_views", [0, 1, 3])
+@pytest.mark.parametrize("pattern", ["", "w", "b1"])
+def test_bam_exact_penalises_the_chosen_views_and_parameters(num_views, pattern):
+    with jax.enable_x64(True):
+        params, example = cases.mlp_params(np.float64), views_example(4, np.float64)
+        mask = bam.tree.matching(pattern)
+        few = {**example, "image": example["image"][: num_views or None]}
+
+        def objective(p):
+            return views_loss(p, example) + 0.5 * masked_norm(jax.grad(views_loss)(p, few), mask(p))
+
+        oracle = bam.bam_exact(views_loss, 0.5, ascent_views=num_views, ascent_mask=mask)
+        wanted = jax.grad(objective)(params)
+        found = oracle.grad(params, example)
+        assert cases.distance(found, wanted) <= 1e-9 * cases.norm64(wanted)
+        if num_views or pattern:  # control: the full penalty is another gradient
+            full = bam.bam_exact(views_loss, 0.5).grad(params, example)
+            assert cases.distance(full, wanted) > 1e-4 * cases.norm64(wanted)
+
+
+@pytest.mark.parametrize("num_views", [0, 1, 3])
+@pytest.mark.parametrize("pattern", ["", "w", "b1"])
+def test_bam_sam_ascends_along_the_chosen_views_and_parameters(num_views, pattern):
+    example = views_example(4)
+    mask = bam.tree.matching(pattern)
+    few = {**example, "image": example["image"][: num_views or None]}
+    uphill = jax.tree.map(
+        lambda g, m: g if m else 0 * g, jax.grad(views_loss)(PARAMS, few), mask(PARAMS)
+    )
+    scale = 0.1 / cases.norm64(uphill)
+    ahead = jax.tree.map(lambda p, g: p + scale * g, PARAMS, uphill)
+    expected = jax.grad(views_loss)(ahead, example)
+    options = {"ascent_views": num_views, "ascent_mask": mask}
+    cases.assert_close(bam.bam_sam(views_loss, 0.1, **options).grad(PARAMS, example), expected)
+    half = bam.bam_sam(views_loss, 0.1, mix=0.5, **options).grad(PARAMS, example)
+    here = jax.grad(views_loss)(PARAMS, example)
+    cases.assert_close(half, jax.tree.map(lambda a, b: 0.5 * a + 0.5 * b, here, expected))
+
+
+def test_moving_everything_or_all_views_is_the_plain_method_to_the_bit():
+    example = views_example(3)
+    for make in (bam.bam_sam, bam.bam_exact):
+        plain = make(views_loss, 0.1).grad(PARAMS, example)
+        everything = jax.tree.map(lambda p: True, PARAMS)
+        for options in ({"ascent_mask": everything}, {"ascent_views": 3}):
+            cases.assert_same_bits(make(views_loss, 0.1, **options).grad(PARAMS, example), plain)
+
+
+@pytest.mark.parametrize("make", [bam.bam_sam, bam.bam_exact])
+def test_a_direction_that_cannot_be_taken_is_refused(make):
+    example = views_example(2)
+    with pytest.raises(ValueError, match="has 2 views"):
+        make(views_loss, 0.1, ascent_views=3).grad(PARAMS, example)
+    with pytest.raises(ValueError, match="ascent_views must be"):
+        make(views_loss, 0.1, ascent_views=-1)
+    with pytest.raises(ValueError, match="dicts with views"):
+        make(cases.mlp_loss, 0.1, ascent_views=1).grad(PARAMS, EXAMPLE)
+    with pytest.raises(ValueError, match="one of them True"):
+        make(views_loss, 0.1, ascent_mask=bam.tree.matching("no such name")).grad(PARAMS, example)
+    with pytest.raises(ValueError, match="each of the 3 parameter arrays"):
+        make(views_loss, 0.1, ascent_mask=[True]).grad(PARAMS, example)
+
+
 # DP-SAT.
 
 
