@@ -14,6 +14,7 @@ from scipy import stats
 import bam
 from bam import models, oracles, sampling, train
 from bam.data import datasets
+from bam.experiment import NOISE_STREAM, stream_key
 from bam.privacy.accounting import BudgetExhaustedError
 from configs import digits
 
@@ -85,7 +86,7 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
         "label": dataset.train.labels[batch.indices],
     }
     grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(start, examples)
-    noise_key = train.stream_key(3, train.NOISE_STREAM)
+    noise_key = stream_key(3, NOISE_STREAM)
     tx = optax.chain(
         bam.privatize(
             bam.clip_by_l2_norm(1.0), plan.noise_multiplier, plan.expected_batch_size, noise_key
@@ -152,7 +153,7 @@ def test_random_views_change_with_the_step_and_the_seed_alone():
 def test_every_bit_of_a_seed_counts_and_streams_differ():
     seeds, streams = (0, 1, 2**32, 2**40, 2**127), range(3)
     keys = {
-        jax.random.key_data(train.stream_key(seed, stream)).tobytes()
+        jax.random.key_data(stream_key(seed, stream)).tobytes()
         for seed in seeds
         for stream in streams
     }

@@ -1,0 +1,338 @@
+"""An experiment: everything a config says, checked, planned and turned into functions.
+
+`build` checks the config and plans the privacy before anything is compiled or written. What the
+functions do in one step of training is `step`, inside `build`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from bam import diagnostics, models, oracles, public_clip, sampling, tree
+from bam.data import augment, datasets
+from bam.engine import clipped_sum
+from bam.privacy.accounting import PrivacyPlan, make_plan
+from bam.transforms import GaussianNoiseState, add_gaussian_noise, clip_by_l2_norm, sensitivity_of
+from bam.tree import Grads, Params
+
+# Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
+INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
+
+OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+    "nadam": optax.nadam,
+    "adam": optax.adam,
+    "sgd": optax.sgd,
+}
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries from step to step.
+
+    Attributes:
+      step: steps taken.
+      params: the weights θ.
+      averaged: exponential moving average of the weights (the weights themselves without EMA).
+      opt_state: the optimizer's state.
+      noise: the noise key and how often it was used.
+      private_grad: the last privatised gradient; zeros before the first step.
+      augment_key: the key of all random views; (step, example) are folded into it.
+      num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    averaged: Params
+    opt_state: Any
+    noise: GaussianNoiseState
+    private_grad: Grads
+    augment_key: Array
+    num_nonfinite: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A checked, planned, ready-to-run experiment; it serves any number of seeds.
+
+    Attributes:
+      config: the configuration it was built from, frozen.
+      dataset: the data, on the host.
+      plan: the privacy plan of one run.
+      num_params: number of trainable numbers.
+      capacity: rows of a padded Poisson batch.
+      init: `seed -> TrainState`.
+      step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
+        state's memory, and does not check the plan: `train` does.
+      evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
+      measure_bias: `(state, train split on device, rows) -> Bias`, compiled. NOT PRIVATE.
+    """
+
+    config: ConfigDict
+    dataset: datasets.Dataset
+    plan: PrivacyPlan
+    num_params: int
+    capacity: int
+    init: Callable[[int], TrainState]
+    step: Callable[..., TrainState]
+    evaluate: Callable[..., tuple[Array, Array]]
+    measure_bias: Callable[..., diagnostics.Bias]
+
+
+def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experiment:
+    """Checks a config, loads its data, plans its privacy and prepares its functions.
+
+    Nothing is written, and nothing is compiled until the functions are first called.
+
+    Args:
+      config: as `configs/base.py` makes it.
+      dataset: data in memory, instead of what the config's `dataset` section names.
+
+    Returns:
+      An `Experiment`.
+
+    Raises:
+      ValueError: for any value that cannot be; the message names the fix.
+    """
+    _check(config)
+    dataset = dataset or _load(**config.dataset)
+    num_examples = len(dataset.train.labels)
+    private = config.method.name != "non_private"
+    plan = make_plan(
+        num_examples=num_examples,
+        expected_batch_size=config.expected_batch_size,
+        num_steps=config.num_steps
+        or config.num_epochs * (num_examples // config.expected_batch_size),
+        target_epsilon=config.epsilon if private else math.inf,
+        delta=config.delta,
+        clip_norm=_clip_norm(config, dataset) if private else math.inf,
+        accountant=config.accountant,
+    )
+    if not 1 <= config.microbatch_size <= num_examples:
+        raise ValueError(
+            f"microbatch_size {config.microbatch_size} must be from 1 to the number of training "
+            f"examples, {num_examples}"
+        )
+    module = models.create(num_classes=dataset.num_classes, **config.model)
+    model = models.as_functions(module, dataset.train.images.shape[1:])
+    oracle = make_oracle(config.method, model.loss)
+    clip = clip_by_l2_norm(plan.clip_norm)
+    sensitivity = sensitivity_of(clip) if private else 0.0
+    augmentation = {
+        "num_views": config.augment.views,
+        "shift": config.augment.shift,
+        "flip": config.augment.flip,
+        "padding": config.augment.padding,
+    }
+    optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer.learning_rate)
+    expected_batch_size = plan.expected_batch_size
+    microbatch_size = config.microbatch_size
+
+    def noise_with(key: Array) -> optax.GradientTransformation:
+        return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
+
+    def prepare(images: Any) -> Float[Array, "... c"]:
+        return _clip_inputs(
+            jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
+        )
+
+    def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
+        def gradient(params: Params, example: Any) -> Grads:
+            """Unclipped gradient of one example as it lies in the data set."""
+            key = jax.random.fold_in(step_key, example["index"])
+            views = prepare(augment.views(key, example["image"], **augmentation))
+            return oracle.grad(params, {"image": views, "label": example["label"]})
+
+        return gradient
+
+    def examples_at(split: datasets.Split, indices: Any) -> Any:
+        return {"image": split.images[indices], "label": split.labels[indices], "index": indices}
+
+    def init(seed: int) -> TrainState:
+        params = jax.jit(model.init)(stream_key(seed, INIT_STREAM))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            averaged=jax.tree.map(jnp.copy, params),
+            opt_state=optimizer.init(params),
+            noise=noise_with(stream_key(seed, NOISE_STREAM)).init(params),
+            private_grad=optax.tree.zeros_like(params),
+            augment_key=stream_key(seed, AUGMENT_STREAM),
+            num_nonfinite=jnp.zeros((), jnp.int32),
+        )
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
+        examples = examples_at(train, jnp.asarray(batch.indices))
+        params_at = oracle.ascend(state.params, state.private_grad)
+        total, norms = clipped_sum(
+            gradient_at(jax.random.fold_in(state.augment_key, state.step)),
+            clip,
+            params_at,
+            examples,
+            mask=jnp.asarray(batch.mask),
+            microbatch_size=microbatch_size,
+        )
+        noised, noise = noise_with(state.noise.key).update(total, state.noise)
+        private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        # From here on everything is post-processing of private_grad.
+        updates, opt_state = optimizer.update(private_grad, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(
+            step=state.step + 1,
+            params=params,
+            averaged=_average(state.averaged, params, state.step, config.ema_decay),
+            opt_state=opt_state,
+            noise=noise,
+            private_grad=private_grad,
+            augment_key=state.augment_key,
+            num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
+        )
+
+    @jax.jit
+    def evaluate(params: Params, images: Any, labels: Any) -> tuple[Array, Array]:
+        logits = model.logits(params, prepare(images))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
+
+    @jax.jit
+    def measure_bias(state: TrainState, train: datasets.Split, indices: Array) -> diagnostics.Bias:
+        params_at = oracle.ascend(state.params, state.private_grad)
+        gradient = gradient_at(jax.random.fold_in(state.augment_key, state.step))
+        examples = examples_at(train, indices)
+        return diagnostics.clipping_bias(
+            gradient, clip, params_at, examples, microbatch_size=microbatch_size
+        )
+
+    return Experiment(
+        config=config.copy_and_resolve_references(),
+        dataset=dataset,
+        plan=plan,
+        num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
+        capacity=sampling.usual_capacity(num_examples, plan.sampling_prob, microbatch_size),
+        init=init,
+        step=step,
+        evaluate=evaluate,
+        measure_bias=measure_bias,
+    )
+
+
+def stream_key(seed: int, stream: int) -> Array:
+    """The JAX key of one random stream of a seed.
+
+    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
+    apart from each other and from the sampler's.
+
+    Args:
+      seed: a non-negative integer of any size.
+      stream: `INIT_STREAM`, `NOISE_STREAM` or `AUGMENT_STREAM`.
+
+    Returns:
+      A typed threefry key of 64 bits.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+    """The oracle that a config's `method` section describes.
+
+    Args:
+      method: `name` and the parameters of that method.
+      loss_fn: `(params, example) -> scalar loss of one example`.
+
+    Returns:
+      An `Oracle`; for "non_private" that of DP-SGD, to be used without clipping and noise.
+
+    Raises:
+      ValueError: for an unknown name, missing or surplus parameters, or values out of range.
+    """
+    arguments = {k: v for k, v in method.items() if k not in ("name", "ascent_params")}
+    if method.get("ascent_params"):
+        arguments["ascent_mask"] = tree.matching(method.ascent_params)
+    makers: dict[str, Callable[..., oracles.Oracle]] = {
+        "non_private": oracles.dp_sgd,
+        "dp_sgd": oracles.dp_sgd,
+        "dp_sat": oracles.dp_sat,
+        "bam_sam": oracles.bam_sam,
+        "bam_exact": oracles.bam_exact,
+    }
+    if method.name not in makers:
+        raise ValueError(f"unknown method {method.name!r}; choose from {', '.join(makers)}")
+    try:
+        return makers[method.name](loss_fn, **arguments)
+    except TypeError as error:
+        raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
+
+
+def _check(config: ConfigDict) -> None:
+    """Checks the values that nothing below checks at once."""
+    if config.optimizer.name not in OPTIMIZERS:
+        raise ValueError(
+            f"unknown optimizer {config.optimizer.name!r}; choose from {', '.join(OPTIMIZERS)}"
+        )
+    at_least = {
+        "seed": (config.seed, 0),
+        "expected_batch_size": (config.expected_batch_size, 1),
+        "num_steps": (config.num_steps, 0),
+        "dataset.holdout": (config.dataset.holdout, 0),
+        "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
+        "eval.every": (config.eval.every, 0),
+        "checkpoint.every": (config.checkpoint.every, 0),
+        "diagnostics.every": (config.diagnostics.every, 0),
+        "diagnostics.num_examples": (config.diagnostics.num_examples, 1),
+    }
+    for name, (value, least) in at_least.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not 0 < config.optimizer.learning_rate < math.inf:
+        raise ValueError(
+            f"optimizer.learning_rate must be positive, got {config.optimizer.learning_rate}"
+        )
+    augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "padding")))
+    if not config.input_clip_norm >= 0:
+        raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
+    if not 0 <= config.ema_decay < 1:
+        raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+
+
+def _average(averaged: Params, params: Params, step: Array, decay: float) -> Params:
+    """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
+    if decay == 0:
+        return params
+    decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+@functools.lru_cache(maxsize=2)  # several methods share one data set
+def _load(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
+    return datasets.hold_out(datasets.load(name, source, path), holdout)
+
+
+def _clip_norm(config: ConfigDict, dataset: datasets.Dataset) -> float:
+    """C as the config gives it, or from public data if the config says so."""
+    public = config.public_clip
+    if public.quantile == 0:
+        return float(config.clip_norm)
+    return public_clip.clip_norm_from_public(
+        _load(public.dataset, public.source, public.path, holdout=0),
+        dataset.train.images.shape[1:],
+        dict(config.model),
+        public.quantile,
+        public.num_steps,
+    )
+
+
+def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:
+    """Scales inputs `[..., h, w, c]` to L2 norm at most b each; b = 0 leaves them as they are."""
+    if input_clip_norm == 0:
+        return inputs
+    norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
+    return inputs / jnp.maximum(1.0, norm / input_clip_norm)
