@@ -205,7 +205,9 @@ def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
 def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_path):
     train.train(experiment, seed=0, workdir=tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(FileExistsError, match="already holds a run"):
+    with pytest.raises(FileExistsError, match="already holds a finished run"):
+        train.train(experiment, seed=0, workdir=tmp_path)
+    with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
         train.train(experiment, seed=1, workdir=tmp_path)
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
