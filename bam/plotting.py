@@ -17,6 +17,7 @@ LABELS = {
     "dp_sat": "DP-SAT",
     "bam_sam": "BAM (SAM)",
     "bam_exact": "BAM (exact)",
+    "bam_reverse": "BAM (reverse-over-reverse)",
 }
 # Okabe-Ito colours, with a line style each: told apart in grey and by colour-blind readers.
 STYLES: dict[str, dict[str, Any]] = {
@@ -25,6 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "dp_sat": {"color": "#E69F00", "linestyle": "--"},
     "bam_sam": {"color": "#0072B2", "linestyle": "-."},
     "bam_exact": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
+    "bam_reverse": {"color": "#009E73", "linestyle": ":"},
 }
 PANELS = {
     "test_accuracy": "test accuracy",
@@ -147,6 +149,44 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
             handles, labels, loc="outside lower center", ncols=len(handles), frameon=False
         )
     figure.suptitle(title, fontsize=12)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def time_against_depth(rows: Sequence[Mapping[str, Any]], path: Path, device: str) -> None:
+    """Draws step time and compile time against depth, one line per method.
+
+    Args:
+      rows: with `depth`, `method`, `median`, `low`, `high` and `compile_seconds`.
+      path: PNG or SVG file to write.
+      device: named in the heading.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        chosen = [row for row in rows if row["method"] == method]
+        depths = [row["depth"] for row in chosen]
+        middle = np.array([row["median"] for row in chosen])
+        ends = np.array([[row["low"] for row in chosen], [row["high"] for row in chosen]])
+        style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5, **STYLES[method]}
+        left.errorbar(
+            depths,
+            1e3 * middle,
+            yerr=1e3 * np.abs(ends - middle),
+            capsize=3,
+            label=LABELS[method],
+            **style,
+        )
+        right.plot(depths, [row["compile_seconds"] for row in chosen], **style)
+    left.set_title("step, ms (median and quartiles)", fontsize=11)
+    right.set_title("compilation, s", fontsize=11)
+    for axis in (left, right):
+        axis.set_xlabel("layers")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"Time against depth, {device}", fontsize=12)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from bam.models.convnet import ConvNet
+from bam.models.deep import DeepResidual
 from bam.models.layers import WEIGHT_STANDARDISATIONS
 from bam.models.lenet5 import LeNet5
 from bam.models.linear import Linear
@@ -23,6 +24,7 @@ from bam.tree import Params
 # name -> Flax module from (number of classes, width, **its own options)
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convnet": ConvNet,
+    "deep_residual": DeepResidual,
     "lenet5": lambda num_classes, width: LeNet5(num_classes),
     "linear": lambda num_classes, width: Linear(num_classes),
     "resnet9": ResNet9,

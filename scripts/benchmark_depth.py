@@ -1,0 +1,115 @@
+"""Step time and compile time against depth (Figure 3 of arXiv 2308.12018), on toy data.
+
+python -m scripts.benchmark_depth --out=benchmarks/depth_cpu
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import flags
+
+import bam
+from bam import models, oracles, plotting, report, tree
+from scripts import cli, timing
+
+_OUT = flags.DEFINE_string("out", "", "path without extension: .json, .png and .svg are written")
+_DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
+_WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
+_TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
+
+STRENGTH = 0.05
+
+
+def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Oracle:
+    """Exact BAM as one would write it first: the gradient of L + λ‖∇L‖, reverse over reverse."""
+
+    def objective(params: Any, example: Any) -> jax.Array:
+        loss, grads = jax.value_and_grad(loss_fn)(params, example)
+        return loss + penalty * tree.l2_norm(grads)
+
+    return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
+
+
+METHODS: dict[str, Callable[[oracles.LossFn], oracles.Oracle]] = {
+    "dp_sgd": bam.dp_sgd,
+    "dp_sat": functools.partial(bam.dp_sat, radius=STRENGTH),
+    "bam_sam": functools.partial(bam.bam_sam, radius=STRENGTH),
+    "bam_exact": functools.partial(bam.bam_exact, penalty=STRENGTH),
+    "bam_reverse": functools.partial(reverse_over_reverse, penalty=STRENGTH),
+}
+
+
+def main() -> None:
+    """Times every method at every depth, then writes the numbers and the figure."""
+    with cli.one_line_errors():
+        if not _OUT.value:
+            raise ValueError("--out is required: where the numbers and the figure go")
+        depths = [int(depth) for depth in _DEPTHS.value]
+        if min(depths) < 2:
+            raise ValueError("--depths must be at least 2")
+    rows = []
+    for depth in depths:
+        calls, compiling = {}, {}
+        for method in METHODS:
+            calls[method], compiling[method] = _step(method, depth)
+        seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
+        for method in METHODS:
+            row = timing.summarize(seconds[method], compiling[method])
+            rows.append({"depth": depth, "method": method, **row._asdict()})
+            print(
+                f"depth {depth:>4}  {plotting.LABELS[method]:<26}  "
+                f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s",
+                flush=True,
+            )
+    out = Path(_OUT.value)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "width": _WIDTH.value,
+        "batch": _BATCH.value,
+        "trials": _TRIALS.value,
+        "repeats": _REPEATS.value,
+        "device": report.device_name(),
+        "versions": report.versions(),
+    }
+    report.write_json(out.with_suffix(".json"), {**settings, "rows": rows})
+    for suffix in (".png", ".svg"):
+        plotting.time_against_depth(rows, out.with_suffix(suffix), report.device_name())
+
+
+def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
+    """A compiled private step of a method at a depth, and the seconds compiling it took."""
+    module = models.create("deep_residual", 10, _WIDTH.value, depth=depth)
+    model = models.as_functions(module, (_WIDTH.value,))
+    oracle, clip = METHODS[method](model.loss), bam.clip_by_l2_norm(1.0)
+    noise = bam.add_gaussian_noise(1.0, clip.sensitivity, jax.random.key(0))
+    optimizer = optax.sgd(0.1)
+    params = model.init(jax.random.key(1))
+    batch = {
+        "image": jax.random.normal(jax.random.key(2), (_BATCH.value, 1, _WIDTH.value)),
+        "label": jnp.arange(_BATCH.value) % 10,
+    }
+
+    def step(params: Any, private_grad: Any, noise_state: Any, batch: Any) -> Any:
+        params_at = oracle.ascend(params, private_grad)
+        total, _ = bam.clipped_sum(
+            oracle.grad, clip, params_at, batch, microbatch_size=_BATCH.value
+        )
+        noised, noise_state = noise.update(total, noise_state)
+        private_grad = jax.tree.map(lambda x: x / _BATCH.value, noised)
+        updates, _ = optimizer.update(private_grad, optimizer.init(params), params)
+        return optax.apply_updates(params, updates), private_grad, noise_state
+
+    state = (params, optax.tree.zeros_like(params), noise.init(params), batch)
+    compiled, seconds = timing.compile_timed(step, *state)
+    return functools.partial(compiled, *state), seconds
+
+
+if __name__ == "__main__":
+    cli.run(main)
