@@ -4,7 +4,9 @@
 
 * what is computed for one example: `one_example` (gradient, then clip);
 * how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
-* how sums are reduced: the loop at the end, which runs only as many groups as hold an example.
+* how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example.
+
+`plain_sum` is ordinary training's sum over the same groups, for non-private baselines.
 """
 
 from collections.abc import Callable
@@ -69,11 +71,7 @@ def clipped_sum(
             "clipped_sum needs a bounded transform, one with a `sensitivity`: "
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
-    if microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    batch_size = _num_rows(batch, mask)
-    group_size = max(1, min(microbatch_size, batch_size))
-    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    batch_size, group_size, mask = _groups(batch, mask, microbatch_size)
     clip_state = clip.init(params)
 
     def one_example(example: Any, keep: Bool[Array, ""]) -> tuple[Grads, Float[Array, ""]]:
@@ -91,12 +89,74 @@ def clipped_sum(
         bounded, norms = jax.vmap(one_example)(examples, keep)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded), norms
 
+    total, norms = _sum_over_groups(one_group, batch, mask, group_size)
+    return total, norms[:batch_size]
+
+
+def plain_sum(
+    loss_fn: Callable[[Params, Any], Float[Array, ""]],
+    params: Params,
+    batch: Any,
+    *,
+    mask: Bool[Array, " batch"] | None = None,
+    microbatch_size: int = 16,
+) -> Grads:
+    r"""Sums gradients without bounding any, $\sum_i m_i \nabla L_i$: NOT private, and cannot be.
+
+    What ordinary training computes: one backward pass per microbatch, whose examples share the
+    weights, so no per-example gradient ever exists.
+
+    Args:
+      loss_fn: `(params, example) -> scalar loss of one example`.
+      params: pytree of arrays, the point at which gradients are taken.
+      batch: pytree of arrays `[B, ...]`; `example` is one row of each.
+      mask: `[B]`, True for real examples; None means all are.
+      microbatch_size: rows per backward pass, at least 1.
+
+    Returns:
+      A pytree like `params`.
+
+    Raises:
+      ValueError: if `microbatch_size` is below 1, or the rows of `batch` and `mask` disagree.
+    """
+    _, group_size, mask = _groups(batch, mask, microbatch_size)
+
+    def one_group(examples: Any, keep: Bool[Array, " group"]) -> tuple[Grads, Array]:
+        def total_loss(params: Params) -> Float[Array, ""]:
+            return jnp.sum(jnp.where(keep, jax.vmap(loss_fn, (None, 0))(params, examples), 0))
+
+        return jax.grad(total_loss)(params), jnp.zeros(group_size)
+
+    return _sum_over_groups(one_group, batch, mask, group_size)[0]
+
+
+def _groups(batch: Any, mask: Any, microbatch_size: int) -> tuple[int, int, Array]:
+    """Checked number of rows, rows per group, and the mask as an array."""
+    if microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    batch_size = _num_rows(batch, mask)
+    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    return batch_size, max(1, min(microbatch_size, batch_size)), mask
+
+
+def _sum_over_groups(
+    one_group: Callable[[Any, Array], tuple[Grads, Array]],
+    batch: Any,
+    mask: Bool[Array, " batch"],
+    group_size: int,
+) -> tuple[Grads, Array]:
+    """Sums `one_group(examples, keep)` over as many groups as hold a real row.
+
+    Returns the total and the groups' numbers, one for each row of the padded batch.
+    """
+
     def rows(tree_of_rows: Any, group: Any) -> Any:
         return jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, group * group_size, group_size),
             tree_of_rows,
         )
 
+    batch_size = mask.shape[0]
     num_padding = -batch_size % group_size if batch_size else group_size
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
     total_shape, norm_shape = jax.eval_shape(
@@ -116,8 +176,7 @@ def clipped_sum(
     row_numbers = jnp.arange(padded_mask.shape[0])
     rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
     num_groups = (rows_used + group_size - 1) // group_size
-    total, norms = jax.lax.fori_loop(0, num_groups, add_group, (zero_total, zero_norms))
-    return total, norms[:batch_size]
+    return jax.lax.fori_loop(0, num_groups, add_group, (zero_total, zero_norms))
 
 
 def _num_rows(batch: Any, mask: Any) -> int:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from bam import diagnostics, models, oracles, public_clip, sampling, tree
 from bam.data import augment, datasets
-from bam.engine import clipped_sum
+from bam.engine import clipped_sum, plain_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
 from bam.transforms import GaussianNoiseState, add_gaussian_noise, clip_by_l2_norm, sensitivity_of
 from bam.tree import Grads, Params
@@ -143,14 +143,14 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
         )
 
-    def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
-        def gradient(params: Params, example: Any) -> Grads:
-            """Unclipped gradient of one example as it lies in the data set."""
-            key = jax.random.fold_in(step_key, example["index"])
-            views = prepare(augment.views(key, example["image"], **augmentation))
-            return oracle.grad(params, {"image": views, "label": example["label"]})
+    def with_views(step_key: Array, example: Any) -> Any:
+        """One example as it lies in the data set, its image replaced by this step's views."""
+        key = jax.random.fold_in(step_key, example["index"])
+        views = prepare(augment.views(key, example["image"], **augmentation))
+        return {"image": views, "label": example["label"]}
 
-        return gradient
+    def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
+        return lambda params, example: oracle.grad(params, with_views(step_key, example))
 
     def examples_at(split: datasets.Split, indices: Any) -> Any:
         return {"image": split.images[indices], "label": split.labels[indices], "index": indices}
@@ -171,15 +171,26 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
         examples = examples_at(train, jnp.asarray(batch.indices))
-        params_at = oracle.ascend(state.params, state.private_grad)
-        total, norms = clipped_sum(
-            gradient_at(jax.random.fold_in(state.augment_key, state.step)),
-            clip,
-            params_at,
-            examples,
-            mask=jnp.asarray(batch.mask),
-            microbatch_size=microbatch_size,
-        )
+        mask = jnp.asarray(batch.mask)
+        step_key = jax.random.fold_in(state.augment_key, state.step)
+        if private:
+            total, norms = clipped_sum(
+                gradient_at(step_key),
+                clip,
+                oracle.ascend(state.params, state.private_grad),
+                examples,
+                mask=mask,
+                microbatch_size=microbatch_size,
+            )
+        else:  # ordinary training: no per-example gradient exists
+            norms = jnp.zeros(mask.shape)
+            total = plain_sum(
+                lambda params, example: model.loss(params, with_views(step_key, example)),
+                state.params,
+                examples,
+                mask=mask,
+                microbatch_size=microbatch_size,
+            )
         noised, noise = noise_with(state.noise.key).update(total, state.noise)
         private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
         # From here on everything is post-processing of private_grad.

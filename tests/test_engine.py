@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import bam
+from bam.engine import plain_sum
 from bam.transforms import BoundedTransformation
 from tests import cases
 
@@ -234,3 +235,29 @@ def test_a_microbatch_below_one_is_refused(bad):
 def test_a_transform_without_sensitivity_is_refused():
     with pytest.raises(ValueError, match="sensitivity"):
         bam.clipped_sum(given, optax.clip_by_global_norm(1.0), jnp.zeros(2), ROWS)
+
+
+# Ordinary training's sum.
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 7, 100])
+def test_the_plain_sum_is_the_sum_of_gradients_of_the_real_rows(microbatch_size):
+    mask = jnp.array([True, False, True, True, False, True, False])
+    total = jax.jit(
+        lambda p, b: plain_sum(cases.mlp_loss, p, b, mask=mask, microbatch_size=microbatch_size)
+    )(PARAMS, BATCH)
+    each = [jax.grad(cases.mlp_loss)(PARAMS, cases.row(BATCH, i)) for i in (0, 2, 3, 5)]
+    cases.assert_close(total, jax.tree.map(lambda *g: sum(g), *each))
+
+
+def test_the_plain_sum_of_no_rows_is_zero():
+    no_rows = jax.tree.map(lambda x: x[:0], BATCH)
+    total = plain_sum(cases.mlp_loss, PARAMS, no_rows)
+    cases.assert_same_bits(total, jax.tree.map(jnp.zeros_like, PARAMS))
+
+
+def test_the_plain_sum_checks_its_arguments():
+    with pytest.raises(ValueError, match="microbatch_size"):
+        plain_sum(cases.mlp_loss, PARAMS, BATCH, microbatch_size=0)
+    with pytest.raises(ValueError, match="same number of rows"):
+        plain_sum(cases.mlp_loss, PARAMS, BATCH, mask=jnp.ones(3, bool))
