@@ -40,13 +40,13 @@ class Checkpoints:
         if self._manager:
             self._manager.close()
 
-    def save(self, step: int, state: Any, seconds: float) -> None:
+    def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
         """Writes a checkpoint and returns when it is safely there.
 
         Args:
           step: steps taken so far; a step saved already is left as it is.
           state: pytree of arrays, PRNG keys included.
-          seconds: training time so far.
+          facts: JSON values to keep beside the state.
         """
         if self._manager is None or step in self._manager.all_steps():
             return
@@ -54,41 +54,44 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
-                progress=ocp.args.JsonSave({"seconds": seconds}),
+                facts=ocp.args.JsonSave(facts),
             ),
         )
 
-    def restore(self, like: State) -> tuple[int, State, float] | None:
+    def restore(self, like: State) -> tuple[int, State, dict[str, Any]] | None:
         """Reads the newest checkpoint.
 
         Args:
           like: a state of the same structure, shapes and dtypes; its values are not used.
 
         Returns:
-          `(step, state, seconds)` as they were saved, or None if there is no checkpoint.
+          `(step, state, facts)` as they were saved, or None if there is no checkpoint.
 
         Raises:
-          ValueError: if the checkpoint is damaged or is not of such a state.
+          ValueError: if the checkpoint cannot be read as such a state.
         """
         step = self._manager.latest_step() if self._manager else None
         if self._manager is None or step is None:
             return None
         data_like = jax.tree.map(_key_to_data, like)
+        problem = ""
         try:
             found = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(data_like), progress=ocp.args.JsonRestore()
+                    state=ocp.args.StandardRestore(data_like), facts=ocp.args.JsonRestore()
                 ),
             )
         except Exception as error:  # Orbax raises many kinds for one cause
+            problem = type(error).__name__
+        if problem:
             where = self._manager.directory / str(step)
             raise ValueError(
-                f"checkpoint {where} is damaged or of another model ({type(error).__name__}); "
-                "delete that folder to resume from an earlier one"
-            ) from error
+                f"checkpoint {where} could not be read ({problem}): if it is damaged, move that "
+                "folder away to resume from the one before it"
+            )
         state = jax.tree.map(_data_to_key, like, found.state)
-        return step, state, float(found.progress["seconds"])
+        return step, state, found.facts
 
 
 def _key_to_data(leaf: Any) -> Any:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +103,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
       ValueError: for any value that cannot be; the message names the fix.
     """
     _check(config)
-    dataset = dataset or _load(**config.dataset)
+    dataset = dataset or load_dataset(**config.dataset)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
     plan = make_plan(
@@ -112,7 +113,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         or config.num_epochs * (num_examples // config.expected_batch_size),
         target_epsilon=config.epsilon if private else math.inf,
         delta=config.delta,
-        clip_norm=_clip_norm(config, dataset) if private else math.inf,
+        clip_norm=_clip_norm(config, dataset.train.images.shape[1:]) if private else math.inf,
         accountant=config.accountant,
     )
     if not 1 <= config.microbatch_size <= num_examples:
@@ -123,6 +124,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     module = models.create(num_classes=dataset.num_classes, **config.model)
     model = models.as_functions(module, dataset.train.images.shape[1:])
     oracle = make_oracle(config.method, model.loss)
+    _check_oracle(oracle, model, dataset, config.augment.views)
     clip = clip_by_l2_norm(plan.clip_norm)
     sensitivity = sensitivity_of(clip) if private else 0.0
     augmentation = {
@@ -283,6 +285,18 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
         raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
 
 
+def _check_oracle(
+    oracle: oracles.Oracle, model: models.Model, dataset: datasets.Dataset, num_views: int
+) -> None:
+    """Traces one example's gradient, so that what it cannot do is known before anything is run."""
+    shape = (num_views, *dataset.train.images.shape[1:])
+    example = {
+        "image": jax.ShapeDtypeStruct(shape, jnp.float32),
+        "label": jax.ShapeDtypeStruct((), jnp.int32),
+    }
+    jax.eval_shape(oracle.grad, jax.eval_shape(model.init, jax.random.key(0)), example)
+
+
 def _check(config: ConfigDict) -> None:
     """Checks the values that nothing below checks at once."""
     if config.optimizer.name not in OPTIMIZERS:
@@ -323,22 +337,47 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
 
 
 @functools.lru_cache(maxsize=2)  # several methods share one data set
-def _load(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
+def load_dataset(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
+    """The data of a config's `dataset` section; the last two are kept in memory.
+
+    Args:
+      name: as `datasets.load` takes it.
+      source: likewise.
+      path: likewise.
+      holdout: training examples to set aside, see `datasets.hold_out`.
+
+    Returns:
+      A `Dataset`.
+    """
     return datasets.hold_out(datasets.load(name, source, path), holdout)
 
 
-def _clip_norm(config: ConfigDict, dataset: datasets.Dataset) -> float:
+def _clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     """C as the config gives it, or from public data if the config says so."""
-    public = config.public_clip
+    public, private = config.public_clip, config.dataset
     if public.quantile == 0:
         return float(config.clip_norm)
-    return public_clip.clip_norm_from_public(
-        _load(public.dataset, public.source, public.path, holdout=0),
-        dataset.train.images.shape[1:],
-        dict(config.model),
+    if not public.dataset:
+        raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
+    same_name = public.dataset == private.name != "folder"
+    same_path = public.path and Path(public.path).resolve() == Path(private.path).resolve()
+    if same_name or same_path:
+        raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
+    return _public_clip_norm(
+        (public.dataset, public.source, public.path),
+        shape,
+        tuple(sorted(config.model.items())),
         public.quantile,
         public.num_steps,
     )
+
+
+@functools.lru_cache  # experiments that differ by method or ε share it
+def _public_clip_norm(
+    source: tuple[str, str, str], shape: tuple[int, ...], model: Any, quantile: float, steps: int
+) -> float:
+    public = load_dataset(*source, holdout=0)
+    return public_clip.clip_norm_from_public(public, shape, dict(model), quantile, steps)
 
 
 def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:

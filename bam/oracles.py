@@ -206,13 +206,16 @@ def _choose(
     params: Params, mask: AscentMask
 ) -> tuple[list[Array], Callable[[list[Array]], Params]]:
     """The leaves where `mask` is True, and a function that puts others in their place."""
-    leaves, structure = jax.tree.flatten(params)
+    leaves = jax.tree.leaves(params)
+    structure: Any = jax.tree.structure(params)
     mask = mask(params) if callable(mask) else mask
-    flags = [True] * len(leaves) if mask is None else jax.tree.leaves(mask)
-    if len(flags) != len(leaves) or not any(flags):
+    if mask is None:
+        mask = jax.tree.unflatten(structure, [True] * len(leaves))
+    flags = jax.tree.leaves(mask)
+    if jax.tree.structure(mask) != structure or not any(flags):
         raise ValueError(
-            f"ascent_mask must have a bool for each of the {len(leaves)} parameter arrays, one of "
-            f"them True; it has {len(flags)}, {sum(map(bool, flags))} True"
+            "ascent_mask must be a tree of bools with the structure of the parameters, at least "
+            f"one of them True; got {mask}"
         )
 
     def put_back(chosen: list[Array]) -> Params:

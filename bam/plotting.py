@@ -1,5 +1,6 @@
 """Figures from metrics, in one style."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
             axis.errorbar(
                 [row["epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
-                yerr=[row[quantity]["half_width"] or 0 for row in chosen],
+                yerr=[_or_nan(row[quantity]["half_width"]) for row in chosen],
                 label=LABELS.get(method, method),
                 marker="o",
                 markersize=4,
@@ -216,6 +217,11 @@ def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _or_nan(half_width: float | None) -> float:
+    """One run has no interval: no bar is drawn, rather than one of length zero."""
+    return math.nan if half_width is None else half_width
 
 
 def _by_seed(seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str) -> Any:

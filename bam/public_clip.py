@@ -1,5 +1,8 @@
 """A clip norm from public data: a quantile of per-example gradient norms on another data set."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +67,7 @@ def clip_norm_from_public(
 
     @jax.jit
     def step(
-        params: Params, opt_state: optax.OptState, rows: Array
+        params: Params, opt_state: optax.OptState, examples: Any, rows: Array
     ) -> tuple[Params, optax.OptState]:
         batch = jax.tree.map(lambda x: x[rows], examples)
         gradient = jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, batch)))(params)
@@ -76,9 +79,9 @@ def clip_norm_from_public(
     draw = np.random.default_rng(0)
     for _ in range(num_steps):
         rows = draw.integers(len(public.train.labels), size=BATCH_SIZE)
-        params, opt_state = step(params, opt_state, rows)
-    _, norms = jax.jit(lambda p: clipped_sum(jax.grad(loss), clip_by_l2_norm(1.0), p, examples))(
-        params
+        params, opt_state = step(params, opt_state, examples, rows)
+    _, norms = jax.jit(functools.partial(clipped_sum, jax.grad(loss), clip_by_l2_norm(1.0)))(
+        params, examples
     )
     found = float(jnp.quantile(norms, quantile))
     if not 0 < found < float("inf"):

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from bam.privacy.accounting import PrivacyPlan
+
+
+class FinishedError(FileExistsError):
+    """A folder holds a finished run."""
+
 
 # What may differ when a run is resumed: when it is looked at and saved, never what is computed.
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
@@ -39,7 +45,7 @@ class RunFiles:
 
         Raises:
           ValueError: if the folder holds a run of another config; the message names the key.
-          FileExistsError: if the run there is finished.
+          FinishedError: if the run there is finished.
           BlockingIOError: if another process is writing there.
         """
         self._workdir = workdir
@@ -75,7 +81,7 @@ class RunFiles:
         # A process that was killed may have left half a line, after the last checkpoint.
         rows = [json.loads(line) for line in lines if line.endswith("}")]
         rows = [row for row in rows if row["step"] <= step]
-        _write(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
         return rows
@@ -136,20 +142,24 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
     Raises:
       ValueError: if a key that `CHANGEABLE` does not list differs; the message names it.
-      FileExistsError: if the run is finished.
+      FinishedError: if the run is finished.
     """
     if not (workdir / "config.json").exists():
+        if (workdir / "checkpoints").exists():
+            raise ValueError(
+                f"{workdir} has checkpoints but no config.json; choose another --workdir"
+            )
         return
     found = _flat(json.loads((workdir / "config.json").read_text(encoding="utf-8")))
     wanted = _flat(_as_json(config))
     for key in sorted(found.keys() | wanted.keys()):
         if found.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
             raise ValueError(
-                f"{workdir} holds a run with {key} = {found.get(key)}, not {wanted.get(key)}; "
+                f"{workdir} holds a run with {key} = {found.get(key)!r}, not {wanted.get(key)!r}; "
                 "choose another --workdir or delete that one"
             )
     if (workdir / "summary.json").exists():
-        raise FileExistsError(
+        raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
 
@@ -161,11 +171,17 @@ def write_json(path: Path, value: Any) -> None:
       path: file to write or replace.
       value: JSON values; NaN and infinity are refused.
     """
-    _write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, all or nothing, also beside other processes that write it.
+
+    Args:
+      path: file to write or replace.
+      text: its content.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 

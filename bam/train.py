@@ -2,6 +2,7 @@
 
 import math
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from bam import sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, TrainState, build
+from bam.privacy.accounting import PrivacyPlan
 from bam.report import RunFiles, device_name, versions
 from bam.tree import Params
 
@@ -64,7 +66,8 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      ValueError: if the run in `workdir` is of another config, or its checkpoint is damaged.
+      ValueError: if the run in `workdir` is of another config, plan or data set, or its checkpoint
+        cannot be read.
       BlockingIOError: if another process is training in `workdir`.
     """
     plan, dataset = experiment.plan, experiment.dataset
@@ -72,12 +75,15 @@ def train(
     config.seed = seed
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
+    identity = {"plan": plan.to_json(), "data": _fingerprint(dataset)}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
         restored = checkpoints.restore(state)
         if restored is not None:
-            done, state, seconds = restored
+            done, state, facts = restored
+            _check_same(files.checkpoints, facts["identity"], identity)
+            seconds = facts["seconds"]
         rows = files.start_after(done)
         for step in range(done + 1, plan.num_steps + 1):
             if step > 0:
@@ -96,18 +102,20 @@ def train(
             if _due(step, config.diagnostics.every):
                 measurements |= _not_private(experiment, state, on_device)
             if measurements:
-                spent = plan.epsilon_after(step)
-                row = {"step": step, "epsilon": None if spent == math.inf else spent}
-                rows.append(row | measurements | {"seconds": seconds})
+                rows.append(_row(plan, step, measurements, seconds))
                 files.add_row(rows[-1])
                 on_row(rows[-1])
             stopping = not last and should_stop()
             save = last or (step > 0 and _due(step, config.checkpoint.every))
             if stopping or (config.checkpoint.every and save):
-                checkpoints.save(step, state, seconds)
+                checkpoints.save(step, state, {"seconds": seconds, "identity": identity})
             if stopping:
                 raise StoppedError(f"stopped after step {step} of {plan.num_steps}")
 
+        if not rows or rows[-1]["step"] != plan.num_steps:  # lost between checkpoint and summary
+            measurements = evaluate(experiment, state.averaged)
+            rows.append(_row(plan, plan.num_steps, measurements, seconds))
+            files.add_row(rows[-1])
         summary = summarize(experiment, seed, rows[-1])
         files.finish(summary)
     return Result(state, rows, summary)
@@ -181,6 +189,33 @@ def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> di
         "device": device_name(),
         "versions": versions(),
     }
+
+
+def _row(
+    plan: PrivacyPlan, step: int, measurements: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """A row of `metrics.jsonl`; ε is None for a non-private run."""
+    spent = plan.epsilon_after(step)
+    row = {"step": step, "epsilon": None if spent == math.inf else spent}
+    return row | measurements | {"seconds": seconds}
+
+
+def _fingerprint(dataset: datasets.Dataset) -> int:
+    """CRC-32 of the training split. NOT PRIVATE: it is kept in checkpoints alone."""
+    images, labels = (np.ascontiguousarray(x) for x in dataset.train)
+    return zlib.crc32(labels.view(np.uint8).data, zlib.crc32(images.view(np.uint8).data))
+
+
+def _check_same(where: Path | None, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuses a checkpoint of another plan or of other data: their ε would not be this run's."""
+    if found["data"] != wanted["data"]:
+        raise ValueError(f"{where} is of a run on other training data; choose another --workdir")
+    for key in wanted["plan"]:
+        if found["plan"].get(key) != wanted["plan"][key]:
+            raise ValueError(
+                f"{where} is of a run with the privacy plan's {key} = {found['plan'].get(key)!r}, "
+                f"not {wanted['plan'][key]!r}; choose another --workdir"
+            )
 
 
 def _due(step: int, every: int) -> bool:

@@ -70,11 +70,17 @@ def matching(pattern: str) -> Callable[[Params], Any]:
     Returns:
       A function from `params` to a pytree of bools.
 
+    Raises:
+      ValueError: if the pattern is not a regular expression.
+
     Example:
       >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
       {'Conv_0': {'kernel': False}, 'GroupNorm_0': {'scale': True}}
     """
-    find = re.compile(pattern).search
+    try:
+        find = re.compile(pattern).search
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return lambda params: jax.tree_util.tree_map_with_path(
         lambda path, leaf: bool(find(jax.tree_util.keystr(path, simple=True, separator="/"))),
         params,

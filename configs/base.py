@@ -45,9 +45,10 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.accountant = "pld"  # or "rdp"
     config.clip_norm = 1.0  # C
     # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
-    # data set, after so many non-private steps there (see bam/public_clip.py).
+    # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
+    # say that it is public: it must share no example with the private one.
     config.public_clip = ConfigDict(
-        {"quantile": 0.0, "dataset": "digits", "source": "", "path": "", "num_steps": 20}
+        {"quantile": 0.0, "dataset": "", "source": "", "path": "", "num_steps": 20}
     )
     config.expected_batch_size = 256  # l; Poisson sampling with q = l/N
 

@@ -1,11 +1,13 @@
 """Many runs in one folder: each is trained once, resumed where it stopped, shared by processes."""
 
 import json
-from collections.abc import Callable, Mapping
+import runpy
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from bam import report, train
 
@@ -30,7 +32,7 @@ def summaries(cells: Cells, workdir: Path) -> dict[str, dict[str, Any]]:
     for name, config in cells.items():
         try:
             report.check_resumable(workdir / name, config)
-        except FileExistsError:  # finished
+        except report.FinishedError:
             text = (workdir / name / "summary.json").read_text(encoding="utf-8")
             found[name] = json.loads(text)
     return found
@@ -45,7 +47,7 @@ def run(
     """Trains the cells that are not finished, in order.
 
     Cells that another process is training are left to it, so several processes may share a
-    workdir. Everything is checked before the first step.
+    workdir; they are looked at again at the end. Everything is checked before the first step.
 
     Args:
       cells: all cells.
@@ -66,20 +68,62 @@ def run(
         if key not in experiments:
             experiments[key] = train.build(cells[name])
         of_cell[name] = experiments[key]
-    for name in missing:
         if should_stop():
             return
-        try:
-            result = train.train(
-                of_cell[name], cells[name].seed, workdir / name, should_stop=should_stop
-            )
-        except (BlockingIOError, FileExistsError):
-            continue  # another process is training it, or has finished it meanwhile
-        except train.StoppedError as stop:
-            on_event(name, str(stop))
+    while missing:
+        busy = []
+        for name in missing:
+            if should_stop():
+                return
+            try:
+                result = train.train(
+                    of_cell[name], cells[name].seed, workdir / name, should_stop=should_stop
+                )
+            except BlockingIOError:
+                busy.append(name)  # another process is training it: see again at the end
+                continue
+            except report.FinishedError:
+                continue  # another process has finished it meanwhile
+            except train.StoppedError as stop:
+                on_event(name, str(stop))
+                return
+            summary = result.summary
+            on_event(name, f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s")
+        if busy == missing:
+            on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
             return
-        summary = result.summary
-        on_event(name, f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s")
+        missing = busy
+
+
+def method_config(path: str, method: str, fixed: Iterable[str] = ()) -> ConfigDict:
+    """A config file's configuration of one method, with the command line's `--config.KEY=VALUE`.
+
+    Overrides of `method.*` reach the methods that have the key.
+
+    Args:
+      path: of the config file; what follows a colon is left out.
+      method: its argument.
+      fixed: keys that the command sets itself.
+
+    Returns:
+      The config.
+
+    Raises:
+      ValueError: for an override of a fixed key, or of a key that the config does not have.
+    """
+    overrides = dict(config_flags.get_override_values(flags.FLAGS["config"]))
+    set_twice = sorted({"method.name", *fixed} & set(overrides))
+    if set_twice:
+        raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
+    config: ConfigDict = runpy.run_path(path.split(":")[0])["get_config"](method)
+    for key, value in overrides.items():
+        if key.startswith("method.") and key.removeprefix("method.") not in config.method:
+            continue
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} does not take {key} = {value!r}: {error}") from None
+    return config
 
 
 def _without_seed(config: ConfigDict) -> str:

@@ -3,21 +3,20 @@
 python -m scripts.compare --config=configs/digits.py --num_seeds=3 --workdir=runs/demo
 """
 
-import runpy
 import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bam import plotting, report, train
-from scripts import cli
+from scripts import cells, cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _METHODS = flags.DEFINE_list(
@@ -39,9 +38,11 @@ def main() -> None:
             raise ValueError("--workdir is required: the folder for all runs")
         if not _METHODS.value:
             raise ValueError("--methods is empty: name at least one")
-        if {"seed", "dry_run"} & set(config_flags.get_override_values(flags.FLAGS["config"])):
-            raise ValueError("compare sets the seeds and runs: leave out config.seed and dry_run")
-        experiments = {m: train.build(method_config(m)) for m in _METHODS.value}
+        path = config_flags.get_config_filename(flags.FLAGS["config"])
+        experiments = {
+            method: train.build(cells.method_config(path, method, fixed={"seed", "dry_run"}))
+            for method in _METHODS.value
+        }
         if _OVERWRITE.value:
             for method in experiments:
                 shutil.rmtree(workdir / method, ignore_errors=True)
@@ -96,14 +97,6 @@ def main() -> None:
     plotting.compare_methods(rows, workdir / "comparison.png", title)
     console.print(as_table(table))
     console.print(f"Bias is measured on training examples and is not private. Files in {workdir}/")
-
-
-def method_config(method: str) -> ConfigDict:
-    """The config file's configuration of one method, with the command line's overrides."""
-    path = config_flags.get_config_filename(flags.FLAGS["config"])
-    config = runpy.run_path(path.split(":")[0])["get_config"](method)
-    config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
-    return config
 
 
 def run_dir(workdir: Path, method: str, seed: int) -> Path:

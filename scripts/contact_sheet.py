@@ -10,8 +10,8 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from bam import plotting
-from bam.data import augment, datasets
+from bam import experiment, plotting
+from bam.data import augment
 from scripts import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
@@ -26,7 +26,7 @@ def main() -> None:
         if not _OUT.value:
             raise ValueError("--out is required: the picture to write")
         config = _CONFIG.value
-        dataset = datasets.load(**config.dataset)
+        dataset = experiment.load_dataset(**config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip", "padding")}
         augment.check(config.augment.views, **options)
     rows = []

@@ -3,9 +3,7 @@
 python -m scripts.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
 
-import importlib.util
 import itertools
-import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -33,15 +31,20 @@ _MAX_SECONDS = flags.DEFINE_float(
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
 config_flags.DEFINE_config_file("config", None, "--config.KEY=VALUE overrides a key in every cell")
 
-FIXED = {"seed", "epsilon", "dry_run", "method.name"}  # the table says these
+FIXED = {"seed", "epsilon", "dry_run", "dataset.name", "dataset.holdout"}
 
 
 def main() -> None:
-    """Trains what is missing until it is done or time is up, then writes and prints the table."""
+    """Trains what is missing until it is done or time is up, then writes and prints the table.
+
+    The table holds the cells of this call, and replaces an earlier one.
+    """
     console = Console()
     with cli.one_line_errors():
         if not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for all runs")
+        if not _DATASETS.value or "dp_sgd" not in _METHODS.value:
+            raise ValueError("--datasets and --methods must not be empty, and methods have dp_sgd")
         workdir = Path(_WORKDIR.value)
         table = {
             (name, epsilon, method): _seeds_of(name, epsilon, method)
@@ -66,7 +69,7 @@ def main() -> None:
         rows = [_row(*key, table, finished) for key in table]
         workdir.mkdir(parents=True, exist_ok=True)
         report.write_json(workdir / "table1.json", {"rows": rows, "runs": _facts(finished)})
-        (workdir / "table1.md").write_text(table1.markdown(rows), encoding="utf-8")
+        report.write_text(workdir / "table1.md", table1.markdown(rows))
     for name in _DATASETS.value:
         of_name = [row for row in rows if row["config"] == name]
         seeds = max(len(row["seeds"]) for row in of_name)
@@ -94,16 +97,11 @@ def _epsilons(name: str) -> list[float]:
 def _config(name: str, method: str) -> ConfigDict:
     """The config of that name and method, with the command line's overrides."""
     path = Path("configs") / f"{name}.py"
-    if importlib.util.find_spec(f"configs.{name}") is None:
+    if not path.is_file():
         raise ValueError(f"--datasets: no config {path}")
-    config = runpy.run_path(str(path))["get_config"](method)
-    overrides = config_flags.get_override_values(flags.FLAGS["config"])
-    if FIXED & set(overrides):
-        raise ValueError(
-            f"the table sets {', '.join(sorted(FIXED & set(overrides)))}: leave it out"
-        )
-    config.update_from_flattened_dict(overrides)
-    return config
+    # One folder cannot hold several data sets, though a reader might take one for another.
+    fixed = FIXED | ({"dataset.path"} if len(_DATASETS.value) > 1 else set())
+    return cells.method_config(str(path), method, fixed)
 
 
 def _seeds_of(name: str, epsilon: float, method: str) -> cells.Cells:

@@ -4,13 +4,12 @@ python -m scripts.search --config=configs/digits.py --workdir=runs/search --hold
 """
 
 import itertools
-import runpy
 import time
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from bam import plotting, report, stats
 from scripts import cells, cli
@@ -31,11 +30,15 @@ _MAX_SECONDS = flags.DEFINE_float(
 )
 flags.mark_flags_as_required(["config"])
 
+FIXED = {"seed", "dry_run", "dataset.holdout", "method.radius", "method.penalty"}
 KEYS = {"dp_sat": "radius", "bam_sam": "radius", "bam_exact": "penalty"}
 
 
 def main() -> None:
-    """Trains what is missing, then writes and prints accuracy against strength."""
+    """Trains what is missing, then writes and prints accuracy against strength.
+
+    The table holds the strengths and seeds of this call, and replaces an earlier one.
+    """
     with cli.one_line_errors():
         if not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for all runs")
@@ -60,7 +63,7 @@ def main() -> None:
         rows = [_row(*trial, runs, finished) for trial, runs in trials.items()]
         report.write_json(workdir / "search.json", rows)
     table = markdown(rows)
-    (workdir / "search.md").write_text(table, encoding="utf-8")
+    report.write_text(workdir / "search.md", table)
     print(table)
 
 
@@ -81,8 +84,7 @@ def _runs(method: str, strength: str) -> cells.Cells:
     made = {}
     for seed in _SEEDS.value:
         path = config_flags.get_config_filename(flags.FLAGS["config"])
-        config: ConfigDict = runpy.run_path(path.split(":")[0])["get_config"](method)
-        config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
+        config = cells.method_config(path, method, FIXED)
         config.seed = int(seed)
         config.dataset.holdout = _HOLDOUT.value
         if method in KEYS:

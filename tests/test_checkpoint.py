@@ -1,5 +1,6 @@
 """A run that is stopped, killed or resumed ends as if nothing had happened, or says why not."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -90,7 +91,7 @@ def stopped(experiment, tmp_path):
 )  # fmt: skip
 def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, value):
     before = (stopped / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value}"):
+    with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value!r}"):
         train.train(train.build(tiny("dp_sgd", **{key: value})), 0, stopped)
     assert (stopped / "metrics.jsonl").read_text() == before
 
@@ -98,8 +99,32 @@ def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, va
 def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):
     with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
         train.train(experiment, 1, stopped)
-    with pytest.raises(ValueError, match=r"holds a run with method.name = dp_sgd, not dp_sat"):
+    with pytest.raises(ValueError, match=r"method.name = 'dp_sgd', not 'dp_sat'"):
         train.train(train.build(tiny("dp_sat")), 0, stopped)
+
+
+def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, monkeypatch):
+    dataset = experiment.dataset
+    images = dataset.train.images.copy()
+    images[5, 3, 3] += 1
+    other = dataset._replace(train=dataset.train._replace(images=images))
+    with pytest.raises(ValueError, match="other training data"):
+        train.train(train.build(tiny("dp_sgd"), other), 0, stopped)
+    plan = dataclasses.replace(experiment.plan, noise_multiplier=0.5)
+    with pytest.raises(ValueError, match=r"plan's noise_multiplier = .*, not 0\.5"):
+        train.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
+    (stopped / "config.json").unlink()
+    with pytest.raises(ValueError, match="has checkpoints but no config"):
+        train.train(experiment, 0, stopped)
+
+
+def test_a_run_that_lost_its_last_row_measures_it_again(experiment, tmp_path):
+    whole = train.train(experiment, 0, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    again = train.train(experiment, 0, tmp_path)
+    assert without_seconds(again.rows) == without_seconds(whole.rows[-1:])
+    assert again.summary["test_accuracy"] == whole.summary["test_accuracy"]
 
 
 def test_how_often_a_run_is_looked_at_may_change(experiment, stopped):
@@ -143,29 +168,13 @@ def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped)
     assert without_seconds(again.rows) == without_seconds(whole.rows)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_still_serves(experiment, stopped):
-    newest = stopped / "checkpoints" / "2"
-    for file in (newest / "state").rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"checkpoints/2 is damaged or of another model"):
-        train.train(experiment, 0, stopped)
-    shutil.rmtree(newest)
-    resumed = train.train(experiment, 0, stopped)
-    assert_same_bits(resumed.state.params, train.train(experiment, 0).state.params)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+def test_a_checkpoint_returns_what_was_saved_keys_included(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore({"w": np.zeros(3)}) is None
-        checkpoints.save(5, {"w": jnp.arange(3.0), "key": jax.random.key(7)}, 1.5)
-        step, state, seconds = checkpoints.restore({"w": jnp.zeros(3), "key": jax.random.key(0)})
-        assert (step, state["w"].tolist(), seconds) == (5, [0, 1, 2], 1.5)
-        assert state["key"] == jax.random.key(7)
-        with pytest.raises(ValueError, match="damaged or of another model"):
-            checkpoints.restore({"w": jnp.zeros(4), "key": jax.random.key(0)})
+        checkpoints.save(5, {"w": jnp.arange(3.0), "key": jax.random.key(7)}, {"a": 1.5})
+        step, state, facts = checkpoints.restore({"w": jnp.zeros(3), "key": jax.random.key(0)})
+    assert (step, state["w"].tolist(), facts) == (5, [0, 1, 2], {"a": 1.5})
+    assert state["key"] == jax.random.key(7)
 
 
 def command(workdir, *more):
@@ -176,7 +185,7 @@ def command(workdir, *more):
     ]  # fmt: skip
 
 
-def test_time_limit_sigterm_and_kill_lose_nothing(tmp_path):
+def test_time_limit_sigterm_kill_and_damage_lose_nothing(tmp_path):
     def run(workdir, *more):
         return subprocess.run(command(workdir, *more), capture_output=True, text=True, timeout=240)
 
@@ -198,6 +207,17 @@ def test_time_limit_sigterm_and_kill_lose_nothing(tmp_path):
         if number == signal.SIGTERM:
             assert process.returncode == 0
             assert "the same command goes on from there" in output
+
+    # The newest checkpoint is damaged: it is named, and the one before it serves.
+    newest = max((int(p.name), p) for p in (workdir / "checkpoints").iterdir())[1]
+    for file in (newest / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    damaged = run(workdir)
+    assert damaged.returncode == 2
+    assert damaged.stderr.count("\n") == 1
+    assert f"{newest} could not be read" in damaged.stderr
+    shutil.rmtree(newest)
 
     finished = run(workdir)
     assert finished.returncode == 0, finished.stderr

@@ -567,3 +567,23 @@ def test_real_mnist_is_bit_exact(real):
     # The published SHA-256 of t10k-images-idx3-ubyte, unpacked.
     digest = hashlib.sha256(idx(test.images[..., 0])).hexdigest()
     assert digest == "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+
+
+@pytest.mark.parametrize("num_examples", [1, 300, 1436])
+def test_held_out_examples_leave_the_training_split_and_replace_the_test_split(num_examples):
+    dataset = datasets.load("digits")
+    numbered = dataset._replace(
+        train=dataset.train._replace(labels=np.arange(1437, dtype=np.int32))
+    )
+    found = datasets.hold_out(numbered, num_examples)
+    assert len(found.test.labels) == len(found.test.images) == num_examples
+    assert sorted([*found.train.labels, *found.test.labels]) == list(range(1437))
+    for split in (found.train, found.test):
+        np.testing.assert_array_equal(split.images, dataset.train.images[split.labels])
+
+
+def test_nothing_held_out_is_the_data_set_itself_and_all_of_it_is_refused():
+    dataset = datasets.load("digits")
+    assert datasets.hold_out(dataset, 0) is dataset
+    with pytest.raises(ValueError, match="from 0 to 1436, got 1437"):
+        datasets.hold_out(dataset, 1437)

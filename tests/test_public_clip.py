@@ -8,7 +8,7 @@ import pytest
 from bam import models, train, tree
 from bam.data import datasets
 from bam.public_clip import clip_norm_from_public
-from configs import mnist
+from configs import digits, mnist
 
 LINEAR = {"name": "linear", "width": 1}
 
@@ -69,8 +69,19 @@ def test_the_plan_states_it_and_the_private_images_do_not_change_it():
         config.update({"expected_batch_size": 8, "num_steps": 1, "accountant": "rdp"})
         config.model.name = "linear"
         config.public_clip.quantile = 0.5
+        config.public_clip.dataset = "digits"
         config.public_clip.num_steps = 1
         return train.build(config, dataset).plan
 
     assert plan(0).clip_norm == plan(255).clip_norm
     assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
+
+
+def test_the_private_data_are_not_taken_for_public_ones():
+    config = digits.get_config("dp_sgd")
+    config.public_clip.quantile = 0.5
+    with pytest.raises(ValueError, match="name the public data"):
+        train.build(config)
+    config.public_clip.dataset = "digits"
+    with pytest.raises(ValueError, match="'digits' is the private data set"):
+        train.build(config)

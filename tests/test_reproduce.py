@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bam import train
+from bam import report, train
 from configs import digits
 from scripts import cells
 
@@ -70,7 +70,20 @@ def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
 
     with pytest.raises(train.StoppedError):
         train.train(experiment, 0, tmp_path / "a", should_stop=intrude)
-    assert events == ["b"]
+    assert events == ["b", "a"]  # trained what was free, then said what was not
+
+
+def test_a_cell_that_becomes_free_is_trained_after_all(tmp_path):
+    experiment, events = train.build(tiny(0)), []
+    holder = report.RunFiles(tmp_path / "a", experiment.config, experiment.plan)
+
+    def on_event(name, text):
+        events.append(name)
+        holder.__exit__()  # the other process ends while this one trains b
+
+    cells.run({"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False, on_event)
+    assert events == ["b", "a"]
+    assert set(cells.summaries({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
 
 
 def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):
@@ -114,8 +127,10 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [("--datasets=cifar11", "no config configs/cifar11.py"),
-     ("--config.epsilon=3", "the table sets epsilon"),
-     ("--config.no_such=3", "no key 'no_such'")],
+     ("--config.epsilon=3", "sets epsilon itself"),
+     ("--config.no_such=3", "no key 'no_such'"),
+     ("--config.dataset.holdout=9", "sets dataset.holdout itself"),
+     ("--methods=bam_sam", "methods have dp_sgd")],
 )  # fmt: skip
 def test_a_mistaken_reproduction_is_one_line_and_writes_nothing(flag, message, tmp_path):
     workdir = tmp_path / "table"

@@ -58,6 +58,15 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
     assert lines[2] == "| non-private | – | – | – | 50.0 | – | – | 1.0 |"
 
 
+def test_the_contact_sheet_is_drawn(tmp_path):
+    done = run(
+        "scripts.contact_sheet", "--config=configs/digits.py", f"--out={tmp_path}/views.png",
+        "--num_examples=2", "--config.augment.views=3", "--config.augment.shift=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "views.png").stat().st_size > 5_000
+
+
 def test_every_method_of_the_base_config_exists():
     for method in base.METHODS:
         assert base.get_config(method).method.name == method

@@ -246,6 +246,20 @@ def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, mes
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("method", ["bam_sam", "bam_exact"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"method__ascent_views": 2}, "has 1 views"),
+        ({"method__ascent_params": "no such layer"}, "one of them True"),
+        ({"method__ascent_params": "("}, "not a regular expression"),
+    ],
+)
+def test_an_ascent_that_cannot_be_is_refused_before_anything_runs(method, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        train.build(tiny(method, **overrides))
+
+
 def test_a_misspelled_config_key_is_refused():
     with pytest.raises(AttributeError, match="epsilon"):
         digits.get_config("dp_sgd").epsilo = 1.0

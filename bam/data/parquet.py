@@ -37,8 +37,11 @@ def read(
     """
     files = {split: _files(path, split) for split in ("train", "test")}
     tables = {split: [_table(file) for file in files[split]] for split in files}
+    named = _num_classes(tables["train"][0][2])
+    if named and num_classes and named != num_classes:
+        raise DataError(f"{files['train'][0]}: has {named} classes, expected {num_classes}")
     if num_classes is None:
-        num_classes = _num_classes(tables["train"][0][2]) or 1 + max(
+        num_classes = named or 1 + max(
             int(labels.max(initial=0)) for parts in tables.values() for _, labels, _ in parts
         )
     splits = []
