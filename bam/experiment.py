@@ -145,17 +145,14 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
         )
 
-    def with_views(step_key: Array, example: Any) -> Any:
-        """One example as it lies in the data set, its image replaced by this step's views."""
-        key = jax.random.fold_in(step_key, example["index"])
-        views = prepare(augment.views(key, example["image"], **augmentation))
-        return {"image": views, "label": example["label"]}
+    def with_views(split: datasets.Split, step_key: Array, index: Array) -> Any:
+        """One example of a split, its image replaced by this step's views of it."""
+        key = jax.random.fold_in(step_key, index)
+        views = prepare(augment.views(key, split.images[index], **augmentation))
+        return {"image": views, "label": split.labels[index]}
 
-    def gradient_at(step_key: Array) -> Callable[[Params, Any], Grads]:
-        return lambda params, example: oracle.grad(params, with_views(step_key, example))
-
-    def examples_at(split: datasets.Split, indices: Any) -> Any:
-        return {"image": split.images[indices], "label": split.labels[indices], "index": indices}
+    def gradient_at(split: datasets.Split, step_key: Array) -> Callable[[Params, Array], Grads]:
+        return lambda params, index: oracle.grad(params, with_views(split, step_key, index))
 
     def init(seed: int) -> TrainState:
         params = jax.jit(model.init)(stream_key(seed, INIT_STREAM))
@@ -172,24 +169,24 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
-        examples = examples_at(train, jnp.asarray(batch.indices))
-        mask = jnp.asarray(batch.mask)
+        # A batch is its indices: images are fetched a microbatch at a time, so memory is flat.
+        indices, mask = jnp.asarray(batch.indices), jnp.asarray(batch.mask)
         step_key = jax.random.fold_in(state.augment_key, state.step)
         if private:
             total, norms = clipped_sum(
-                gradient_at(step_key),
+                gradient_at(train, step_key),
                 clip,
                 oracle.ascend(state.params, state.private_grad),
-                examples,
+                indices,
                 mask=mask,
                 microbatch_size=microbatch_size,
             )
         else:  # ordinary training: no per-example gradient exists
             norms = jnp.zeros(mask.shape)
             total = plain_sum(
-                lambda params, example: model.loss(params, with_views(step_key, example)),
+                lambda params, index: model.loss(params, with_views(train, step_key, index)),
                 state.params,
-                examples,
+                indices,
                 mask=mask,
                 microbatch_size=microbatch_size,
             )
@@ -218,10 +215,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     @jax.jit
     def measure_bias(state: TrainState, train: datasets.Split, indices: Array) -> diagnostics.Bias:
         params_at = oracle.ascend(state.params, state.private_grad)
-        gradient = gradient_at(jax.random.fold_in(state.augment_key, state.step))
-        examples = examples_at(train, indices)
+        gradient = gradient_at(train, jax.random.fold_in(state.augment_key, state.step))
         return diagnostics.clipping_bias(
-            gradient, clip, params_at, examples, microbatch_size=microbatch_size
+            gradient, clip, params_at, indices, microbatch_size=microbatch_size
         )
 
     return Experiment(
