@@ -1,5 +1,6 @@
 """Timing of compiled functions: medians with spread, compilation apart."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -24,10 +25,10 @@ class Timing(NamedTuple):
     compile_seconds: float
 
 
-def compile_timed(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float]:
+def compile_timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
     started = time.perf_counter()
-    compiled = jax.jit(fn).lower(*args).compile()
+    compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 
@@ -61,3 +62,36 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
         return Timing(seconds[0], seconds[0], seconds[0], compile_seconds)
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(median, low, high, compile_seconds)
+
+
+def matrix_flops(fn: Callable[..., Any], *args: Any) -> int:
+    """Multiplications and additions in the matrix products and convolutions of `fn(*args)`.
+
+    Args:
+      fn: traced, not run.
+      *args: arrays or their shapes.
+
+    Returns:
+      A count; a loop's body counts once per turn of a `scan`.
+    """
+    return _matrix_flops(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _matrix_flops(jaxpr: Any) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        size = math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * size * math.prod(left[axis] for axis in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * size * math.prod(kernel) // features
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+                total += turns * _matrix_flops(inner)
+    return total

@@ -1,0 +1,153 @@
+"""Time per example of a training step, every method, on a CIFAR-shaped problem.
+
+python -m scripts.benchmark_step --out=benchmarks/step_cpu.json
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from bam import experiment, models, report, sampling
+from bam.data import datasets
+from configs import cifar10
+from scripts import cli, timing
+
+_OUT = flags.DEFINE_string("out", "", "JSON file to write")
+_BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
+_MICROBATCH = flags.DEFINE_integer("microbatch", 0, "examples per group; 0: the default", 0)
+_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leaves it out", 1)
+_TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
+_MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes to weigh")
+
+MATMUL_SIZE = 2048
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nonprivate_ms": ("non_private", {}),
+    "dp_sgd_ms": ("dp_sgd", {}),
+    "dp_sat_ms": ("dp_sat", {}),
+    "bam_sam_ms": ("bam_sam", {}),
+    "bam_exact_ms": ("bam_exact", {}),
+}
+VIEW_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp_sgd_views_ms": ("dp_sgd", {}),
+    "bam_sam_views_ms": ("bam_sam", {}),
+    "bam_sam_one_view_ms": ("bam_sam", {"ascent_views": 1}),
+}
+
+
+def main() -> None:
+    """Compiles every step, times them in turn, writes milliseconds per example."""
+    with cli.one_line_errors():
+        if not _OUT.value:
+            raise ValueError("--out is required: the JSON file to write")
+    cli.use_compilation_cache()
+    wanted = {name: (*method, 1) for name, method in METHODS.items()}
+    if _VIEWS.value > 1:
+        wanted |= {name: (*method, _VIEWS.value) for name, method in VIEW_METHODS.items()}
+    calls, compiling = {}, {}
+    for name, (method, options, views) in wanted.items():
+        built = _experiment(method, options, views, _BATCH.value)
+        calls[name], compiling[name] = _step(built, _BATCH.value)
+        print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
+    seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
+
+    results: dict[str, Any] = {
+        "batch": _BATCH.value,
+        "microbatch": _microbatch_size(),
+        "width": _WIDTH.value,
+        "views": _VIEWS.value,
+        "trials": _TRIALS.value,
+        "device": report.device_name(),
+        "versions": report.versions(),
+    }
+    spread = {}
+    for name in wanted:
+        found = timing.summarize(seconds[name], compiling[name])
+        results[name] = 1e3 * found.median / _BATCH.value
+        spread[name] = [1e3 * found.low / _BATCH.value, 1e3 * found.high / _BATCH.value]
+        print(f"{name:<22} {results[name]:8.3f} ms per example", flush=True)
+    model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
+    example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
+    flops = timing.matrix_flops(
+        jax.grad(model.loss), jax.eval_shape(model.init, jax.random.key(0)), example
+    )
+    results["matmul_gflops"] = 2 * MATMUL_SIZE**3 / np.median(seconds["matmul"]) / 1e9
+    results["dp_sgd_gflops"] = flops / results["dp_sgd_ms"] / 1e6
+    results["flops_per_example"] = flops
+    results["quartiles_ms"] = spread
+    results["compile_seconds"] = compiling
+    results["peak_memory_mb"] = {b: _memory(int(b)) for b in _MEMORY_BATCHES.value}
+    out = Path(_OUT.value)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report.write_json(out, results)
+
+
+def _experiment(
+    method: str, options: dict[str, Any], views: int, batch: int
+) -> experiment.Experiment:
+    """ResNet-9 on random images of CIFAR-10's shape, as many as the largest batch needs."""
+    config = cifar10.get_config(method)
+    config.method.update(options)
+    config.model.width = _WIDTH.value
+    config.augment.views = views
+    if views == 1:
+        config.augment.update({"shift": 0, "flip": "none"})
+    config.update({"expected_batch_size": batch, "num_steps": 1, "accountant": "rdp"})
+    config.microbatch_size = _microbatch_size()
+    return experiment.build(config, _random_images())
+
+
+def _microbatch_size() -> int:
+    return _MICROBATCH.value or (1 if jax.default_backend() == "cpu" else 64)
+
+
+@functools.cache
+def _random_images() -> datasets.Dataset:
+    rng = np.random.default_rng(0)
+    size = 2 * max(_BATCH.value, *(int(batch) for batch in _MEMORY_BATCHES.value))
+    images = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
+    split = datasets.Split(images, rng.integers(0, 10, size, dtype=np.int32))
+    channels = np.full(3, 0.5, np.float32)
+    return datasets.Dataset("random", split, split, 10, channels, channels / 2)
+
+
+def _step(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
+    """One training step of exactly `batch` examples, compiled, and the seconds that took."""
+    state = built.init(0)
+    train = datasets.Split(*jax.device_put(tuple(built.dataset.train)))
+    rows = sampling.pad(np.arange(batch), batch)
+    compiled, seconds = timing.compile_timed(built.step, state, train, rows)
+
+    def call() -> Any:
+        nonlocal state
+        state = compiled(state, train, rows)
+        return state.step
+
+    return call, seconds
+
+
+def _memory(batch: int) -> float:
+    """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
+    built = _experiment("dp_sgd", {}, 1, batch)
+    train = datasets.Split(*jax.device_put(tuple(built.dataset.train)))
+    rows = sampling.pad(np.arange(batch), batch)
+    compiled, _ = timing.compile_timed(built.step, built.init(0), train, rows)
+    plan: Any = compiled.memory_analysis()
+    return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6
+
+
+def _matmul() -> Callable[[], Any]:
+    """A large float32 matrix product: the rate that the machine can reach."""
+    square = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE))
+    return functools.partial(jax.jit(jnp.matmul).lower(square, square).compile(), square, square)
+
+
+if __name__ == "__main__":
+    cli.run(main)
