@@ -1,0 +1,91 @@
+"""Counts of operations that one can do by hand, and benchmarks that run."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bam import models
+from bam.models.layers import _conv2d_as_matmul
+from scripts import timing
+
+
+def test_a_matrix_product_costs_two_operations_per_term():
+    assert timing.matrix_flops(jnp.matmul, jnp.ones((3, 4)), jnp.ones((4, 5))) == 2 * 3 * 4 * 5
+
+
+def test_both_forms_of_a_convolution_cost_the_same():
+    images, kernel = jnp.ones((2, 6, 6, 3)), jnp.ones((3, 3, 3, 4))
+    as_xla = lambda x, k: jax.lax.conv_general_dilated(  # noqa: E731
+        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    expected = 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+    assert timing.matrix_flops(as_xla, images, kernel) == expected
+    assert timing.matrix_flops(_conv2d_as_matmul, images, kernel) == expected
+
+
+def test_a_scan_costs_its_body_as_often_as_it_turns():
+    def fn(x):
+        return jax.lax.scan(lambda c, _: (c @ c, None), x, length=7)[0]
+
+    assert timing.matrix_flops(fn, jnp.ones((3, 3))) == 7 * 2 * 27
+
+
+def test_the_median_and_quartiles_are_those_by_hand():
+    assert timing.summarize([4.0, 1.0, 2.0, 3.0, 5.0], 9.0) == timing.Timing(3.0, 2.0, 4.0, 9.0)
+    assert timing.summarize([4.0], 9.0) == timing.Timing(4.0, 4.0, 4.0, 9.0)
+
+
+def test_calls_are_timed_in_turn_after_one_untimed_round():
+    order = []
+    seconds = timing.measure(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, trials=2, repeats=2
+    )
+    assert "".join(order) == "aabb" * 3
+    assert {name: len(found) for name, found in seconds.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("depth", [2, 3, 12])
+def test_the_deep_network_has_a_layers_weights_per_layer_and_one_compiled_block(depth):
+    module = models.create("deep_residual", 10, 8, depth=depth)
+    model = models.as_functions(module, (8,))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(params)) == (8 * 8 + 8) * (depth - 1) + 8 * 10 + 10
+    program = str(jax.make_jaxpr(model.logits)(params, jnp.ones((2, 8))))
+    assert program.count("tanh") == min(2, depth - 1)
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=900
+    )
+
+
+def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
+    done = run(
+        "scripts.benchmark_depth", f"--out={tmp_path}/depth", "--depths=2", "--width=4",
+        "--batch=2", "--trials=2", "--repeats=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "depth.json").read_text())
+    assert len(found["rows"]) == 5
+    assert all(0 < r["low"] <= r["median"] <= r["high"] for r in found["rows"])
+    assert (tmp_path / "depth.png").stat().st_size > 10_000
+    assert (tmp_path / "depth.svg").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_step_benchmark_writes_every_number(tmp_path):
+    done = run(
+        "scripts.benchmark_step", f"--out={tmp_path}/step.json", "--width=4", "--batch=2",
+        "--views=2", "--trials=2", "--memory_batches=4,8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "step.json").read_text())
+    for name in ("nonprivate", "dp_sgd", "dp_sat", "bam_sam", "bam_exact", "bam_sam_one_view"):
+        assert found[f"{name}_ms"] > 0
+    assert found["matmul_gflops"] > found["dp_sgd_gflops"] > 0
+    assert found["peak_memory_mb"]["8"] > 0
