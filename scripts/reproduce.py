@@ -76,12 +76,15 @@ def main() -> None:
         if seeds:
             title = f"{name}, up to {seeds} seeds, 95 % confidence intervals"
             plotting.accuracy_and_gain(of_name, workdir / f"{name}.png", title)
-    printed = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for column in table1.COLUMNS:
-        printed.add_column(column, justify="left" if column in ("data", "method") else "right")
-    for row in rows:
-        printed.add_row(*table1.as_cells(row))
-    console.print(printed)
+    for name in _DATASETS.value:
+        printed = Table(title=name, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for column in table1.COLUMNS[1:]:
+            justify: Any = "left" if column == "method" else "right"
+            printed.add_column(column, justify=justify, no_wrap=True)
+        for row in rows:
+            if row["config"] == name:
+                printed.add_row(*table1.as_cells(row)[1:])
+        console.print(printed)
     console.print(table1.CAPTION)
     console.print(
         f"{len(finished)} of {len(all_cells)} runs finished. Table and figures in {workdir}/"
