@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from configs import base
-from scripts import compare, logistic
+from scripts import compare, logistic, table1
 
 
 def run(*arguments):
@@ -85,3 +85,16 @@ def test_the_results_page_shows_the_logistic_table_that_was_run():
     table = logistic.markdown(run_["rows"], run_["non_private_sklearn"])
     assert table in (docs / "results.md").read_text()
     assert logistic.non_private_accuracy() == run_["non_private_sklearn"]
+
+
+def test_the_results_page_shows_the_tables_that_were_run():
+    docs = Path(__file__).parents[1] / "docs"
+    page, small = (docs / "results.md").read_text(), docs / "results/cifar10_small"
+    rows = json.loads((small / "table1.json").read_text())["rows"]
+    assert table1.markdown(rows) == (small / "table1.md").read_text()
+    for table in ("table1.md", "search.md"):
+        assert (small / table).read_text() in page
+    assert all(len(row["seeds"]) >= 5 for row in rows)
+    mnist = json.loads((docs / "results/mnist/summary.json").read_text())
+    assert f"**{100 * mnist['test_accuracy']:.2f} %**" in page
+    assert mnist["test_accuracy"] >= 0.96
