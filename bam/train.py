@@ -75,7 +75,7 @@ def train(
     config.seed = seed
     on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
     state = experiment.init(seed)
-    identity = {"plan": plan.to_json(), "data": _fingerprint(dataset)}
+    identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,11 @@ def run(
             on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
             return
         missing = busy
+
+
+def print_event(name: str, text: str) -> None:
+    """Prints what happened to a cell, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
 def method_config(path: str, method: str, fixed: Iterable[str] = ()) -> ConfigDict:

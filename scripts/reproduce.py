@@ -4,7 +4,6 @@ python -m scripts.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=run
 """
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,7 @@ def main() -> None:
                 all_cells,
                 workdir,
                 cli.stop_after(_MAX_SECONDS.value),
-                lambda name, text: print(
-                    f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True
-                ),
+                cells.print_event,
             )
         finished = cells.summaries(all_cells, workdir)
         rows = [_row(*key, table, finished) for key in table]

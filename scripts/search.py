@@ -4,7 +4,6 @@ python -m scripts.search --config=configs/digits.py --workdir=runs/search --hold
 """
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def main() -> None:
             all_cells,
             workdir,
             cli.stop_after(_MAX_SECONDS.value),
-            lambda name, text: print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True),
+            cells.print_event,
         )
         finished = cells.summaries(all_cells, workdir)
         rows = [_row(*trial, runs, finished) for trial, runs in trials.items()]

@@ -1,5 +1,8 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,3 +94,10 @@ def norm64(tree):
 
 def distance(a, b):
     return norm64(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+
+
+def run_command(*arguments, timeout=240):
+    """Runs `python -m …` as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout
+    )

@@ -1,14 +1,13 @@
 """Table 1 and the search are run cell by cell, each cell once."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from bam import report, train
 from configs import digits
 from scripts import cells
+from tests.cases import run_command
 
 
 def tiny(seed, **overrides):
@@ -95,23 +94,17 @@ def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=240
-    )
-
-
 TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2")
 
 
 def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
     command = ("scripts.reproduce", "--table=1", "--datasets=digits", "--epsilons=8",
                "--methods=dp_sgd,bam_sam", f"--workdir={tmp_path}", *TINY)  # fmt: skip
-    stopped = run(*command, "--seeds=2", "--max_seconds=0.001")
+    stopped = run_command(*command, "--seeds=2", "--max_seconds=0.001")
     assert stopped.returncode == 0, stopped.stderr
     assert "not run" in stopped.stdout
     assert "0 of 4 runs finished" in stopped.stdout
-    done = run(*command, "--seeds=2")
+    done = run_command(*command, "--seeds=2")
     assert done.returncode == 0, done.stderr
     assert "4 of 4 runs finished" in done.stdout
     table = json.loads((tmp_path / "table1.json").read_text())
@@ -121,7 +114,7 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
     assert all(r["seeds"] == [0, 1] for r in table["rows"])
     assert (tmp_path / "digits.png").stat().st_size > 10_000
     assert all(r["epsilon"] <= 8 for r in table["runs"].values())
-    looked = run(*command, "--seeds=3", "--notrain")
+    looked = run_command(*command, "--seeds=3", "--notrain")
     assert "4 of 6 runs finished" in looked.stdout
 
 
@@ -135,7 +128,9 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
 )  # fmt: skip
 def test_a_mistaken_reproduction_is_one_line_and_writes_nothing(flag, message, tmp_path):
     workdir = tmp_path / "table"
-    done = run("scripts.reproduce", "--datasets=digits", flag, f"--workdir={workdir}", *TINY)
+    done = run_command(
+        "scripts.reproduce", "--datasets=digits", flag, f"--workdir={workdir}", *TINY
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
@@ -145,10 +140,10 @@ def test_a_mistaken_reproduction_is_one_line_and_writes_nothing(flag, message, t
 def test_a_search_judges_every_strength_on_held_out_images(tmp_path):
     command = ("scripts.search", "--config=configs/digits.py", f"--workdir={tmp_path}/search",
                "--holdout=300", *TINY)  # fmt: skip
-    uneven = run(*command, "--dp_sat=0.1", "--bam_sam=0.1,0.2")
+    uneven = run_command(*command, "--dp_sat=0.1", "--bam_sam=0.1,0.2")
     assert uneven.returncode == 2
     assert "the same number of strengths" in uneven.stderr
-    done = run(*command, "--dp_sat=0.1", "--bam_sam=0.2")
+    done = run_command(*command, "--dp_sat=0.1", "--bam_sam=0.2")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "search/search.json").read_text())
     assert [(r["method"], r["strength"], r["num_runs"]) for r in rows] == [

@@ -1,23 +1,16 @@
 """The commands, as a user runs them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from configs import base
 from scripts import compare, logistic, table1
-
-
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=240
-    )
+from tests.cases import run_command
 
 
 def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
     workdir = tmp_path / "run"
-    done = run(
+    done = run_command(
         "scripts.train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
         "--config.epsilo=3",
     )  # fmt: skip
@@ -29,7 +22,7 @@ def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path)
 
 
 def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
-    done = run(
+    done = run_command(
         "scripts.compare", "--config=configs/digits.py", f"--workdir={tmp_path}/c",
         "--methods=dp_sgd,bam_exact", "--num_seeds=2", "--config.model.name=linear",
         "--config.num_steps=3", "--config.diagnostics.every=1",
@@ -59,7 +52,7 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
 
 
 def test_the_contact_sheet_is_drawn(tmp_path):
-    done = run(
+    done = run_command(
         "scripts.contact_sheet", "--config=configs/digits.py", f"--out={tmp_path}/views.png",
         "--num_examples=2", "--config.augment.views=3", "--config.augment.shift=1",
     )  # fmt: skip

@@ -1,8 +1,6 @@
 """Counts of operations that one can do by hand, and benchmarks that run."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ import pytest
 from bam import models
 from bam.models.layers import _conv2d_as_matmul
 from scripts import timing
+from tests.cases import run_command
 
 
 def test_a_matrix_product_costs_two_operations_per_term():
@@ -58,14 +57,8 @@ def test_the_deep_network_has_a_layers_weights_per_layer_and_one_compiled_block(
     assert program.count("tanh") == min(2, depth - 1)
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=900
-    )
-
-
 def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
-    done = run(
+    done = run_command(
         "scripts.benchmark_depth", f"--out={tmp_path}/depth", "--depths=2", "--width=4",
         "--batch=2", "--trials=2", "--repeats=1",
     )  # fmt: skip
@@ -79,9 +72,9 @@ def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
 
 @pytest.mark.slow
 def test_the_step_benchmark_writes_every_number(tmp_path):
-    done = run(
+    done = run_command(
         "scripts.benchmark_step", f"--out={tmp_path}/step.json", "--width=4", "--batch=2",
-        "--views=2", "--trials=2", "--memory_batches=4,8",
+        "--views=2", "--trials=2", "--memory_batches=4,8", timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "step.json").read_text())
