@@ -18,7 +18,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from bam import diagnostics, models, oracles, public_clip, sampling, tree
+from bam import diagnostics, models, oracles, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
@@ -64,7 +64,7 @@ class Experiment:
     """A checked, planned, ready-to-run experiment; it serves any number of seeds.
 
     Attributes:
-      config: the configuration it was built from, frozen.
+      config: the configuration it was built from, with what was found for its "auto" keys.
       dataset: the data, on the host.
       plan: the privacy plan of one run.
       num_params: number of trainable numbers.
@@ -104,6 +104,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     """
     _check(config)
     dataset = dataset or load_dataset(**config.dataset)
+    config = _tuned(config, dataset)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
     plan = make_plan(
@@ -116,13 +117,13 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         clip_norm=_clip_norm(config, dataset.train.images.shape[1:]) if private else math.inf,
         accountant=config.accountant,
     )
-    if not 1 <= config.microbatch_size <= num_examples:
-        raise ValueError(
-            f"microbatch_size {config.microbatch_size} must be from 1 to the number of training "
-            f"examples, {num_examples}"
-        )
     module = models.create(num_classes=dataset.num_classes, **config.model)
-    model = models.as_functions(module, dataset.train.images.shape[1:])
+    arithmetic = {"precision": config.precision, "convolution": config.convolution}
+    model = models.as_functions(module, dataset.train.images.shape[1:], **arithmetic)
+    # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
+    dense_model = models.as_functions(
+        module, dataset.train.images.shape[1:], **(arithmetic | {"convolution": "xla"})
+    )
     oracle = make_oracle(config.method, model.loss)
     _check_oracle(oracle, model, dataset, config.augment.views)
     clip = clip_by_l2_norm(plan.clip_norm)
@@ -208,7 +209,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
 
     @jax.jit
     def evaluate(params: Params, images: Any, labels: Any) -> tuple[Array, Array]:
-        logits = model.logits(params, prepare(images))
+        logits = dense_model.logits(params, prepare(images))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
 
@@ -221,7 +222,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         )
 
     return Experiment(
-        config=config.copy_and_resolve_references(),
+        config=config,
         dataset=dataset,
         plan=plan,
         num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
@@ -279,6 +280,69 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
         return makers[method.name](loss_fn, **arguments)
     except TypeError as error:
         raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
+
+
+def _tuned(config: ConfigDict, dataset: datasets.Dataset) -> ConfigDict:
+    """A copy of a config whose `microbatch_size` and `convolution` are what will run."""
+    config = config.copy_and_resolve_references()
+    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
+    if config.microbatch_size == "auto":
+        chosen = tuning.fastest(
+            functools.partial(_timed_step, config, dataset.num_classes, shape),
+            facts=[
+                config[key].to_dict() if isinstance(config[key], ConfigDict) else config[key]
+                for key in ("model", "method", "augment", "precision")
+            ]
+            + [dataset.num_classes, shape],
+            convolutions=() if config.convolution == "auto" else (config.convolution,),
+            largest=min(num_examples, config.expected_batch_size),
+        )
+        with config.ignore_type():  # a number takes the place of "auto"
+            config.update(chosen._asdict())
+    elif config.convolution == "auto":
+        config.convolution = "matmul" if jax.default_backend() == "cpu" else "xla"
+    size = config.microbatch_size
+    if type(size) is not int or not 1 <= size <= num_examples:
+        raise ValueError(
+            f'microbatch_size {size} must be "auto" or from 1 to the number of training examples, '
+            f"{num_examples}"
+        )
+    return config
+
+
+def _timed_step(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...], convolution: str, size: int
+) -> Callable[[int], Any]:
+    """The sum that a step spends its time on, over random images, for `tuning.fastest`."""
+    module = models.create(num_classes=num_classes, **config.model)
+    model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
+    oracle = make_oracle(config.method, model.loss)
+    params = jax.jit(model.init)(jax.random.key(0))
+    clip = clip_by_l2_norm(1.0)
+
+    def example(index: Array) -> Any:
+        key = jax.random.fold_in(jax.random.key(1), index)
+        views = jax.random.normal(key, (config.augment.views, *shape))
+        return {"image": views, "label": index % num_classes}
+
+    @jax.jit
+    def step(params: Params, indices: Array) -> Grads:
+        if config.method.name == "non_private":
+            return plain_sum(
+                lambda params, i: model.loss(params, example(i)),
+                params,
+                indices,
+                microbatch_size=size,
+            )
+        return clipped_sum(
+            lambda params, i: oracle.grad(params, example(i)),
+            clip,
+            params,
+            indices,
+            microbatch_size=size,
+        )[0]
+
+    return lambda num_examples: step(params, jnp.arange(num_examples))
 
 
 def _check_oracle(

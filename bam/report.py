@@ -22,6 +22,8 @@ class FinishedError(FileExistsError):
 
 # What may differ when a run is resumed: when it is looked at and saved, never what is computed.
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
+# What a run finds for itself where the config says "auto", and keeps when it is resumed.
+AUTOMATIC = ("microbatch_size", "convolution")
 
 
 class RunFiles:
@@ -153,6 +155,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
     found = _flat(json.loads((workdir / "config.json").read_text(encoding="utf-8")))
     wanted = _flat(_as_json(config))
     for key in sorted(found.keys() | wanted.keys()):
+        if key in AUTOMATIC and wanted.get(key) == "auto":
+            continue
         if found.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{workdir} holds a run with {key} = {found.get(key)!r}, not {wanted.get(key)!r}; "
@@ -162,6 +166,27 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
+
+
+def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
+    """A config that goes on with what a run in `workdir` found for its "auto" keys.
+
+    Args:
+      config: the configuration asked for.
+      workdir: the folder the run starts or goes on in.
+
+    Returns:
+      The same config, or a copy in which recorded values replace "auto".
+    """
+    path = workdir / "config.json"
+    automatic = [key for key in AUTOMATIC if config[key] == "auto"]
+    if not automatic or not path.exists():
+        return config
+    found = json.loads(path.read_text(encoding="utf-8"))
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config.update({key: found.get(key, "auto") for key in automatic})
+    return config
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -182,6 +182,7 @@ def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> di
         "dataset": experiment.dataset.name,
         "model": experiment.config.model.name,
         "num_params": experiment.num_params,
+        **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
         **plan,
         "seed": seed,
         "test_accuracy": last_row["test_accuracy"],

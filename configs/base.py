@@ -6,7 +6,7 @@ not listed here does not exist: assigning it is an error, on the command line to
 
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 # BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
 # whose path matches a regular expression ("": all), for example "GroupNorm".
@@ -55,7 +55,13 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
     config.num_epochs = 10
     config.num_steps = 0
-    config.microbatch_size = 32  # examples whose gradients are held in memory at once
+    # Examples whose gradients are held in memory at once; "auto": the fastest, by timing a few.
+    config.microbatch_size = config_dict.placeholder(object)
+    config.microbatch_size = 32
+    config.convolution = "auto"  # "matmul" or "xla"; auto: the faster one on this device
+    # Of the network's arithmetic: "float32", "tensorfloat32" or "bfloat16". Norms, clipping, sums
+    # and noise are float32 in each.
+    config.precision = "float32"
 
     config.method = ConfigDict({"name": method, **METHODS[method]})
     config.model = ConfigDict({"name": "convnet", "width": 16})

@@ -28,7 +28,7 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.clip_norm = 1.0
     config.expected_batch_size = 4096
     config.num_epochs = 75
-    config.microbatch_size = 16
+    config.microbatch_size = "auto"
     config.optimizer.learning_rate = 1e-3
     config.augment.update({"views": 4, "shift": 4, "flip": "horizontal"})
     config.dataset.name = "imagenet32"

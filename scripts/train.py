@@ -29,9 +29,10 @@ def main() -> None:
             raise ValueError("--workdir is required: the folder for the run's files")
         if not config.dry_run:
             report.check_resumable(Path(_WORKDIR.value), config)
+            config = report.with_recorded(config, Path(_WORKDIR.value))
+        cli.use_compilation_cache()
         experiment = train.build(config)
     print(describe(experiment), flush=True)
-    cli.use_compilation_cache()
     if config.dry_run:
         hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
         print(f"about {hours} h {minutes} min of training on this device")
@@ -53,7 +54,8 @@ def describe(experiment: train.Experiment) -> str:
     config = experiment.config
     return (
         f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
-        f"{experiment.num_params:,} parameters, on {report.device_name()}\n"
+        f"{experiment.num_params:,} parameters, on {report.device_name()}, "
+        f"{config.microbatch_size} at a time\n"
         f"{experiment.plan.describe()}"
     )
 

@@ -1,12 +1,20 @@
 """Models are pure functions of rows that do not see each other."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bam import models, tree
-from bam.models.layers import _conv2d_as_matmul, mish, standardise_weights
+from bam.models.layers import (
+    GroupNorm,
+    _conv2d_as_matmul,
+    average_pool,
+    mish,
+    standardise_weights,
+)
+from tests.cases import distance, norm64
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
@@ -18,6 +26,89 @@ def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride
         images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     np.testing.assert_allclose(_conv2d_as_matmul(images, kernel, stride), expected, atol=1e-4)
+
+
+def test_group_norm_and_its_gradients_are_flaxes():
+    ours, flaxes = GroupNorm(3), nn.GroupNorm(num_groups=3, epsilon=1e-5, use_fast_variance=False)
+    with jax.enable_x64(True):
+        images = 5 + jax.random.normal(jax.random.key(0), (2, 4, 5, 6), jnp.float64)
+        weights = jax.random.normal(jax.random.key(1), images.shape, jnp.float64)
+        params = {
+            "scale": jax.random.normal(jax.random.key(2), (6,), jnp.float64),
+            "bias": jax.random.normal(jax.random.key(3), (6,), jnp.float64),
+        }
+
+        def probe(module):
+            def value(params, images):
+                return jnp.sum(weights * module.apply({"params": params}, images))
+
+            gradient = jax.grad(value, argnums=(0, 1))
+            return value(params, images), gradient(params, images)
+
+        for mine, theirs in zip(*map(jax.tree.leaves, (probe(ours), probe(flaxes))), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_group_norm_of_a_constant_image_is_its_bias_and_has_a_finite_gradient():
+    def value(images):
+        return jnp.sum(GroupNorm(2).apply({"params": params}, images))
+
+    params = {"scale": jnp.ones(4), "bias": jnp.arange(4.0)}
+    images = jnp.full((1, 3, 3, 4), 1e3)
+    assert value(images) == 9 * (0 + 1 + 2 + 3)
+    assert np.isfinite(jax.grad(value)(images)).all()
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_average_pooling_is_flaxes(side):
+    images = jax.random.normal(jax.random.key(0), (2, side, side, 3))
+    expected = nn.avg_pool(images, (2, 2), strides=(2, 2))
+    np.testing.assert_allclose(average_pool(images), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["convnet", "resnet9", "wide_resnet"])
+def test_gradients_agree_between_formulations(name):
+    module, shape = models.create(name, 10, 1 if name == "wide_resnet" else 4), (16, 16, 3)
+    params = models.as_functions(module, shape).init(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, *shape))
+    example = {"image": images, "label": np.int32(3)}
+    found = {}
+    for convolution in ("matmul", "xla"):
+        model = models.as_functions(module, shape, convolution=convolution)
+        assert ("conv_general_dilated" in str(jax.make_jaxpr(model.loss)(params, example))) == (
+            convolution == "xla"
+        )
+        found[convolution] = jax.jit(jax.grad(model.loss))(params, example)
+    assert distance(found["matmul"], found["xla"]) < 1e-5 * norm64(found["xla"])
+
+
+def test_bfloat16_changes_gradients_by_a_few_percent_and_leaves_them_float32():
+    module, shape = models.create("resnet9", 10, 8), (32, 32, 3)
+    exact = models.as_functions(module, shape)
+    rounded = models.as_functions(module, shape, precision="bfloat16")
+    params = exact.init(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, *shape))
+    example = {"image": images, "label": np.int32(3)}
+    expected, found = (jax.jit(jax.grad(m.loss))(params, example) for m in (exact, rounded))
+    assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    assert rounded.loss(params, example).dtype == jnp.float32
+    error = distance(found, expected) / norm64(expected)
+    assert 1e-4 < error < 0.05  # it does round, and no more than eight bits of mantissa explain
+
+
+@pytest.mark.parametrize(
+    ("precision", "asked"),
+    [("float32", jax.lax.Precision.HIGHEST), ("tensorfloat32", jax.lax.Precision.HIGH)],
+)
+def test_matrix_products_ask_for_the_precision_that_was_chosen(precision, asked):
+    module = models.create("linear", 10, 1)
+    model = models.as_functions(module, (3,), precision=precision)
+    params = jax.tree.map(jnp.ones_like, model.init(jax.random.key(0)))
+    example = {"image": jnp.ones((1, 3)), "label": np.int32(3)}
+    program = jax.make_jaxpr(jax.grad(model.loss))(params, example)
+    products = [e for e in program.eqns if e.primitive.name == "dot_general"]
+    assert products
+    assert {p for e in products for p in e.params["precision"]} == {asked}
 
 
 def test_mish_and_its_two_derivatives_are_the_textbook_ones():

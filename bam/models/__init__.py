@@ -3,7 +3,8 @@
 Everything outside this package knows a model as a `Model`: three pure functions.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from bam import tree
 from bam.models.convnet import ConvNet
 from bam.models.deep import DeepResidual
-from bam.models.layers import WEIGHT_STANDARDISATIONS
+from bam.models.layers import WEIGHT_STANDARDISATIONS, convolutions_as
 from bam.models.lenet5 import LeNet5
 from bam.models.linear import Linear
 from bam.models.resnet9 import ResNet9
@@ -31,6 +33,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wide_resnet": WideResNet,
     "wide_resnet_bam": WideResNetBam,
 }
+
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 
 
 class Model(NamedTuple):
@@ -82,21 +86,44 @@ def create(name: str, num_classes: int, width: int, **options: Any) -> nn.Module
         raise ValueError(f"model {name} does not take {options}: {error}") from None
 
 
-def as_functions(module: nn.Module, input_shape: tuple[int, ...]) -> Model:
+def as_functions(
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    convolution: str = "auto",
+    precision: str = "float32",
+) -> Model:
     """Turns a Flax module into the pure functions that training uses.
 
     Args:
       module: maps `[n, *input_shape]` to logits; its only variables are parameters.
       input_shape: the shape of one input, without batch axis.
+      convolution: how convolutions are computed, see `bam.models.layers.convolutions_as`.
+      precision: of the network's arithmetic, forwards and backwards. "float32": all of it;
+        "tensorfloat32": matrix products and convolutions round their inputs to 10 bits of
+        mantissa, where the hardware can; "bfloat16": weights and activations are rounded to
+        bfloat16. Parameters, normalisation statistics, the loss, gradients as they leave the
+        network, and all that follows (norms, clipping, sums, noise) are float32 in each.
 
     Returns:
       A `Model`. Nothing is computed or compiled yet: the module is only traced, to check it.
 
     Raises:
-      ValueError: if the module keeps state besides parameters (BatchNorm does).
+      ValueError: if the module keeps state besides parameters (BatchNorm does), or for an unknown
+        convolution or precision.
     """
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
+
+    @contextlib.contextmanager
+    def arithmetic() -> Iterator[None]:
+        products = "tensorfloat32" if precision == "tensorfloat32" else "float32"
+        with convolutions_as(convolution), jax.default_matmul_precision(products):
+            yield
+
     one_input = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
-    variables = jax.eval_shape(module.init, jax.random.key(0), one_input)
+    with arithmetic():
+        variables = jax.eval_shape(module.init, jax.random.key(0), one_input)
     extra = sorted(set(variables) - {"params"})
     if extra:
         raise ValueError(
@@ -109,8 +136,11 @@ def as_functions(module: nn.Module, input_shape: tuple[int, ...]) -> Model:
         return module.init(key, jnp.zeros((1, *input_shape)))["params"]
 
     def logits(params: Params, inputs: Any) -> Float[Array, "n classes"]:
-        output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
-        return output
+        if precision == "bfloat16":
+            params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
+        with arithmetic():
+            output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
+        return tree.at_least_float32(output)
 
     def loss(params: Params, example: Any) -> Float[Array, ""]:
         views = logits(params, example["image"])

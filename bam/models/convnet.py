@@ -3,7 +3,7 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv
+from bam.models.layers import Conv, average_pool, group_norm
 
 
 class ConvNet(nn.Module):
@@ -23,7 +23,7 @@ class ConvNet(nn.Module):
         x = images
         for features in (self.width, 2 * self.width):
             x = Conv(features)(x)
-            x = nn.GroupNorm(num_groups=4)(x)
+            x = group_norm(4, x.shape[-1])(x)
             x = nn.relu(x)
-            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+            x = average_pool(x)
         return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))

@@ -3,7 +3,7 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv
+from bam.models.layers import Conv, average_pool
 
 
 class LeNet5(nn.Module):
@@ -24,7 +24,7 @@ class LeNet5(nn.Module):
         x = images
         for features in (6, 16):
             x = nn.tanh(Conv(features, kernel_size=5, gain_and_bias=True)(x))
-            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+            x = average_pool(x)
         x = x.reshape(x.shape[0], -1)
         for features in (120, 84):
             x = nn.tanh(nn.Dense(features)(x))

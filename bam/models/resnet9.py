@@ -3,7 +3,7 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv, group_norm, mish
+from bam.models.layers import Conv, average_pool, group_norm, mish
 
 
 class ResNet9(nn.Module):
@@ -37,10 +37,10 @@ class ResNet9(nn.Module):
             )
         w = self.width
         x = self._block(images, w)
-        x = _pool(self._block(x, 2 * w))
+        x = average_pool(self._block(x, 2 * w))
         x = self._residual(x, 2 * w)
-        x = _pool(self._block(x, 4 * w))
-        x = _pool(self._block(x, 4 * w))
+        x = average_pool(self._block(x, 4 * w))
+        x = average_pool(self._block(x, 4 * w))
         x = self._residual(x, 4 * w)
         n, height, width, channels = x.shape
         x = x.reshape(n, 2, height // 2, 2, width // 2, channels).mean(axis=(2, 4))
@@ -54,7 +54,3 @@ class ResNet9(nn.Module):
     def _residual(self, x: Array, features: int) -> Array:
         x = x + self._block(self._block(x, features), features)
         return group_norm(32, features)(x) if self.scale_norm else x
-
-
-def _pool(x: Array) -> Array:
-    return nn.avg_pool(x, (2, 2), strides=(2, 2))
