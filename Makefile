@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow lint types check format clean
+.PHONY: install demo test test-slow bench bench-peers lint types check format clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -20,6 +20,26 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
+# DEVICE names the result files: make bench DEVICE=h100
+DEVICE ?= cpu
+bench: install
+	$(BIN)/python -m scripts.benchmark_step --out=benchmarks/step_$(DEVICE).json
+	$(BIN)/python -m scripts.benchmark_depth --out=benchmarks/depth_$(DEVICE)
+
+# Opacus and jax-privacy beside ours, in an environment of their own. PyTorch's sympy needs an
+# mpmath that is older than the one everything else here is tested with.
+TORCH ?= torch==2.13.0
+PEERS := .venv-peers
+bench-peers: $(PEERS)/installed
+	$(PEERS)/bin/python -m scripts.benchmark_peers --out=benchmarks/peers_$(DEVICE).json
+$(PEERS)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	grep -v '^mpmath' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c $(PEERS)/constraints.txt \
+	  -e . jax-privacy 'opacus>=1.6'
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +54,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .jax_cache .mypy_cache .pytest_cache .ruff_cache

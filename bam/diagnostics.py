@@ -39,6 +39,7 @@ def clipping_bias(
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Bias:
     r"""Bias of the clipped mean, $\hat g_{clip} - \hat g$, against the unclipped mean.
 
@@ -54,6 +55,7 @@ def clipping_bias(
       batch: pytree of `[n, ...]` arrays.
       mask: `[n]`, True for real examples; None means all are.
       microbatch_size: as in `clipped_sum`; memory does not grow with n.
+      mesh: as in `clipped_sum`.
 
     Returns:
       A `Bias`, NOT PRIVATE.
@@ -71,7 +73,13 @@ def clipping_bias(
     # One pass sums both; the second half is not bounded, and the infinite sensitivity says so.
     clip_first_of_two = BoundedTransformation(clip.init, clip_first, math.inf)
     sums, _ = clipped_sum(
-        twice, clip_first_of_two, params, batch, mask=mask, microbatch_size=microbatch_size
+        twice,
+        clip_first_of_two,
+        params,
+        batch,
+        mask=mask,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
     )
     mean_clipped, mean = jax.tree.map(lambda x: x / jnp.maximum(size, 1), sums)
     bias_norm = tree.l2_norm(jax.tree.map(jnp.subtract, mean_clipped, mean))

@@ -4,7 +4,8 @@
 
 * what is computed for one example: `one_example` (gradient, then clip);
 * how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
-* how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example.
+* how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
+* how devices share them: `_sum_over_devices`, a sum of the devices' sums.
 
 `plain_sum` is ordinary training's sum over the same groups, for non-private baselines.
 """
@@ -29,6 +30,7 @@ def clipped_sum(
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Grads, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
@@ -46,6 +48,8 @@ def clipped_sum(
       mask: `[B]`, True for real examples; None means all are.
       microbatch_size: rows per `vmap`, at least 1. One runs without `vmap`. Any size gives the
         same sum up to float rounding; it trades memory for parallelism.
+      mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
+        it lies and the devices' sums are added. None computes everything where `params` are.
 
     Returns:
       The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
@@ -71,10 +75,12 @@ def clipped_sum(
             "clipped_sum needs a bounded transform, one with a `sensitivity`: "
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
-    batch_size, group_size, mask = _groups(batch, mask, microbatch_size)
+    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
     clip_state = clip.init(params)
 
-    def one_example(example: Any, keep: Bool[Array, ""]) -> tuple[Grads, Float[Array, ""]]:
+    def one_example(
+        params: Params, example: Any, keep: Bool[Array, ""]
+    ) -> tuple[Grads, Float[Array, ""]]:
         grads = grad_fn(params, example)
         norm = tree.l2_norm(grads)
         bounded, _ = clip.update(grads, clip_state, params)
@@ -82,14 +88,14 @@ def clipped_sum(
         wide = jax.tree.map(tree.at_least_float32, bounded)
         return jax.tree.map(lambda x: jnp.where(keep_grads, x, 0), wide), jnp.where(keep, norm, 0)
 
-    def one_group(examples: Any, keep: Bool[Array, " group"]) -> tuple[Grads, Array]:
+    def one_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> Any:
         if group_size == 1:
-            total, norm = one_example(jax.tree.map(lambda x: x[0], examples), keep[0])
+            total, norm = one_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
             return total, norm[None]
-        bounded, norms = jax.vmap(one_example)(examples, keep)
+        bounded, norms = jax.vmap(one_example, (None, 0, 0))(params, examples, keep)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded), norms
 
-    total, norms = _sum_over_groups(one_group, batch, mask, group_size)
+    total, norms = _sum_over_devices(one_group, params, batch, mask, group_size, mesh)
     return total, norms[:batch_size]
 
 
@@ -100,6 +106,7 @@ def plain_sum(
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Grads:
     r"""Sums gradients without bounding any, $\sum_i m_i \nabla L_i$: NOT private, and cannot be.
 
@@ -112,6 +119,7 @@ def plain_sum(
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
       mask: `[B]`, True for real examples; None means all are.
       microbatch_size: rows per backward pass, at least 1.
+      mesh: as in `clipped_sum`.
 
     Returns:
       A pytree like `params`.
@@ -119,33 +127,74 @@ def plain_sum(
     Raises:
       ValueError: if `microbatch_size` is below 1, or the rows of `batch` and `mask` disagree.
     """
-    _, group_size, mask = _groups(batch, mask, microbatch_size)
+    _, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
 
-    def one_group(examples: Any, keep: Bool[Array, " group"]) -> tuple[Grads, Array]:
+    def one_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> Any:
         def total_loss(params: Params) -> Float[Array, ""]:
             return jnp.sum(jnp.where(keep, jax.vmap(loss_fn, (None, 0))(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(group_size)
 
-    return _sum_over_groups(one_group, batch, mask, group_size)[0]
+    return _sum_over_devices(one_group, params, batch, mask, group_size, mesh)[0]
 
 
-def _groups(batch: Any, mask: Any, microbatch_size: int) -> tuple[int, int, Array]:
+def _groups(
+    batch: Any, mask: Any, microbatch_size: int, mesh: jax.sharding.Mesh | None
+) -> tuple[int, int, Array]:
     """Checked number of rows, rows per group, and the mask as an array."""
     if microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     batch_size = _num_rows(batch, mask)
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
-    return batch_size, max(1, min(microbatch_size, batch_size)), mask
+    rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
+    return batch_size, max(1, min(microbatch_size, rows_of_each)), mask
+
+
+def _sum_over_devices(
+    one_group: Callable[[Params, Any, Array], tuple[Grads, Array]],
+    params: Params,
+    batch: Any,
+    mask: Bool[Array, " batch"],
+    group_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[Grads, Array]:
+    """`_sum_over_groups` of every device's share of the rows, added up.
+
+    Rows are dealt like cards, so that real rows, which stand first, are shared evenly.
+    """
+    if mesh is None or mesh.size == 1:
+        return _sum_over_groups(one_group, params, batch, mask, group_size)
+    (axis,) = mesh.axis_names
+    batch_size = mask.shape[0]
+
+    def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
+        return jnp.swapaxes(x.reshape(-1, mesh.size, *x.shape[1:]), 0, 1)
+
+    def share_of_one(params: Params, batch: Any, mask: Array) -> tuple[Grads, Array]:
+        batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
+        total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
+        return jax.tree.map(lambda x: jax.lax.psum(x, axis), total), norms[None, : mask.shape[0]]
+
+    hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % mesh.size))
+    split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+    total, norms = jax.shard_map(
+        share_of_one,
+        mesh=mesh,
+        in_specs=(same, split, split),
+        out_specs=(same, split),
+        check_vma=False,
+    )(params, *hands)
+    return total, norms.swapaxes(0, 1).reshape(-1)[:batch_size]
 
 
 def _sum_over_groups(
-    one_group: Callable[[Any, Array], tuple[Grads, Array]],
+    one_group: Callable[[Params, Any, Array], tuple[Grads, Array]],
+    params: Params,
     batch: Any,
     mask: Bool[Array, " batch"],
     group_size: int,
 ) -> tuple[Grads, Array]:
-    """Sums `one_group(examples, keep)` over as many groups as hold a real row.
+    """Sums `one_group(params, examples, keep)` over as many groups as hold a real row.
 
     Returns the total and the groups' numbers, one for each row of the padded batch.
     """
@@ -160,12 +209,14 @@ def _sum_over_groups(
     num_padding = -batch_size % group_size if batch_size else group_size
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
     total_shape, norm_shape = jax.eval_shape(
-        one_group, *_abstract_rows((padded_batch, padded_mask), group_size)
+        one_group, params, *_abstract_rows((padded_batch, padded_mask), group_size)
     )
 
     def add_group(group: Any, carry: tuple[Grads, Array]) -> tuple[Grads, Array]:
         total, norms = carry
-        group_total, group_norms = one_group(rows(padded_batch, group), rows(padded_mask, group))
+        group_total, group_norms = one_group(
+            params, rows(padded_batch, group), rows(padded_mask, group)
+        )
         total = jax.tree.map(jnp.add, total, group_total)
         return total, jax.lax.dynamic_update_slice_in_dim(
             norms, group_norms, group * group_size, axis=0

@@ -18,7 +18,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from bam import diagnostics, models, oracles, public_clip, sampling, tree, tuning
+from bam import devices, diagnostics, models, oracles, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
@@ -74,6 +74,7 @@ class Experiment:
         state's memory, and does not check the plan: `train` does.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
       measure_bias: `(state, train split on device, rows) -> Bias`, compiled. NOT PRIVATE.
+      mesh: the devices that share the work, see `bam.devices`; None for one.
     """
 
     config: ConfigDict
@@ -85,6 +86,7 @@ class Experiment:
     step: Callable[..., TrainState]
     evaluate: Callable[..., tuple[Array, Array]]
     measure_bias: Callable[..., diagnostics.Bias]
+    mesh: jax.sharding.Mesh | None
 
 
 def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experiment:
@@ -104,7 +106,8 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     """
     _check(config)
     dataset = dataset or load_dataset(**config.dataset)
-    config = _tuned(config, dataset)
+    mesh = devices.mesh()
+    config = _tuned(config, dataset, mesh)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
     plan = make_plan(
@@ -136,7 +139,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     }
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer.learning_rate)
     expected_batch_size = plan.expected_batch_size
-    microbatch_size = config.microbatch_size
+    sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
 
     def noise_with(key: Array) -> optax.GradientTransformation:
         return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
@@ -157,7 +160,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
 
     def init(seed: int) -> TrainState:
         params = jax.jit(model.init)(stream_key(seed, INIT_STREAM))
-        return TrainState(
+        state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
             averaged=jax.tree.map(jnp.copy, params),
@@ -167,6 +170,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             augment_key=stream_key(seed, AUGMENT_STREAM),
             num_nonfinite=jnp.zeros((), jnp.int32),
         )
+        return devices.replicate(state, mesh)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
@@ -180,7 +184,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 oracle.ascend(state.params, state.private_grad),
                 indices,
                 mask=mask,
-                microbatch_size=microbatch_size,
+                **sharing,
             )
         else:  # ordinary training: no per-example gradient exists
             norms = jnp.zeros(mask.shape)
@@ -189,7 +193,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 state.params,
                 indices,
                 mask=mask,
-                microbatch_size=microbatch_size,
+                **sharing,
             )
         noised, noise = noise_with(state.noise.key).update(total, state.noise)
         private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
@@ -217,20 +221,19 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     def measure_bias(state: TrainState, train: datasets.Split, indices: Array) -> diagnostics.Bias:
         params_at = oracle.ascend(state.params, state.private_grad)
         gradient = gradient_at(train, jax.random.fold_in(state.augment_key, state.step))
-        return diagnostics.clipping_bias(
-            gradient, clip, params_at, indices, microbatch_size=microbatch_size
-        )
+        return diagnostics.clipping_bias(gradient, clip, params_at, indices, **sharing)
 
     return Experiment(
         config=config,
         dataset=dataset,
         plan=plan,
         num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
-        capacity=sampling.usual_capacity(num_examples, plan.sampling_prob, microbatch_size),
+        capacity=sampling.usual_capacity(num_examples, plan.sampling_prob, config.microbatch_size),
         init=init,
         step=step,
         evaluate=evaluate,
         measure_bias=measure_bias,
+        mesh=mesh,
     )
 
 
@@ -282,18 +285,20 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
         raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
 
 
-def _tuned(config: ConfigDict, dataset: datasets.Dataset) -> ConfigDict:
+def _tuned(
+    config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None
+) -> ConfigDict:
     """A copy of a config whose `microbatch_size` and `convolution` are what will run."""
     config = config.copy_and_resolve_references()
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
     if config.microbatch_size == "auto":
         chosen = tuning.fastest(
-            functools.partial(_timed_step, config, dataset.num_classes, shape),
+            functools.partial(_timed_step, config, dataset.num_classes, shape, mesh),
             facts=[
                 config[key].to_dict() if isinstance(config[key], ConfigDict) else config[key]
                 for key in ("model", "method", "augment", "precision")
             ]
-            + [dataset.num_classes, shape],
+            + [dataset.num_classes, shape, mesh.size if mesh else 1],
             convolutions=() if config.convolution == "auto" else (config.convolution,),
             largest=min(num_examples, config.expected_batch_size),
         )
@@ -311,13 +316,18 @@ def _tuned(config: ConfigDict, dataset: datasets.Dataset) -> ConfigDict:
 
 
 def _timed_step(
-    config: ConfigDict, num_classes: int, shape: tuple[int, ...], convolution: str, size: int
+    config: ConfigDict,
+    num_classes: int,
+    shape: tuple[int, ...],
+    mesh: jax.sharding.Mesh | None,
+    convolution: str,
+    size: int,
 ) -> Callable[[int], Any]:
     """The sum that a step spends its time on, over random images, for `tuning.fastest`."""
     module = models.create(num_classes=num_classes, **config.model)
     model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
     oracle = make_oracle(config.method, model.loss)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = devices.replicate(jax.jit(model.init)(jax.random.key(0)), mesh)
     clip = clip_by_l2_norm(1.0)
 
     def example(index: Array) -> Any:
@@ -333,6 +343,7 @@ def _timed_step(
                 params,
                 indices,
                 microbatch_size=size,
+                mesh=mesh,
             )
         return clipped_sum(
             lambda params, i: oracle.grad(params, example(i)),
@@ -340,6 +351,7 @@ def _timed_step(
             params,
             indices,
             microbatch_size=size,
+            mesh=mesh,
         )[0]
 
     return lambda num_examples: step(params, jnp.arange(num_examples))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bam import sampling
+from bam import devices, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, TrainState, build
@@ -73,7 +73,7 @@ def train(
     plan, dataset = experiment.plan, experiment.dataset
     config = experiment.config.copy_and_resolve_references()
     config.seed = seed
-    on_device = datasets.Split(*jax.device_put(tuple(dataset.train)))
+    on_device = devices.replicate(dataset.train, experiment.mesh)
     state = experiment.init(seed)
     identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
@@ -134,7 +134,7 @@ def estimate_seconds(experiment: Experiment) -> float:
       Seconds, a rough estimate.
     """
     plan, microbatch_size = experiment.plan, experiment.config.microbatch_size
-    on_device = datasets.Split(*jax.device_put(tuple(experiment.dataset.train)))
+    on_device = devices.replicate(experiment.dataset.train, experiment.mesh)
     batch = sampling.pad(np.arange(microbatch_size), experiment.capacity)
     state = experiment.init(0)
     seconds = 0.0
@@ -160,7 +160,8 @@ def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
     totals = np.zeros(2)
     for start in range(0, len(labels), 1000):
         chunk = slice(start, start + 1000)
-        totals += np.asarray(experiment.evaluate(params, images[chunk], labels[chunk]))
+        rows = devices.share_rows((images[chunk], labels[chunk]), experiment.mesh)
+        totals += np.asarray(experiment.evaluate(params, *rows))
     accuracy, loss = totals / len(labels)
     return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
 
@@ -188,6 +189,7 @@ def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> di
         "test_accuracy": last_row["test_accuracy"],
         "seconds": last_row["seconds"],
         "device": device_name(),
+        "num_devices": experiment.mesh.size if experiment.mesh else 1,
         "versions": versions(),
     }
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bam import experiment, models, report, sampling
+from bam import devices, experiment, models, report, sampling
 from bam.data import datasets
 from configs import cifar10
 from scripts import cli, timing
@@ -65,6 +65,7 @@ def main() -> None:
         "views": _VIEWS.value,
         "trials": _TRIALS.value,
         "device": report.device_name(),
+        "num_devices": jax.device_count(),
         "versions": report.versions(),
     }
     spread = {}
@@ -121,7 +122,7 @@ def _random_images() -> datasets.Dataset:
 def _step(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
     """One training step of exactly `batch` examples, compiled, and the seconds that took."""
     state = built.init(0)
-    train = datasets.Split(*jax.device_put(tuple(built.dataset.train)))
+    train = devices.replicate(built.dataset.train, built.mesh)
     rows = sampling.pad(np.arange(batch), batch)
     compiled, seconds = timing.compile_timed(built.step, state, train, rows)
 
@@ -136,7 +137,7 @@ def _step(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], 
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
     built = _experiment("dp_sgd", {}, 1, batch)
-    train = datasets.Split(*jax.device_put(tuple(built.dataset.train)))
+    train = devices.replicate(built.dataset.train, built.mesh)
     rows = sampling.pad(np.arange(batch), batch)
     compiled, _ = timing.compile_timed(built.step, built.init(0), train, rows)
     plan: Any = compiled.memory_analysis()

@@ -28,6 +28,7 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     """
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    _use_all_cores()
     argv = [sys.argv[0], *defaults, *sys.argv[1:]]
     app.run(lambda argv: _quietly(main), argv=argv, flags_parser=_parse_flags)
 
@@ -64,6 +65,18 @@ def use_compilation_cache() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", ".jax_cache")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _use_all_cores() -> None:
+    """Makes a JAX device of every CPU core, up to eight, for the examples of a step to share.
+
+    One example per core is faster than one example on all cores. `JAX_NUM_CPU_DEVICES` sets
+    another number; accelerators are not affected.
+    """
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and not forced:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        jax.config.update("jax_num_cpu_devices", min(8, cores))
 
 
 def _quietly(main: Callable[[], None]) -> None:

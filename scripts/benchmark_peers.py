@@ -1,0 +1,366 @@
+"""One training step here and in other libraries: same network, same weights, same images.
+
+make bench-peers        (builds an environment of its own; see the Makefile)
+"""
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+
+import bam
+from bam import devices, engine, models, report
+from scripts import cli, timing
+
+_OUT = flags.DEFINE_string("out", "", "JSON file to write")
+_BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
+
+LEARNING_RATE = 1e-3
+RADIUS = 0.05
+TOLERANCE = 1e-3  # relative L2 distance of clipped sums; formulations differ by float32 rounding
+# JSON key -> what a reader sees
+LABELS = {
+    "ours_nonprivate": "ours, not private",
+    "ours_dp_sgd": "ours, DP-SGD",
+    "ours_bam_sam": "ours, BAM-SAM",
+    "jax_vmap": "JAX, vmap of grad (DP-SGD as in a textbook)",
+    "jax_loop": "JAX, one example at a time in a Python loop",
+    "jax_privacy": "jax-privacy, clipped_grad",
+    "jax_privacy_matmul": "jax-privacy, clipped_grad, our convolutions",
+    "torch_nonprivate": "PyTorch, not private",
+    "torch_loop": "PyTorch, one example at a time in a Python loop",
+    "opacus_hooks": "Opacus, hooks",
+    "opacus_ghost": "Opacus, ghost clipping",
+}
+
+
+class Problem(NamedTuple):
+    """What every peer computes on: NHWC images, Flax parameters, a clip norm that half exceed."""
+
+    params: Any
+    images: np.ndarray
+    labels: np.ndarray
+    clip_norm: float
+
+
+class Peer(NamedTuple):
+    """A step to time, and its noiseless clipped sum (None where nothing is clipped)."""
+
+    step: Callable[[], Any]
+    clipped_sum: Callable[[], Any] | None
+
+
+def main() -> None:
+    """Checks that all private peers compute one clipped sum, then times every step in turn."""
+    with cli.one_line_errors():
+        if not _OUT.value:
+            raise ValueError("--out is required: the JSON file to write")
+    cli.use_compilation_cache()
+    problem = _problem()
+    peers = jax_peers(problem) | torch_peers(problem)
+    peers = {name: peers[name] for name in LABELS}
+    ours = peers["ours_dp_sgd"].clipped_sum
+    expected = ours and ours()
+    errors = {}
+    for name, peer in peers.items():
+        if peer.clipped_sum is None:
+            continue
+        errors[name] = _relative_distance(peer.clipped_sum(), expected)
+        if not errors[name] <= TOLERANCE:
+            raise AssertionError(f"{name} computes another clipped sum: off by {errors[name]:.1e}")
+        print(f"{LABELS[name]:<50} same clipped sum, to {errors[name]:.1e}", flush=True)
+    seconds = timing.measure({n: p.step for n, p in peers.items()}, _TRIALS.value, repeats=1)
+    milliseconds = {n: [1e3 * s / _BATCH.value for s in found] for n, found in seconds.items()}
+    for name, found in milliseconds.items():
+        print(f"{LABELS[name]:<50} {statistics.median(found):8.2f} ms per example", flush=True)
+    out = Path(_OUT.value)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    results = {
+        "batch": _BATCH.value,
+        "width": _WIDTH.value,
+        "trials": _TRIALS.value,
+        "device": report.device_name(),
+        "num_devices": jax.device_count(),
+        "versions": report.versions() | _peer_versions(),
+        "milliseconds_per_example": {n: statistics.median(f) for n, f in milliseconds.items()},
+        "observations": milliseconds,
+        "clipped_sum_error": errors,
+    }
+    report.write_json(out, results)
+
+
+def jax_peers(problem: Problem) -> dict[str, Peer]:
+    """Ours, jax-privacy and what one writes by hand."""
+    from jax_privacy import clipping
+
+    module = models.create("resnet9", 10, _WIDTH.value)
+    shape = problem.images.shape[1:]
+    ours = models.as_functions(module, shape)
+    stock = models.as_functions(module, shape, convolution="xla")
+    batch = {
+        "image": jnp.asarray(problem.images[:, None]),
+        "label": jnp.asarray(problem.labels, jnp.int32),
+    }
+    clip = bam.clip_by_l2_norm(problem.clip_norm)
+    mesh = devices.mesh()
+    shared = problem._replace(params=devices.replicate(problem.params, mesh))
+
+    def ours_with(oracle: bam.Oracle) -> Callable[..., Any]:
+        return lambda params, batch: bam.clipped_sum(
+            oracle.grad, clip, params, batch, microbatch_size=1, mesh=mesh
+        )[0]
+
+    def clipped_grad(model: models.Model) -> Callable[..., Any]:
+        total: Callable[..., Any] = clipping.clipped_grad(
+            model.loss, l2_clip_norm=problem.clip_norm, keep_batch_dim=False
+        )
+        return total
+
+    def by_vmap(params: Any, batch: Any) -> Any:
+        grads = jax.vmap(jax.grad(stock.loss), (None, 0))(params, batch)
+        norms = jax.vmap(optax.tree.norm)(grads)
+        factors = jnp.minimum(1.0, problem.clip_norm / norms)
+        return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), grads)
+
+    @jax.jit
+    def one_gradient(params: Any, example: Any) -> Any:
+        return clip.update(jax.grad(stock.loss)(params, example), optax.EmptyState())[0]
+
+    def by_loop(params: Any, batch: Any) -> Any:
+        total = jax.tree.map(jnp.zeros_like, params)
+        for i in range(len(problem.labels)):
+            example = jax.tree.map(lambda x, i=i: x[i], batch)
+            total = jax.tree.map(jnp.add, total, one_gradient(params, example))
+        return total
+
+    sums = {
+        "jax_vmap": by_vmap,
+        "jax_privacy": clipped_grad(stock),
+        "jax_privacy_matmul": clipped_grad(ours),
+    }
+    peers = {
+        name: Peer(_jax_step(jax.jit(fn), problem, batch), _of(jax.jit(fn), problem, batch))
+        for name, fn in sums.items()
+    }
+    peers["jax_loop"] = Peer(_jax_step(by_loop, problem, batch), _of(by_loop, problem, batch))
+    dp_sgd = jax.jit(ours_with(bam.dp_sgd(ours.loss)))
+    peers["ours_dp_sgd"] = Peer(_jax_step(dp_sgd, shared, batch), _of(dp_sgd, shared, batch))
+    bam_sam = jax.jit(ours_with(bam.bam_sam(ours.loss, RADIUS)))
+    peers["ours_bam_sam"] = Peer(_jax_step(bam_sam, shared, batch), None)
+
+    @jax.jit
+    def ordinary(params: Any, batch: Any) -> Any:
+        return engine.plain_sum(ours.loss, params, batch, microbatch_size=1, mesh=mesh)
+
+    peers["ours_nonprivate"] = Peer(_jax_step(ordinary, shared, batch, private=False), None)
+    return peers
+
+
+def torch_peers(problem: Problem) -> dict[str, Peer]:
+    """PyTorch and Opacus."""
+    import torch
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    images = torch.tensor(problem.images.transpose(0, 3, 1, 2).copy())
+    labels = torch.tensor(problem.labels, dtype=torch.long)
+    loss_fn = torch.nn.CrossEntropyLoss(reduction="sum")
+    private = {
+        "max_grad_norm": problem.clip_norm,
+        "expected_batch_size": len(labels),
+        "loss_reduction": "sum",
+    }
+
+    def sgd(model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE / len(labels))
+
+    def opacus(ghost: bool, noise_multiplier: float) -> tuple[Any, Callable[[], Any]]:
+        model = _torch_resnet9(problem.params)
+        criterion = loss_fn
+        if ghost:
+            model = GradSampleModuleFastGradientClipping(
+                model, max_grad_norm=problem.clip_norm, loss_reduction="sum"
+            )
+            optimizer = DPOptimizerFastGradientClipping(
+                sgd(model), noise_multiplier=noise_multiplier, **private
+            )
+            criterion = DPLossFastGradientClipping(model, optimizer, loss_fn, "sum")
+        else:
+            model = GradSampleModule(model, loss_reduction="sum")
+            optimizer = DPOptimizer(sgd(model), noise_multiplier=noise_multiplier, **private)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            criterion(model(images), labels).backward()
+            optimizer.step()
+
+        return model, step
+
+    def opacus_sum(ghost: bool) -> Callable[[], Any]:
+        def total() -> Any:
+            model, step = opacus(ghost, 0.0)
+            step()
+            return _to_flax([p.grad for p in model.parameters()], problem.params)
+
+        return total
+
+    ordinary = _torch_resnet9(problem.params)
+    ordinary_sgd = sgd(ordinary)
+
+    def ordinary_step() -> None:
+        ordinary_sgd.zero_grad()
+        loss_fn(ordinary(images), labels).backward()
+        ordinary_sgd.step()
+
+    looped = _torch_resnet9(problem.params)
+    looped_sgd = sgd(looped)
+
+    def loop_sum() -> list[Any]:
+        parameters = list(looped.parameters())
+        total = [torch.zeros_like(p) for p in parameters]
+        for i in range(len(labels)):
+            loss = loss_fn(looped(images[i : i + 1]), labels[i : i + 1])
+            grads = torch.autograd.grad(loss, parameters)
+            norm = torch.sqrt(sum(g.square().sum() for g in grads))
+            factor = torch.clamp(problem.clip_norm / norm, max=1.0)
+            for into, grad in zip(total, grads, strict=True):
+                into.add_(factor * grad)
+        return total
+
+    def loop_step() -> None:
+        for parameter, total in zip(looped.parameters(), loop_sum(), strict=True):
+            parameter.grad = total + problem.clip_norm * torch.randn_like(total)
+        looped_sgd.step()
+
+    return {
+        "torch_nonprivate": Peer(ordinary_step, None),
+        "torch_loop": Peer(loop_step, lambda: _to_flax(loop_sum(), problem.params)),
+        "opacus_hooks": Peer(opacus(False, 1.0)[1], opacus_sum(False)),
+        "opacus_ghost": Peer(opacus(True, 1.0)[1], opacus_sum(True)),
+    }
+
+
+def _problem() -> Problem:
+    module = models.create("resnet9", 10, _WIDTH.value)
+    model = models.as_functions(module, (32, 32, 3))
+    params = model.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(_BATCH.value, 32, 32, 3)).astype(np.float32)
+    labels = rng.integers(0, 10, _BATCH.value).astype(np.int32)
+    batch = {"image": jnp.asarray(images[:, None]), "label": jnp.asarray(labels)}
+    _, norms = jax.jit(
+        lambda p, b: bam.clipped_sum(
+            bam.dp_sgd(model.loss).grad, bam.clip_by_l2_norm(1.0), p, b, microbatch_size=1
+        )
+    )(params, batch)
+    return Problem(params, images, labels, float(np.median(norms)))
+
+
+def _jax_step(
+    total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
+) -> Callable[[], Any]:
+    """Sum, noise, SGD; the weights go from call to call."""
+    multiplier = 1.0 if private else 0.0
+    noise = bam.add_gaussian_noise(multiplier, problem.clip_norm, jax.random.key(0))
+
+    @jax.jit
+    def update(params: Any, grads: Any, state: Any) -> Any:
+        noised, state = noise.update(grads, state)
+        rate = LEARNING_RATE / len(problem.labels)
+        return jax.tree.map(lambda p, g: p - rate * g, params, noised), state
+
+    params, state = problem.params, noise.init(problem.params)
+
+    def step() -> Any:
+        nonlocal params, state
+        params, state = update(params, total(params, batch), state)
+        return params
+
+    return step
+
+
+def _of(total: Callable[..., Any], problem: Problem, batch: Any) -> Callable[[], Any]:
+    return lambda: total(problem.params, batch)
+
+
+def _torch_resnet9(params: Any) -> Any:
+    """The Flax ResNet-9 with these parameters, in PyTorch."""
+    import torch
+    from torch import nn
+
+    class ResNet9(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kernels = [params[f"Conv_{i}"]["kernel"] for i in range(8)]
+            self.convs = nn.ModuleList(
+                nn.Conv2d(k.shape[2], k.shape[3], 3, padding=1, bias=False) for k in kernels
+            )
+            self.norms = nn.ModuleList(
+                nn.GroupNorm(int(np.gcd(32, k.shape[3])), k.shape[3]) for k in kernels
+            )
+            self.linear = nn.Linear(*params["Dense_0"]["kernel"].shape)
+            self.mish, self.pool = nn.Mish(), nn.AvgPool2d(2)
+
+        def block(self, i: int, x: Any) -> Any:
+            return self.mish(self.norms[i](self.convs[i](x)))
+
+        def forward(self, x: Any) -> Any:
+            x = self.pool(self.block(1, self.block(0, x)))
+            x = x + self.block(3, self.block(2, x))
+            x = self.pool(self.block(5, self.pool(self.block(4, x))))
+            x = x + self.block(7, self.block(6, x))
+            return self.linear(self.pool(x).flatten(1))
+
+    model = ResNet9()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), _from_flax(params), strict=True):
+            parameter.copy_(torch.tensor(value.copy()))
+    return model
+
+
+def _from_flax(params: Any) -> list[np.ndarray]:
+    """Kernels, then (scale, bias) of the norms, then the linear layer, in PyTorch's layouts."""
+    kernels = [np.asarray(params[f"Conv_{i}"]["kernel"]).transpose(3, 2, 0, 1) for i in range(8)]
+    norms = [np.asarray(params[f"GroupNorm_{i}"][n]) for i in range(8) for n in ("scale", "bias")]
+    linear = np.asarray(params["Dense_0"]["kernel"])
+    in_pixels = linear.reshape(2, 2, -1, linear.shape[1]).transpose(3, 2, 0, 1)
+    flat = in_pixels.reshape(linear.shape[1], -1)
+    return [*kernels, *norms, flat, np.asarray(params["Dense_0"]["bias"])]
+
+
+def _to_flax(tensors: list[Any], like: Any) -> Any:
+    """The inverse of `_from_flax`, for gradients."""
+    arrays = [tensor.detach().numpy() for tensor in tensors]
+    flat = arrays[24]
+    in_pixels = flat.reshape(flat.shape[0], -1, 2, 2).transpose(2, 3, 1, 0)
+    tree = {f"Conv_{i}": {"kernel": arrays[i].transpose(2, 3, 1, 0)} for i in range(8)}
+    tree |= {
+        f"GroupNorm_{i}": {"scale": arrays[8 + 2 * i], "bias": arrays[9 + 2 * i]} for i in range(8)
+    }
+    tree["Dense_0"] = {"kernel": in_pixels.reshape(-1, flat.shape[0]), "bias": arrays[25]}
+    return jax.tree.map(lambda shaped, found: jnp.asarray(found).reshape(shaped.shape), like, tree)
+
+
+def _relative_distance(found: Any, expected: Any) -> float:
+    found, expected = jax.device_get((found, expected))
+    difference = jax.tree.map(np.subtract, found, expected)
+    return float(optax.tree.norm(difference) / optax.tree.norm(expected))
+
+
+def _peer_versions() -> dict[str, str]:
+    import importlib.metadata
+
+    return {name: importlib.metadata.version(name) for name in ("jax-privacy", "torch", "opacus")}
+
+
+if __name__ == "__main__":
+    cli.run(main)

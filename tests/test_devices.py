@@ -1,0 +1,122 @@
+"""What a run computes does not depend on how many devices share it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bam
+from bam import devices, engine, train
+from configs import base
+from tests.cases import ORACLES, assert_close, assert_same_bits, distance, mlp_batch, mlp_loss
+from tests.cases import mlp_params as make_params
+
+PARAMS = make_params()
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """`use(n)` makes n devices visible and returns their mesh."""
+
+    def use(num_devices):
+        monkeypatch.setattr(devices, "visible", lambda: jax.devices()[:num_devices])
+        return devices.mesh()
+
+    return use
+
+
+def total_with(mesh, oracle, batch, mask, microbatch_size=2):
+    clip = bam.clip_by_l2_norm(1.0)
+
+    @jax.jit
+    def total(params, batch, mask):
+        return bam.clipped_sum(
+            oracle.grad, clip, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
+        )
+
+    return total(PARAMS, batch, mask)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 16, 19])
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_the_devices_sums_add_up_to_the_sum(use, num_devices, num_rows):
+    oracle = bam.bam_sam(mlp_loss, 0.1)
+    batch, mask = mlp_batch(19), jnp.arange(19) < num_rows
+    expected, norms = total_with(use(1), oracle, batch, mask)
+    total, shared_norms = total_with(use(num_devices), oracle, batch, mask)
+    assert_close(total, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shared_norms, norms, rtol=1e-5)  # in the order of the rows
+
+
+def test_more_devices_than_rows_and_rows_that_are_not_finite_change_nothing(use):
+    x, y = mlp_batch(3)
+    batch = (x.at[1, 0].set(jnp.nan), y)
+    oracle, mask = bam.dp_sgd(mlp_loss), jnp.ones(3, bool)
+    expected, norms = total_with(use(1), oracle, batch, mask)
+    total, shared_norms = total_with(use(8), oracle, batch, mask, microbatch_size=16)
+    assert_close(total, expected)
+    np.testing.assert_array_equal(np.isnan(shared_norms), [False, True, False])
+    np.testing.assert_allclose(shared_norms[::2], norms[::2], rtol=1e-5)
+
+
+def test_ordinary_training_is_shared_too(use):
+    batch = mlp_batch(11)
+    mask = jnp.arange(11) < 9
+
+    def total(mesh):
+        return jax.jit(lambda p, b: engine.plain_sum(mlp_loss, p, b, mask=mask, mesh=mesh))
+
+    sums = [total(use(n))(PARAMS, batch) for n in (1, 4)]
+    assert_close(sums[1], sums[0])
+
+
+def config_of(method):
+    config = base.get_config(method)
+    config.update({"num_steps": 3, "expected_batch_size": 24, "microbatch_size": 4})
+    config.accountant = "rdp"
+    config.model = {"name": "linear", "width": 1}
+    config.augment.update({"views": 2, "shift": 1})
+    config.eval.every = 1
+    return config
+
+
+@pytest.mark.parametrize("method", [m for m in base.METHODS if m in ORACLES])
+def test_a_run_is_the_same_on_any_number_of_devices(use, method):
+    results = {}
+    for num_devices in (1, 8):
+        use(num_devices)
+        results[num_devices] = train.train(train.build(config_of(method)), seed=3)
+    one = results.pop(1)
+    for num_devices, result in results.items():
+        assert result.summary["num_devices"] == num_devices
+        assert_close(result.state.params, one.state.params, rtol=1e-3, atol=1e-5)
+        assert_same_bits(  # the same noise: key and count
+            jax.tree.map(_as_data, result.state.noise), jax.tree.map(_as_data, one.state.noise)
+        )
+        assert [r["epsilon"] for r in result.rows] == [r["epsilon"] for r in one.rows]
+        for leaf in jax.tree.leaves(result.state.params):
+            copies = [shard.data for shard in leaf.addressable_shards]
+            assert len(copies) == num_devices
+            assert all((np.asarray(c) == np.asarray(copies[0])).all() for c in copies)
+        difference = distance(result.state.params, one.state.params)
+    # Control: what another seed does is far more.
+    other = train.train(train.build(config_of(method)), seed=4)
+    assert distance(other.state.params, one.state.params) > 1000 * difference
+
+
+def test_a_run_that_stopped_goes_on_with_another_number_of_devices(use, tmp_path):
+    whole = train.train(train.build(config_of("dp_sat")), seed=3)
+    use(4)
+    steps = iter(range(2))
+    with pytest.raises(train.StoppedError):
+        train.train(
+            train.build(config_of("dp_sat")), 3, tmp_path, should_stop=lambda: next(steps, 9) == 1
+        )
+    use(2)
+    resumed = train.train(train.build(config_of("dp_sat")), 3, tmp_path)
+    assert resumed.state.params["Dense_0"]["bias"].sharding.num_devices == 2
+    assert_close(resumed.state.params, whole.state.params, rtol=1e-3, atol=1e-5)
+
+
+def _as_data(x):
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
