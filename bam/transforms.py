@@ -262,6 +262,8 @@ def add_gaussian_noise(
     def update(
         total: Grads, state: GaussianNoiseState, params: Any = None
     ) -> tuple[Grads, GaussianNoiseState]:
+        if stddev == 0:  # nothing to draw, which ordinary training should not pay for
+            return total, state._replace(step=state.step + 1)
         noise_key = jax.random.fold_in(state.key, state.step)
         noise = _normal_like(total, noise_key)
         noised = jax.tree.map(lambda x, z: (x + stddev * z).astype(x.dtype), total, noise)

@@ -19,8 +19,9 @@ from configs import cifar10
 from scripts import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
-_BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
-_MICROBATCH = flags.DEFINE_integer("microbatch", 0, "examples per group; 0: the default", 0)
+_BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)
+_MICROBATCH = flags.DEFINE_integer("microbatch", 0, "examples per group; 0: the fastest", 0)
+_PRECISION = flags.DEFINE_enum("precision", "float32", models.PRECISIONS, "of the network")
 _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leaves it out", 1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
@@ -51,16 +52,20 @@ def main() -> None:
     wanted = {name: (*method, 1) for name, method in METHODS.items()}
     if _VIEWS.value > 1:
         wanted |= {name: (*method, _VIEWS.value) for name, method in VIEW_METHODS.items()}
-    calls, compiling = {}, {}
+    calls, compiling, found_sizes, batches = {}, {}, {}, {}
     for name, (method, options, views) in wanted.items():
-        built = _experiment(method, options, views, _BATCH.value)
-        calls[name], compiling[name] = _step(built, _BATCH.value)
+        batches[name] = _BATCH.value if views == 1 else max(1, _BATCH.value // 4)
+        built = experiment_of(method, options, views, batches[name], _WIDTH.value)
+        calls[name], compiling[name] = step_of(built, batches[name])
+        found_sizes[name] = built.config.microbatch_size
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
 
     results: dict[str, Any] = {
         "batch": _BATCH.value,
-        "microbatch": _microbatch_size(),
+        "microbatch": found_sizes,
+        "convolution": built.config.convolution,
+        "precision": _PRECISION.value,
         "width": _WIDTH.value,
         "views": _VIEWS.value,
         "trials": _TRIALS.value,
@@ -71,8 +76,8 @@ def main() -> None:
     spread = {}
     for name in wanted:
         found = timing.summarize(seconds[name], compiling[name])
-        results[name] = 1e3 * found.median / _BATCH.value
-        spread[name] = [1e3 * found.low / _BATCH.value, 1e3 * found.high / _BATCH.value]
+        results[name] = 1e3 * found.median / batches[name]
+        spread[name] = [1e3 * found.low / batches[name], 1e3 * found.high / batches[name]]
         print(f"{name:<22} {results[name]:8.3f} ms per example", flush=True)
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
@@ -83,6 +88,12 @@ def main() -> None:
     results["dp_sgd_gflops"] = flops / results["dp_sgd_ms"] / 1e6
     results["flops_per_example"] = flops
     results["quartiles_ms"] = spread
+    results["observations_ms"] = {
+        name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted
+    }
+    results["matmul_observations_gflops"] = [
+        2 * MATMUL_SIZE**3 / s / 1e9 for s in seconds["matmul"]
+    ]
     results["compile_seconds"] = compiling
     results["peak_memory_mb"] = {b: _memory(int(b)) for b in _MEMORY_BATCHES.value}
     out = Path(_OUT.value)
@@ -90,23 +101,20 @@ def main() -> None:
     report.write_json(out, results)
 
 
-def _experiment(
-    method: str, options: dict[str, Any], views: int, batch: int
+def experiment_of(
+    method: str, options: dict[str, Any], views: int, batch: int, width: int
 ) -> experiment.Experiment:
     """ResNet-9 on random images of CIFAR-10's shape, as many as the largest batch needs."""
     config = cifar10.get_config(method)
     config.method.update(options)
-    config.model.width = _WIDTH.value
+    config.model.width = width
     config.augment.views = views
     if views == 1:
         config.augment.update({"shift": 0, "flip": "none"})
     config.update({"expected_batch_size": batch, "num_steps": 1, "accountant": "rdp"})
-    config.microbatch_size = _microbatch_size()
+    config.microbatch_size = _MICROBATCH.value or "auto"
+    config.precision = _PRECISION.value
     return experiment.build(config, _random_images())
-
-
-def _microbatch_size() -> int:
-    return _MICROBATCH.value or (1 if jax.default_backend() == "cpu" else 64)
 
 
 @functools.cache
@@ -119,7 +127,7 @@ def _random_images() -> datasets.Dataset:
     return datasets.Dataset("random", split, split, 10, channels, channels / 2)
 
 
-def _step(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
+def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
     """One training step of exactly `batch` examples, compiled, and the seconds that took."""
     state = built.init(0)
     train = devices.replicate(built.dataset.train, built.mesh)
@@ -136,7 +144,7 @@ def _step(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], 
 
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
-    built = _experiment("dp_sgd", {}, 1, batch)
+    built = experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value)
     train = devices.replicate(built.dataset.train, built.mesh)
     rows = sampling.pad(np.arange(batch), batch)
     compiled, _ = timing.compile_timed(built.step, built.init(0), train, rows)

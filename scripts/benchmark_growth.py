@@ -1,0 +1,52 @@
+"""How a step's time per example grows in batch, views and width.
+
+python -m scripts.benchmark_growth --out=benchmarks/growth_cpu.json
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bam import report
+from scripts import benchmark_step, cli, timing
+
+# One of these changes at a time, from batch 32, one view, width 16.
+AXES = {"batch": (8, 32, 128), "views": (1, 4, 16), "width": (8, 16, 32, 64)}
+START = {"batch": 32, "views": 1, "width": 16}
+METHODS = ("non_private", "dp_sgd", "bam_sam")
+
+
+def main() -> None:
+    """Compiles every step, times them in turn, writes milliseconds per example."""
+    with cli.one_line_errors():
+        if not flags.FLAGS.out:
+            raise ValueError("--out is required: the JSON file to write")
+    cli.use_compilation_cache()
+    calls, compiling, points = {}, {}, {}
+    for axis, values in AXES.items():
+        for value in values:
+            at = START | {axis: value}
+            for method in METHODS:
+                name = f"{method} batch {at['batch']} views {at['views']} width {at['width']}"
+                points[axis, value, method] = name, at["batch"]
+                if name not in calls:
+                    built = benchmark_step.experiment_of(
+                        method, {}, at["views"], at["batch"], at["width"]
+                    )
+                    calls[name], compiling[name] = benchmark_step.step_of(built, at["batch"])
+    seconds = timing.measure(calls, flags.FLAGS.trials, flags.FLAGS.repeats)
+    rows = []
+    for (axis, value, method), (name, batch) in points.items():
+        found = timing.summarize(seconds[name], compiling[name])
+        low, median, high = (1e3 * s / batch for s in (found.low, found.median, found.high))
+        print(f"{axis:<6} {value:>4}  {method:<12} {median:8.3f} ms per example", flush=True)
+        row = {"axis": axis, "value": value, "method": method}
+        rows.append(row | {"median_ms": median, "low_ms": low, "high_ms": high})
+    out = Path(flags.FLAGS.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"start": START, "trials": flags.FLAGS.trials, "device": report.device_name()}
+    report.write_json(out, {**facts, "versions": report.versions(), "rows": rows})
+
+
+if __name__ == "__main__":
+    cli.run(main)

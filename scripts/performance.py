@@ -1,0 +1,214 @@
+"""Writes the tables of docs/performance.md from the measurements in benchmarks/.
+
+python -m scripts.performance
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bam import plotting, report
+from scripts import benchmark_peers, cli
+
+_PAGE = flags.DEFINE_string("page", "docs/performance.md", "page whose tables are rewritten")
+_FOLDER = flags.DEFINE_string("folder", "benchmarks", "folder of the measurements")
+_DEVICE = flags.DEFINE_string("device", "cpu", "ending of the files' names")
+
+# ratio, JSON file and keys of numerator and denominator, bound, whether at most or at least
+TARGETS: list[tuple[str, str, str, str, float, str]] = [
+    ("DP-SGD / ours, not private", "step", "dp_sgd_ms", "nonprivate_ms", 1.0, "≤"),
+    ("DP-SGD / PyTorch, not private", "peers", "ours_dp_sgd", "torch_nonprivate", 1.2, "≤"),
+    ("DP-SGD / Opacus's best mode", "peers", "ours_dp_sgd", "opacus", 0.55, "≤"),
+    ("BAM-SAM / Opacus's best DP-SGD", "peers", "ours_bam_sam", "opacus", 1.0, "≤"),
+    ("DP-SGD / jax-privacy `clipped_grad`", "peers", "ours_dp_sgd", "jax_privacy", 0.25, "≤"),
+    ("DP-SAT / DP-SGD", "step", "dp_sat_ms", "dp_sgd_ms", 1.03, "≤"),
+    ("BAM-SAM / DP-SGD, K = 1", "step", "bam_sam_ms", "dp_sgd_ms", 2.0, "≤"),
+    ("BAM-exact / DP-SGD, K = 1", "step", "bam_exact_ms", "dp_sgd_ms", 2.8, "≤"),
+    (
+        "BAM-SAM with a one-view ascent / DP-SGD, K = 16",
+        "step",
+        "bam_sam_one_view_ms",
+        "dp_sgd_views_ms",
+        1.15,
+        "≤",
+    ),
+    ("DP-SGD arithmetic rate / matrix products' rate", "step", "rate", "matmul", 0.6, "≥"),
+    ("peak memory, batch 4096 / batch 256", "step", "memory_4096", "memory_256", 1.1, "≤"),
+]
+
+
+def main() -> None:
+    """Rewrites what stands between the page's markers."""
+    with cli.one_line_errors():
+        page = Path(_PAGE.value)
+        text = page.read_text(encoding="utf-8")
+        found = fill(text, tables(Path(_FOLDER.value), _DEVICE.value))
+        if found != text:
+            report.write_text(page, found)
+
+
+def tables(folder: Path, device: str) -> dict[str, str]:
+    """Every table of the page, by name; what has not been measured says so."""
+    files = {}
+    for name in ("step", "peers", "growth", "depth"):
+        path = folder / f"{name}_{device}.json"
+        files[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    ascents = folder / "ascents.md"
+    return {
+        "targets": _targets(files),
+        "steps": _steps(files["step"]),
+        "peers": _peers(files["peers"]),
+        "growth": _growth(files["growth"]),
+        "depth": _depth(files["depth"]),
+        "ascents": ascents.read_text(encoding="utf-8") if ascents.exists() else "Not measured.\n",
+    }
+
+
+def fill(text: str, found: Mapping[str, str]) -> str:
+    """A page with the text between `<!-- NAME -->` and `<!-- end -->` replaced.
+
+    Args:
+      text: the page.
+      found: name -> what belongs there.
+
+    Returns:
+      The new page.
+
+    Raises:
+      ValueError: if a name has no place on the page.
+    """
+    for name, table in found.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"the page has no place for {name}: <!-- {name} --> … <!-- end -->")
+        text = place.sub(lambda m, table=table: f"{m[1]}\n{table}\n{m[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def _observations(files: Mapping[str, Any], file: str, key: str) -> list[float] | None:
+    data = files[file]
+    if data is None:
+        return None
+    if file == "peers":
+        found = data["observations"]
+        if key == "opacus":  # the better mode
+            modes = ("opacus_hooks", "opacus_ghost")
+            key = min(modes, key=lambda mode: statistics.median(found[mode]))
+        return list(found[key])
+    if key == "rate":
+        return [data["flops_per_example"] / ms / 1e6 for ms in data["observations_ms"]["dp_sgd_ms"]]
+    if key == "matmul":
+        return list(data["matmul_observations_gflops"])
+    if key.startswith("memory_"):
+        return [data["peak_memory_mb"][key.removeprefix("memory_")]]
+    return list(data["observations_ms"][key])
+
+
+def _targets(files: Mapping[str, Any]) -> str:
+    rows = []
+    for label, file, above, below, bound, sense in TARGETS:
+        over, under = _observations(files, file, above), _observations(files, file, below)
+        if over is None or under is None:
+            rows.append([label, f"{sense} {bound:g}", "not measured", "", ""])
+            continue
+        ratios = [a / b for a, b in zip(over, under, strict=True)]
+        ratio = statistics.median(ratios)
+        met = ratio <= bound if sense == "≤" else ratio >= bound
+        rows.append([label, f"{sense} {bound:g}", f"{ratio:.2f}", _spread(ratios), _yes(met)])
+    return _markdown(["ratio", "target", "measured", "quartiles", "met"], rows)
+
+
+def _steps(data: Any) -> str:
+    if data is None:
+        return "Not measured.\n"
+    labels = {
+        "nonprivate_ms": "not private",
+        "dp_sgd_ms": "DP-SGD",
+        "dp_sat_ms": "DP-SAT",
+        "bam_sam_ms": "BAM-SAM",
+        "bam_exact_ms": "BAM-exact",
+        "dp_sgd_views_ms": f"DP-SGD, {data['views']} views",
+        "bam_sam_views_ms": f"BAM-SAM, {data['views']} views",
+        "bam_sam_one_view_ms": f"BAM-SAM, {data['views']} views, one-view ascent",
+    }
+    rows = [
+        [label, f"{data[key]:.1f}", _spread(data["observations_ms"][key], ".1f")]
+        for key, label in labels.items()
+        if key in data
+    ]
+    return _markdown(["step", "ms per example", "quartiles"], rows)
+
+
+def _peers(data: Any) -> str:
+    if data is None:
+        return "Not measured.\n"
+    rows = []
+    for name, label in benchmark_peers.LABELS.items():
+        found = data["observations"][name]
+        error = data["clipped_sum_error"].get(name)
+        rows.append(
+            [
+                label,
+                f"{statistics.median(found):.1f}",
+                _spread(found, ".1f"),
+                "–" if error is None else f"{error:.0e}",
+            ]
+        )
+    return _markdown(["step", "ms per example", "quartiles", "clipped sum, relative error"], rows)
+
+
+def _growth(data: Any) -> str:
+    if data is None:
+        return "Not measured.\n"
+    methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
+    found = {(r["axis"], r["value"], r["method"]): r["median_ms"] for r in data["rows"]}
+    points = dict.fromkeys((row["axis"], row["value"]) for row in data["rows"])
+    rows = [
+        [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
+        for axis, value in points
+    ]
+    return _markdown(["", *(plotting.LABELS.get(m, m) for m in methods)], rows)
+
+
+def _depth(data: Any) -> str:
+    if data is None:
+        return "Not measured.\n"
+    methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
+    depths = list(dict.fromkeys(row["depth"] for row in data["rows"]))
+    found = {(r["depth"], r["method"]): r for r in data["rows"]}
+    rows = [
+        [
+            str(depth),
+            *(f"{1e3 * found[depth, m]['median']:.1f}" for m in methods),
+            *(f"{found[depth, m]['compile_seconds']:.1f}" for m in ("dp_sgd", "bam_exact")),
+        ]
+        for depth in depths
+    ]
+    labels = [f"{plotting.LABELS[m]}, ms" for m in methods]
+    compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
+    return _markdown(["layers", *labels, *compiling], rows)
+
+
+def _spread(values: Sequence[float], form: str = ".2f") -> str:
+    if len(values) < 2:
+        return "–"
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{low:{form}} to {high:{form}}"
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "**no**"
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+if __name__ == "__main__":
+    cli.run(main)
