@@ -17,6 +17,7 @@ from absl import flags
 import bam
 from bam import devices, engine, models, report
 from scripts import cli, timing
+from scripts.performance import PEERS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
@@ -26,20 +27,6 @@ _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bo
 LEARNING_RATE = 1e-3
 RADIUS = 0.05
 TOLERANCE = 1e-3  # relative L2 distance of clipped sums; formulations differ by float32 rounding
-# JSON key -> what a reader sees
-LABELS = {
-    "ours_nonprivate": "ours, not private",
-    "ours_dp_sgd": "ours, DP-SGD",
-    "ours_bam_sam": "ours, BAM-SAM",
-    "jax_vmap": "JAX, vmap of grad (DP-SGD as in a textbook)",
-    "jax_loop": "JAX, one example at a time in a Python loop",
-    "jax_privacy": "jax-privacy, clipped_grad",
-    "jax_privacy_matmul": "jax-privacy, clipped_grad, our convolutions",
-    "torch_nonprivate": "PyTorch, not private",
-    "torch_loop": "PyTorch, one example at a time in a Python loop",
-    "opacus_hooks": "Opacus, hooks",
-    "opacus_ghost": "Opacus, ghost clipping",
-}
 
 
 class Problem(NamedTuple):
@@ -66,7 +53,7 @@ def main() -> None:
     cli.use_compilation_cache()
     problem = _problem()
     peers = jax_peers(problem) | torch_peers(problem)
-    peers = {name: peers[name] for name in LABELS}
+    peers = {name: peers[name] for name in PEERS}
     ours = peers["ours_dp_sgd"].clipped_sum
     expected = ours and ours()
     errors = {}
@@ -76,11 +63,11 @@ def main() -> None:
         errors[name] = _relative_distance(peer.clipped_sum(), expected)
         if not errors[name] <= TOLERANCE:
             raise AssertionError(f"{name} computes another clipped sum: off by {errors[name]:.1e}")
-        print(f"{LABELS[name]:<50} same clipped sum, to {errors[name]:.1e}", flush=True)
+        print(f"{PEERS[name]:<50} same clipped sum, to {errors[name]:.1e}", flush=True)
     seconds = timing.measure({n: p.step for n, p in peers.items()}, _TRIALS.value, repeats=1)
     milliseconds = {n: [1e3 * s / _BATCH.value for s in found] for n, found in seconds.items()}
     for name, found in milliseconds.items():
-        print(f"{LABELS[name]:<50} {statistics.median(found):8.2f} ms per example", flush=True)
+        print(f"{PEERS[name]:<50} {statistics.median(found):8.2f} ms per example", flush=True)
     out = Path(_OUT.value)
     out.parent.mkdir(parents=True, exist_ok=True)
     results = {

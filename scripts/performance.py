@@ -13,12 +13,26 @@ from typing import Any
 from absl import flags
 
 from bam import plotting, report
-from scripts import benchmark_peers, cli
+from scripts import cli
 
 _PAGE = flags.DEFINE_string("page", "docs/performance.md", "page whose tables are rewritten")
 _FOLDER = flags.DEFINE_string("folder", "benchmarks", "folder of the measurements")
 _DEVICE = flags.DEFINE_string("device", "cpu", "ending of the files' names")
 
+# Key in the peers' JSON file -> what a reader sees
+PEERS = {
+    "ours_nonprivate": "ours, not private",
+    "ours_dp_sgd": "ours, DP-SGD",
+    "ours_bam_sam": "ours, BAM-SAM",
+    "jax_vmap": "JAX, vmap of grad (DP-SGD as in a textbook)",
+    "jax_loop": "JAX, one example at a time in a Python loop",
+    "jax_privacy": "jax-privacy, clipped_grad",
+    "jax_privacy_matmul": "jax-privacy, clipped_grad, our convolutions",
+    "torch_nonprivate": "PyTorch, not private",
+    "torch_loop": "PyTorch, one example at a time in a Python loop",
+    "opacus_hooks": "Opacus, hooks",
+    "opacus_ghost": "Opacus, ghost clipping",
+}
 # ratio, JSON file and keys of numerator and denominator, bound, whether at most or at least
 TARGETS: list[tuple[str, str, str, str, float, str]] = [
     ("DP-SGD / ours, not private", "step", "dp_sgd_ms", "nonprivate_ms", 1.0, "≤"),
@@ -148,7 +162,7 @@ def _peers(data: Any) -> str:
     if data is None:
         return "Not measured.\n"
     rows = []
-    for name, label in benchmark_peers.LABELS.items():
+    for name, label in PEERS.items():
         found = data["observations"][name]
         error = data["clipped_sum_error"].get(name)
         rows.append(

@@ -15,8 +15,10 @@ _hook = jaxtyping.install_import_hook("bam", "tests.typecheck.check")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def one_device():
     from bam import devices
 
-    monkeypatch.setattr(devices, "visible", lambda: jax.devices()[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "visible", lambda: jax.devices()[:1])
+        yield

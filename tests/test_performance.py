@@ -19,7 +19,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
     step = {
         "batch": 2,
         "views": 4,
-        "flops_per_example": 5e8,
+        "flops_per_example": 5e5,
         "matmul_observations_gflops": [1.0, 1.0, 1.0],
         "peak_memory_mb": {"256": 100.0, "4096": 120.0},
         "nonprivate_ms": 1.0,
