@@ -253,10 +253,7 @@ def _problem() -> Problem:
 
 
 def _jax_step(
-    total: Callable[..., Any],
-    problem: Problem,
-    batch: Any,
-    private: bool = True,
+    total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
 ) -> Callable[[], Any]:
     """Sum, noise, SGD; the weights go from call to call."""
     multiplier = 1.0 if private else 0.0
@@ -264,7 +261,7 @@ def _jax_step(
 
     @jax.jit
     def update(params: Any, grads: Any, state: Any) -> Any:
-        noised, state = noise.update(grads, state) if private else (grads, state)
+        noised, state = noise.update(grads, state)
         rate = LEARNING_RATE / len(problem.labels)
         return jax.tree.map(lambda p, g: p - rate * g, params, noised), state
 
