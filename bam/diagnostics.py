@@ -1,4 +1,8 @@
-"""Clipping bias, measured. NOT PRIVATE: everything here reads un-noised gradients."""
+"""Clipping bias and its companions. NOT PRIVATE: everything here reads un-noised gradients.
+
+`means` reads a batch once, in the memory of one microbatch, whatever the batch size; `bias` and
+`describe` are algebra on the few means that it returns. Nothing here feeds back into training.
+"""
 
 import math
 from collections.abc import Callable
@@ -14,21 +18,134 @@ from bam.engine import clipped_sum
 from bam.transforms import BoundedTransformation
 from bam.tree import Grads, Params
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Means(NamedTuple):
+    """What one pass over a batch of n per-example gradients leaves. NOT PRIVATE.
+
+    Attributes:
+      gradient: ĝ = Σ g_i / n.
+      clipped: ĝ_clip = Σ clip(g_i) / n.
+      direction: Σ g_i/‖g_i‖ / n, so that ⟨direction, ĝ⟩/‖ĝ‖ is the mean of cos(g_i, ĝ).
+      fraction_clipped: share of the examples whose gradient the clip changes.
+      norms: `[rows]`, ‖g_i‖₂; NaN in masked rows and where a gradient is not finite.
+    """
+
+    gradient: Grads
+    clipped: Grads
+    direction: Grads
+    fraction_clipped: Float[Array, ""]
+    norms: Float[Array, " rows"]
+
 
 class Bias(NamedTuple):
-    """Clipping bias of one batch. NOT PRIVATE.
+    """Bias of a clipped mean ĝ_clip against ĝ, and Theorem 1's two parts of it. NOT PRIVATE.
+
+    With a = ⟨ĝ_clip, ĝ⟩/‖ĝ‖² and c = ĝ_clip − a·ĝ, which is orthogonal to ĝ, the bias is
+    (a − 1)·ĝ + c and ‖bias‖² = (1 − a)²‖ĝ‖² + ‖c‖²: too short, and pointing elsewhere.
 
     Attributes:
       bias_norm: ‖ĝ_clip − ĝ‖₂.
       relative_bias: ‖ĝ_clip − ĝ‖₂ / ‖ĝ‖₂; 0 where ĝ is zero.
+      magnitude: a, Theorem 1's magnitude error; 1 where ĝ is zero.
+      direction_norm: ‖c‖₂, Theorem 1's directional error without noise.
       cosine: cos(ĝ_clip, ĝ), the direction that clipping keeps; 0 where either is zero.
       gradient_norm: ‖ĝ‖₂.
     """
 
     bias_norm: Float[Array, ""]
     relative_bias: Float[Array, ""]
+    magnitude: Float[Array, ""]
+    direction_norm: Float[Array, ""]
     cosine: Float[Array, ""]
     gradient_norm: Float[Array, ""]
+
+
+def means(
+    grad_fn: Callable[[Params, Any], Grads],
+    clip: optax.GradientTransformation,
+    params: Params,
+    batch: Any,
+    *,
+    mask: Bool[Array, " rows"] | None = None,
+    microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Means:
+    """Means of a batch's gradients, of the clipped ones and of their directions, in one pass.
+
+    A gradient that is not finite counts as zero, as in training.
+
+    Args:
+      grad_fn: `(params, example) -> grads`, unclipped: a method's own gradient, so for BAM the one
+        that it clips.
+      clip: a bounded per-example transform.
+      params: pytree of arrays.
+      batch: pytree of `[rows, ...]` arrays.
+      mask: `[rows]`, True for real examples; None means all are.
+      microbatch_size: as in `clipped_sum`; memory does not grow with the number of rows.
+      mesh: as in `clipped_sum`.
+
+    Returns:
+      `Means`, NOT PRIVATE.
+
+    Raises:
+      ValueError: as `clipped_sum` does for the sizes.
+    """
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
+
+    def read(grads: Grads, state: Any, params: Any = None) -> Any:
+        clipped, _ = clip.update(grads, state, params)
+        changed = jax.tree.map(lambda g, c: jnp.any(g != c), grads, clipped)
+        was_clipped = jnp.any(jnp.array(jax.tree.leaves(changed))).astype(jnp.float32)
+        return (grads, clipped, tree.unit(grads), was_clipped), state
+
+    # These sums are not bounded, and the infinite sensitivity says so.
+    unbounded = BoundedTransformation(clip.init, read, math.inf)
+    sums, norms = clipped_sum(
+        grad_fn, unbounded, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
+    )
+    num_examples = jnp.maximum(jnp.sum(mask), 1)
+    gradient, clipped, direction, fraction = jax.tree.map(lambda x: x / num_examples, sums)
+    norms = jnp.where(mask & jnp.isfinite(norms), norms, jnp.nan)
+    return Means(gradient, clipped, direction, fraction, norms)
+
+
+def bias(clipped: Grads, gradient: Grads) -> Bias:
+    r"""Bias $\hat g_{clip} - \hat g$, taken apart as in Theorem 1 of arXiv 2308.12018.
+
+    Noise has mean zero and adds no bias (Lemma 1); if no gradient exceeds C and both are means of
+    the same gradients, the bias is zero (Lemma 2).
+
+    Args:
+      clipped: ĝ_clip, the mean of clipped gradients.
+      gradient: ĝ, what it should estimate: the mean of the same gradients unclipped, or of others
+        (for BAM, of the plain gradients at θ).
+
+    Returns:
+      A `Bias`, NOT PRIVATE.
+
+    Example:
+      >>> found = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
+      >>> print(found.magnitude, found.direction_norm, found.relative_bias ** 2)
+      0.5 0.5 0.3125
+    """
+    norm = tree.l2_norm(gradient)
+    toward = tree.unit(gradient)
+    along = optax.tree.vdot(clipped, toward)  # a·‖ĝ‖
+    sideways = jax.tree.map(lambda x, v: x - along * v, clipped, toward)  # c
+    bias_norm = tree.l2_norm(jax.tree.map(jnp.subtract, clipped, gradient))
+    nonzero = norm > 0
+    floor = jnp.where(nonzero, norm, 1)
+    return Bias(
+        bias_norm=bias_norm,
+        relative_bias=jnp.where(nonzero, bias_norm / floor, 0),
+        magnitude=jnp.where(nonzero, along / floor, 1),
+        direction_norm=tree.l2_norm(sideways),
+        cosine=optax.tree.vdot(tree.unit(clipped), toward),
+        gradient_norm=norm,
+    )
 
 
 def clipping_bias(
@@ -36,57 +153,96 @@ def clipping_bias(
     clip: optax.GradientTransformation,
     params: Params,
     batch: Any,
-    *,
-    mask: Bool[Array, " batch"] | None = None,
-    microbatch_size: int = 16,
-    mesh: jax.sharding.Mesh | None = None,
+    **sharing: Any,
 ) -> Bias:
-    r"""Bias of the clipped mean, $\hat g_{clip} - \hat g$, against the unclipped mean.
-
-    $\hat g = \frac1n \sum_i g_i$ and $\hat g_{clip} = \frac1n \sum_i clip(g_i)$, with $g_i$ what
-    `grad_fn` returns: a method's own gradient, so for BAM the one that it clips. Noise has mean
-    zero and adds no bias (Lemma 1 of arXiv 2308.12018); if no gradient exceeds C it is zero
-    (Lemma 2).
+    r"""Bias of the clipped mean of a batch against its unclipped mean, $\hat g_{clip} - \hat g$.
 
     Args:
-      grad_fn: `(params, example) -> grads`, unclipped.
-      clip: a bounded per-example transform.
-      params: pytree of arrays.
-      batch: pytree of `[n, ...]` arrays.
-      mask: `[n]`, True for real examples; None means all are.
-      microbatch_size: as in `clipped_sum`; memory does not grow with n.
-      mesh: as in `clipped_sum`.
+      grad_fn: as in `means`.
+      clip: as in `means`.
+      params: as in `means`.
+      batch: as in `means`.
+      **sharing: `mask`, `microbatch_size` and `mesh` of `means`.
 
     Returns:
       A `Bias`, NOT PRIVATE.
     """
-    size = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
+    found = means(grad_fn, clip, params, batch, **sharing)
+    return bias(found.clipped, found.gradient)
 
-    def twice(params: Params, example: Any) -> Any:
-        grads = grad_fn(params, example)
-        return grads, grads
 
-    def clip_first(pair: Any, state: Any, params: Any = None) -> Any:
-        clipped, _ = clip.update(pair[0], state, params)
-        return (clipped, pair[1]), state
+def describe(
+    own: Means, plain: Means, previous_private_grad: Grads, noise_std: float
+) -> dict[str, Float[Array, ""]]:
+    """Everything that is said of one batch, by name. NOT PRIVATE.
 
-    # One pass sums both; the second half is not bounded, and the infinite sensitivity says so.
-    clip_first_of_two = BoundedTransformation(clip.init, clip_first, math.inf)
-    sums, _ = clipped_sum(
-        twice,
-        clip_first_of_two,
-        params,
-        batch,
-        mask=mask,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
-    )
-    mean_clipped, mean = jax.tree.map(lambda x: x / jnp.maximum(size, 1), sums)
-    bias_norm = tree.l2_norm(jax.tree.map(jnp.subtract, mean_clipped, mean))
-    norm = tree.l2_norm(mean)
-    return Bias(
-        bias_norm=bias_norm,
-        relative_bias=jnp.where(norm > 0, bias_norm / jnp.where(norm > 0, norm, 1), 0),
-        cosine=optax.tree.vdot(tree.unit(mean_clipped), tree.unit(mean)),
-        gradient_norm=norm,
-    )
+    A method's bias is seen three ways, because its gradient G_i need not be the plain g_i:
+
+    =========================== =========================================================
+    names                       bias of …
+    =========================== =========================================================
+    `bias_norm`, …              mean clip(G_i) against mean G_i: what clipping does to it
+    `against_plain/bias_norm`,… mean clip(G_i) against mean g_i at θ: as an estimate of ∇L
+    `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: DP-SGD's, at this θ
+    =========================== =========================================================
+
+    Args:
+      own: means of the method's gradients G_i (for BAM and DP-SAT those at θ').
+      plain: means of g_i = ∇L(θ; x_i, y_i) over the same examples.
+      previous_private_grad: the previous step's privatised gradient, DP-SAT's ascent direction.
+      noise_std: σC/l, the standard deviation of each entry of a step's noise after the division
+        by the expected batch size.
+
+    Returns:
+      The fields of `Bias` for the three rows above, and `fraction_clipped` and `norm_quantile_NN`
+      of ‖G_i‖; `plain/mean_norm`, the mean of ‖g_i‖ over the examples where it is finite, by which
+      L_BAO exceeds L per unit of λ; `snr` = ‖ĝ_clip‖ / (noise_std·√d), over the root mean square
+      norm of the noise (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's
+      directions; and `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
+    """
+    found: dict[str, Any] = dict(bias(own.clipped, own.gradient)._asdict())
+    for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
+        of_this = bias(clipped, plain.gradient)._asdict()
+        found |= {f"{prefix}/{name}": value for name, value in of_this.items()}
+    found["fraction_clipped"] = own.fraction_clipped
+    for level, norm in zip(
+        QUANTILES, jnp.nanquantile(own.norms, jnp.array(QUANTILES)), strict=True
+    ):
+        found[f"norm_quantile_{100 * level:02.0f}"] = norm
+    found["plain/mean_norm"] = jnp.nanmean(plain.norms)
+    noise_norm = noise_std * math.sqrt(tree.num_params(own.clipped))
+    if noise_norm:
+        found["snr"] = tree.l2_norm(own.clipped) / noise_norm
+    toward = tree.unit(plain.gradient)
+    found["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
+    found["cosine_previous"] = optax.tree.vdot(tree.unit(previous_private_grad), toward)
+    return found
+
+
+def bias_aware_objective(
+    loss_fn: Callable[[Params, Any], Float[Array, ""]], penalty: float
+) -> Callable[[Params, Any], Float[Array, ""]]:
+    r"""The loss that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$, of one example.
+
+    Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
+    zero (`jax.grad` of this gives NaN there). The mean over a batch is at least the mean loss plus
+    λ times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018).
+
+    Args:
+      loss_fn: `(params, example) -> scalar loss of one example`.
+      penalty: λ.
+
+    Returns:
+      `(params, example) -> scalar`. NOT PRIVATE.
+
+    Example:
+      >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)
+      >>> print(objective(jnp.array([3.0, 4.0]), jnp.zeros(2)))
+      13.0
+    """
+
+    def objective(params: Params, example: Any) -> Float[Array, ""]:
+        loss, grads = jax.value_and_grad(loss_fn)(params, example)
+        return loss + penalty * tree.l2_norm(grads)
+
+    return objective

@@ -73,7 +73,10 @@ class Experiment:
       step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
         state's memory, and does not check the plan: `train` does.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
-      measure_bias: `(state, train split on device, rows) -> Bias`, compiled. NOT PRIVATE.
+      means: `(state, train split on device, rows) -> (own, plain)`, compiled: the means of the
+        method's gradients over those training examples, and of the plain ones. NOT PRIVATE.
+      diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
+        `diagnostics.describe` says of these means, and `plain/loss`, the mean loss. NOT PRIVATE.
       mesh: the devices that share the work, see `bam.devices`; None for one.
     """
 
@@ -85,7 +88,8 @@ class Experiment:
     init: Callable[[int], TrainState]
     step: Callable[..., TrainState]
     evaluate: Callable[..., tuple[Array, Array]]
-    measure_bias: Callable[..., diagnostics.Bias]
+    means: Callable[..., tuple[diagnostics.Means, diagnostics.Means]]
+    diagnose: Callable[..., dict[str, Array]]
     mesh: jax.sharding.Mesh | None
 
 
@@ -217,11 +221,38 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
 
-    @jax.jit
-    def measure_bias(state: TrainState, train: datasets.Split, indices: Array) -> diagnostics.Bias:
+    def means_of(
+        state: TrainState, train: datasets.Split, indices: Array
+    ) -> tuple[diagnostics.Means, diagnostics.Means]:
+        key = jax.random.fold_in(state.augment_key, state.step)
         params_at = oracle.ascend(state.params, state.private_grad)
-        gradient = gradient_at(train, jax.random.fold_in(state.augment_key, state.step))
-        return diagnostics.clipping_bias(gradient, clip, params_at, indices, **sharing)
+        own = diagnostics.means(gradient_at(train, key), clip, params_at, indices, **sharing)
+        if config.method.name in ("non_private", "dp_sgd"):
+            return own, own
+        plain_grad = oracles.dp_sgd(model.loss).grad
+        plain = diagnostics.means(
+            lambda params, index: plain_grad(params, with_views(train, key, index)),
+            clip,
+            state.params,
+            indices,
+            **sharing,
+        )
+        return own, plain
+
+    @jax.jit
+    def diagnose(
+        state: TrainState, train: datasets.Split, indices: Array
+    ) -> dict[str, Float[Array, ""]]:
+        own, plain = means_of(state, train, indices)
+        key = jax.random.fold_in(state.augment_key, state.step)
+        losses = jax.lax.map(
+            lambda index: dense_model.loss(state.params, with_views(train, key, index)),
+            indices,
+            batch_size=config.microbatch_size,
+        )
+        noise_std = plan.noise_multiplier * sensitivity / expected_batch_size
+        found = diagnostics.describe(own, plain, state.private_grad, noise_std)
+        return found | {"plain/loss": jnp.mean(losses)}
 
     return Experiment(
         config=config,
@@ -232,7 +263,8 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         init=init,
         step=step,
         evaluate=evaluate,
-        measure_bias=measure_bias,
+        means=jax.jit(means_of),
+        diagnose=diagnose,
         mesh=mesh,
     )
 

@@ -228,10 +228,10 @@ def _due(step: int, every: int) -> bool:
 def _not_private(
     experiment: Experiment, state: TrainState, train: datasets.Split
 ) -> dict[str, float]:
-    """Clipping bias on evenly spaced training examples. NOT PRIVATE, and named so."""
+    """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so."""
     num_examples = experiment.plan.num_examples
     num = min(experiment.config.diagnostics.num_examples, num_examples)
     rows = jnp.linspace(0, num_examples - 1, num).astype(jnp.int32)
-    bias = experiment.measure_bias(state, train, rows)
-    found = {f"not_private/{k}": float(v) for k, v in bias._asdict().items()}
+    measured = experiment.diagnose(state, train, rows)
+    found = {f"not_private/{k}": float(v) for k, v in measured.items()}
     return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}
