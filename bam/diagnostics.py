@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -169,6 +169,39 @@ def clipping_bias(
     """
     found = means(grad_fn, clip, params, batch, **sharing)
     return bias(found.clipped, found.gradient)
+
+
+def bias_by_batch_size(
+    groups: Iterable[Means], smallest: int, largest: int
+) -> dict[str, dict[str, float]]:
+    """Bias of batches of doubling sizes, from the means of small groups, which merge two by two.
+
+    Args:
+      groups: means over disjoint groups of `smallest` examples; few are held at a time.
+      smallest: examples per group.
+      largest: size at which merging ends.
+
+    Returns:
+      Size, as text -> mean of every field of `Bias` over the batches of that size. NOT PRIVATE.
+    """
+    found: dict[int, list[Bias]] = {}
+    waiting: list[tuple[int, Any]] = []  # merged batches that have no partner of their size yet
+    for group in groups:
+        size, batch = smallest, (group.clipped, group.gradient)
+        found.setdefault(size, []).append(bias(*batch))
+        while size < largest and waiting and waiting[-1][0] == size:
+            _, partner = waiting.pop()
+            batch = jax.tree.map(lambda x, y: (x + y) / 2, batch, partner)
+            size *= 2
+            found.setdefault(size, []).append(bias(*batch))
+        waiting.append((size, batch))
+    return {
+        str(size): {
+            name: float(jnp.mean(jnp.array([getattr(one, name) for one in biases])))
+            for name in Bias._fields
+        }
+        for size, biases in sorted(found.items())
+    }
 
 
 def describe(

@@ -163,7 +163,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         return lambda params, index: oracle.grad(params, with_views(split, step_key, index))
 
     def init(seed: int) -> TrainState:
-        params = jax.jit(model.init)(stream_key(seed, INIT_STREAM))
+        params = model.init(stream_key(seed, INIT_STREAM))
         state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -359,7 +359,7 @@ def _timed_step(
     module = models.create(num_classes=num_classes, **config.model)
     model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
     oracle = make_oracle(config.method, model.loss)
-    params = devices.replicate(jax.jit(model.init)(jax.random.key(0)), mesh)
+    params = devices.replicate(model.init(jax.random.key(0)), mesh)
     clip = clip_by_l2_norm(1.0)
 
     def example(index: Array) -> Any:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
+import matplotlib.colors
 
 matplotlib.use("Agg")
 import numpy as np
@@ -29,47 +30,205 @@ STYLES: dict[str, dict[str, Any]] = {
     "bam_exact": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
     "bam_reverse": {"color": "#009E73", "linestyle": ":"},
 }
-PANELS = {
+# The key of a method's section that holds its strength.
+STRENGTHS = {"dp_sat": "radius", "bam_sam": "radius", "bam_exact": "penalty"}
+# What a comparison of runs shows: ‖bias‖ never without the panels that say what it is made of.
+COMPARED = {
     "test_accuracy": "test accuracy",
     "not_private/bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
+    "not_private/gradient_norm": "gradient ‖ĝ‖",
     "not_private/relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
+    "not_private/cosine": "direction kept, cos(ĝ_clip, ĝ)",
+    "not_private/fraction_clipped": "share of examples clipped",
 }
+# Pictures that do not change when they are drawn again.
+matplotlib.rcParams["svg.hashsalt"] = "bam"
+SVG_METADATA = {"Date": None}
 
 
-def compare_methods(
-    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, title: str
-) -> None:
-    """Draws accuracy, bias and relative bias over training, one line per method.
+class Line(NamedTuple):
+    """One line of a panel, with a band of ± `spread` around it.
+
+    Attributes:
+      label: in the legend; lines of one label have one style.
+      x: positions.
+      mean: values.
+      spread: half the band's height; None for no band.
+      style: colour, line style and so on; see `styles`.
+    """
+
+    label: str
+    x: Sequence[float]
+    mean: Sequence[float]
+    spread: Sequence[float] | None
+    style: Mapping[str, Any]
+
+
+class Panel(NamedTuple):
+    """One chart of a figure.
+
+    Attributes:
+      title: what is drawn.
+      x_label: what the x axis is.
+      lines: from below to above.
+      log_x: a logarithmic x axis, marked at the lines' positions.
+      percent: values are shares, shown in %.
+    """
+
+    title: str
+    x_label: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    percent: bool = False
+
+
+def label(method: Mapping[str, Any]) -> str:
+    """Name of a method with its strength, from the `method` section of a config.
 
     Args:
-      runs: method name -> one list of metrics rows per seed.
-      path: PNG (or SVG) file to write.
+      method: `name` and the method's parameters.
+
+    Returns:
+      Text for a legend or a table.
+
+    Example:
+      >>> label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
+      'BAM (SAM), λ = 0.02, ascent of 1 views'
+    """
+    text = LABELS.get(method["name"], method["name"])
+    if method["name"] in STRENGTHS:
+        symbol = "ρ" if method["name"] == "dp_sat" else "λ"
+        text += f", {symbol} = {strength(method):g}"
+    if method.get("ascent_views"):
+        text += f", ascent of {method['ascent_views']} views"
+    if method.get("ascent_params"):
+        text += f", ascent on {method['ascent_params']}"
+    return text
+
+
+def strength(method: Mapping[str, Any]) -> float:
+    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
+    key = STRENGTHS.get(method["name"])
+    return float(method[key]) * float(method.get("mix", 1.0)) if key else 0.0
+
+
+def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Line styles of methods that are drawn together, by `label`.
+
+    A method has its colour; of several strengths the stronger are darker, each with a marker.
+
+    Args:
+      methods: `method` sections of configs.
+
+    Returns:
+      Label -> keyword arguments for Matplotlib's lines.
+    """
+    found = {}
+    for method in methods:
+        same = {label(m): strength(m) for m in methods if m["name"] == method["name"]}
+        chosen = dict(STYLES.get(method["name"], {"color": "#777777", "linestyle": "-"}))
+        if len(same) > 1:
+            rank = sorted(same, key=lambda name: same[name]).index(label(method))
+            white = 0.6 * (1 - (rank + 1) / len(same))
+            color = np.array(matplotlib.colors.to_rgb(chosen["color"]))
+            chosen["color"] = tuple(float(c) for c in white + (1 - white) * color)
+            chosen |= {"marker": "osD^v<>"[rank % 7], "markersize": 3.5}
+        found[label(method)] = chosen
+    return found
+
+
+def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3) -> None:
+    """Draws charts side by side under one legend.
+
+    Args:
+      charts: at least one.
+      path: PNG or SVG file to write.
+      title: heading of the figure.
+      num_columns: charts per row.
+    """
+    num_rows = -(-len(charts) // num_columns)
+    figure, axes = plt.subplots(
+        num_rows,
+        min(num_columns, len(charts)),
+        figsize=(4.2 * min(num_columns, len(charts)), 3.5 * num_rows + 0.7),
+        layout="constrained",
+        squeeze=False,
+    )
+    handles: dict[str, Any] = {}
+    for axis, chart in zip(axes.flat, charts, strict=False):
+        for line in chart.lines:
+            drawn = axis.plot(line.x, line.mean, linewidth=1.8, **line.style)
+            handles.setdefault(line.label, drawn[0])
+            if line.spread is not None:
+                low, high = np.subtract(line.mean, line.spread), np.add(line.mean, line.spread)
+                axis.fill_between(
+                    line.x, low, high, color=line.style["color"], alpha=0.13, linewidth=0
+                )
+        if chart.log_x:
+            axis.set_xscale("log")
+            marks = sorted({x for line in chart.lines for x in line.x})
+            axis.set_xticks(marks, [f"{x:g}" for x in marks])
+            axis.minorticks_off()
+        if chart.percent:
+            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+        axis.set_xlabel(chart.x_label)
+        axis.set_title(chart.title, fontsize=11)
+        _tidy(axis)
+    for axis in list(axes.flat)[len(charts) :]:
+        axis.set_axis_off()
+    if handles:
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(len(handles), 4 if num_columns > 1 else 2),
+            frameon=False,
+        )
+    figure.suptitle(title, fontsize=12)
+    _save(figure, path)
+
+
+def over_seeds(
+    seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str
+) -> tuple[list[int], np.ndarray]:
+    """One quantity over training, of the steps at which every seed has it.
+
+    Args:
+      seeds: metrics rows of one run per seed.
+      quantity: a key of the rows.
+
+    Returns:
+      Steps `[n]` and values `[seeds, n]`.
+    """
+    series = [{r["step"]: r[quantity] for r in rows if quantity in r} for rows in seeds]
+    steps = sorted(set(series[0]).intersection(*series[1:])) if series else []
+    return steps, np.array([[one[step] for step in steps] for one in series], dtype=float)
+
+
+def compare_runs(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+    methods: Sequence[Mapping[str, Any]],
+    path: Path,
+    title: str,
+) -> None:
+    """Draws accuracy, bias and what belongs beside it over training, mean ± SD over seeds.
+
+    Args:
+      runs: label -> one list of metrics rows per seed.
+      methods: `method` sections of the runs' configs, whose labels the runs' are.
+      path: PNG or SVG file to write.
       title: heading of the figure.
     """
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(12.5, 4.2), layout="constrained")
-    for axis, (quantity, label) in zip(axes, PANELS.items(), strict=True):
-        for method, seeds in runs.items():
-            steps, values = _by_seed(seeds, quantity)
-            if len(steps) == 0:
-                continue
-            mean, spread = values.mean(axis=0), values.std(axis=0)
-            style = STYLES.get(method, {})
-            axis.plot(steps, mean, label=LABELS.get(method, method), linewidth=1.8, **style)
-            band_color = style.get("color")
-            axis.fill_between(
-                steps, mean - spread, mean + spread, color=band_color, alpha=0.12, linewidth=0
-            )
-        axis.set_xlabel("step")
-        if quantity == "test_accuracy":
-            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-        axis.set_title(label, fontsize=11)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(title, fontsize=12)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    charts, style = [], styles(methods)
+    for quantity, heading in COMPARED.items():
+        lines = []
+        for name, seeds in runs.items():
+            steps, values = over_seeds(seeds, quantity)
+            if steps:
+                spread = values.std(axis=0) if len(seeds) > 1 else None
+                lines.append(Line(name, steps, values.mean(axis=0), spread, style[name]))
+        charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
+    panels(charts, path, title)
 
 
 def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, path: Path) -> None:
@@ -100,11 +259,9 @@ def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, 
     axis.set_xlabel("ε")
     axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
     axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    _tidy(axis)
     axis.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
@@ -139,8 +296,7 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
         axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
         axis.minorticks_off()
         axis.set_xlabel("ε")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        _tidy(axis)
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
     right.axhline(0, color=STYLES["dp_sgd"]["color"], linewidth=1)
@@ -150,8 +306,7 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
             handles, labels, loc="outside lower center", ncols=len(handles), frameon=False
         )
     figure.suptitle(title, fontsize=12)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def time_against_depth(rows: Sequence[Mapping[str, Any]], path: Path, device: str) -> None:
@@ -183,13 +338,59 @@ def time_against_depth(rows: Sequence[Mapping[str, Any]], path: Path, device: st
     for axis in (left, right):
         axis.set_xlabel("layers")
         axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        _tidy(axis)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"Time against depth, {device}", fontsize=12)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
+
+
+def decomposition(
+    gradients: np.ndarray,
+    clip_norm: float,
+    arrows: Mapping[str, np.ndarray],
+    path: Path,
+    title: str,
+) -> None:
+    """Draws two-dimensional gradients, their clipping, and Theorem 1's decomposition of the mean.
+
+    Args:
+      gradients: `[n, 2]`, per example.
+      clip_norm: C.
+      arrows: "ĝ", "ĝ_clip = a·ĝ + c", "a·ĝ" and "c", each `[2]`; c starts where a·ĝ ends.
+      path: PNG or SVG file to write.
+      title: heading of the figure.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.9), layout="constrained")
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    clipped = gradients / np.maximum(1, norms / clip_norm)
+    grey, blue = STYLES["non_private"]["color"], STYLES["bam_sam"]["color"]
+    for g, c in zip(gradients, clipped, strict=True):
+        left.plot([c[0], g[0]], [c[1], g[1]], color=grey, linewidth=1, linestyle=(0, (2, 2)))
+        left.plot([0, c[0]], [0, c[1]], color=blue, linewidth=1, alpha=0.5)
+    left.scatter(*gradients.T, s=16, color=grey, label="gradient g_i", zorder=3)
+    left.scatter(*clipped.T, s=16, color=blue, label="clipped", zorder=3)
+    left.add_patch(plt.Circle((0, 0), clip_norm, fill=False, label=f"norm C = {clip_norm:g}"))
+    left.set_title("a batch", fontsize=11)
+    colors = dict(zip(arrows, ("#000000", blue, "#E69F00", "#CC79A7"), strict=True))
+    starts = {"c": arrows["a·ĝ"]}
+    for (name, arrow), width in zip(arrows.items(), (5, 5, 10, 5), strict=True):
+        right.quiver(
+            *starts.get(name, np.zeros(2)), *arrow, color=colors[name], label=name, angles="xy",
+            scale_units="xy", scale=1, width=width / 800, zorder=2 if width == 10 else 3,
+        )  # fmt: skip
+    ends = np.array([np.zeros(2), arrows["ĝ"], arrows["ĝ_clip = a·ĝ + c"]])
+    right.scatter(*ends.T, s=0)  # arrows alone do not widen the axes
+    right.margins(0.15)
+    right.set_title("its mean, clipped: shorter (a) and turned (c)", fontsize=11)
+    for axis in (left, right):
+        axis.set_aspect("equal", adjustable="datalim")
+        axis.legend(frameon=False, fontsize=9, loc="best")
+        axis.set_xlabel("first parameter")
+        _tidy(axis)
+    left.set_ylabel("second parameter")
+    figure.suptitle(title, fontsize=12)
+    _save(figure, path)
 
 
 def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
@@ -224,8 +425,12 @@ def _or_nan(half_width: float | None) -> float:
     return math.nan if half_width is None else half_width
 
 
-def _by_seed(seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str) -> Any:
-    """Steps `[n]` and values `[seeds, n]` of one quantity, over the steps that have it."""
-    series = [[(r["step"], r[quantity]) for r in rows if quantity in r] for rows in seeds]
-    steps = np.array([step for step, _ in series[0]])
-    return steps, np.array([[value for _, value in one] for one in series])
+def _tidy(axis: Any) -> None:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    metadata = SVG_METADATA if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=metadata)
+    plt.close(figure)

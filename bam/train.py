@@ -21,7 +21,7 @@ from bam.tree import Params
 
 __all__ = [
     "Experiment", "Result", "StoppedError", "TrainState", "build", "estimate_seconds", "evaluate",
-    "summarize", "train",
+    "not_private", "summarize", "train",
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def train(
             if _due(step, config.eval.every) or last:
                 measurements |= evaluate(experiment, state.averaged)
             if _due(step, config.diagnostics.every):
-                measurements |= _not_private(experiment, state, on_device)
+                measurements |= not_private(experiment, state, on_device)
             if measurements:
                 rows.append(_row(plan, step, measurements, seconds))
                 files.add_row(rows[-1])
@@ -194,6 +194,28 @@ def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> di
     }
 
 
+def not_private(
+    experiment: Experiment, state: TrainState, train: datasets.Split
+) -> dict[str, float]:
+    """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so.
+
+    Args:
+      experiment: from `build`.
+      state: where to measure; it is only read.
+      train: the training split, on device.
+
+    Returns:
+      `not_private/…`: what `diagnostics.describe` says of `config.diagnostics.num_examples`
+      examples, `not_private/plain/loss`, and `not_private/num_nonfinite` of the training so far.
+    """
+    num_examples = experiment.plan.num_examples
+    num = min(experiment.config.diagnostics.num_examples, num_examples)
+    rows = jnp.linspace(0, num_examples - 1, num).astype(jnp.int32)
+    measured = experiment.diagnose(state, train, rows)
+    found = {f"not_private/{k}": float(v) for k, v in measured.items()}
+    return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+
+
 def _row(
     plan: PrivacyPlan, step: int, measurements: dict[str, float], seconds: float
 ) -> dict[str, Any]:
@@ -223,15 +245,3 @@ def _check_same(where: Path | None, found: dict[str, Any], wanted: dict[str, Any
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _not_private(
-    experiment: Experiment, state: TrainState, train: datasets.Split
-) -> dict[str, float]:
-    """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so."""
-    num_examples = experiment.plan.num_examples
-    num = min(experiment.config.diagnostics.num_examples, num_examples)
-    rows = jnp.linspace(0, num_examples - 1, num).astype(jnp.int32)
-    measured = experiment.diagnose(state, train, rows)
-    found = {f"not_private/{k}": float(v) for k, v in measured.items()}
-    return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}

@@ -1,6 +1,7 @@
 """Shapes and types of every annotated function in `bam` are checked while the tests run.
 
-Eight CPU devices exist, for the tests of several; all other tests see one.
+Eight CPU devices exist, for the tests of several; all other tests see one. What one test compiled,
+others and the commands they start need not compile again: all share a cache, made for this run.
 """
 
 import jax
@@ -13,6 +14,18 @@ import tests.typecheck  # noqa: F401 (the hook looks it up by name)
 _hook = jaxtyping.install_import_hook("bam", "tests.typecheck.check")
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_compilation_cache(tmp_path_factory, worker_id):
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "jax_cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

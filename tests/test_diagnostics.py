@@ -172,6 +172,21 @@ def test_a_method_is_compared_with_its_own_gradient_and_with_the_plain_one():
     assert said["plain/mean_norm"] == pytest.approx(np.mean(plain.norms))
 
 
+def test_groups_merged_to_larger_batches_have_the_bias_of_those_batches():
+    batch, clip = cases.mlp_batch(16), bam.clip_by_l2_norm(0.5)
+    oracle, params = bam.dp_sgd(cases.mlp_loss), cases.mlp_params()
+
+    def means_of(rows):
+        return diagnostics.means(oracle.grad, clip, params, jax.tree.map(lambda x: x[rows], batch))
+
+    groups = (means_of(np.arange(start, start + 2)) for start in range(0, 16, 2))
+    found = diagnostics.bias_by_batch_size(groups, smallest=2, largest=8)
+    assert list(found) == ["2", "4", "8"]
+    halves = [means_of(np.arange(8)), means_of(np.arange(8, 16))]
+    norms = [float(diagnostics.bias(half.clipped, half.gradient).bias_norm) for half in halves]
+    assert found["8"]["bias_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+
+
 # The objective, L_BAO.
 
 

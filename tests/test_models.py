@@ -39,6 +39,7 @@ def test_group_norm_and_its_gradients_are_flaxes():
         }
 
         def probe(module):
+            @jax.jit
             def value(params, images):
                 return jnp.sum(weights * module.apply({"params": params}, images))
 
@@ -91,7 +92,7 @@ def test_bfloat16_changes_gradients_by_a_few_percent_and_leaves_them_float32():
     example = {"image": images, "label": np.int32(3)}
     expected, found = (jax.jit(jax.grad(m.loss))(params, example) for m in (exact, rounded))
     assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    assert rounded.loss(params, example).dtype == jnp.float32
+    assert jax.eval_shape(rounded.loss, params, example).dtype == jnp.float32
     error = distance(found, expected) / norm64(expected)
     assert 1e-4 < error < 0.05  # it does round, and no more than eight bits of mantissa explain
 
@@ -160,9 +161,10 @@ def test_a_batch_of_one_equals_a_slice_of_many(name, side):
     model = models.as_functions(models.create(name, 10, 4), (side, side, 1))
     params = model.init(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (3, side, side, 1))
-    many = model.logits(params, images)
+    logits = jax.jit(model.logits)
+    many = logits(params, images)
     assert many.shape == (3, 10)
-    np.testing.assert_allclose(model.logits(params, images[1:2])[0], many[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits(params, images[1:2])[0], many[1], rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_of_an_example_is_the_mean_over_its_views():
@@ -170,8 +172,9 @@ def test_the_loss_of_an_example_is_the_mean_over_its_views():
     params = model.init(jax.random.key(0))
     views = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
     label = np.int32(3)
-    losses = [model.loss(params, {"image": v[None], "label": label}) for v in views]
-    whole = model.loss(params, {"image": views, "label": label})
+    loss = jax.jit(model.loss)
+    losses = [loss(params, {"image": v[None], "label": label}) for v in views]
+    whole = loss(params, {"image": views, "label": label})
     np.testing.assert_allclose(whole, np.mean(losses), rtol=1e-5)
 
 

@@ -45,10 +45,11 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
     row = {
         "method": "non_private", "epsilon": None, "delta": 1e-5, "noise_multiplier": 0.0,
         "num_seeds": 1, "test_accuracy_mean": 0.5, "test_accuracy_sd": None,
-        "bias_norm_mean": None, "relative_bias_mean": None, "seconds": 1.0,
+        "bias_norm_mean": None, "gradient_norm_mean": None, "relative_bias_mean": None,
+        "cosine_mean": None, "seconds": 1.0,
     }  # fmt: skip
     lines = compare.markdown([row]).splitlines()
-    assert lines[2] == "| non-private | – | – | – | 50.0 | – | – | 1.0 |"
+    assert lines[2] == "| non-private | – | – | – | 50.0 | – | – | – | – | 1.0 |"
 
 
 def test_the_contact_sheet_is_drawn(tmp_path):

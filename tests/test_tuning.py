@@ -12,6 +12,7 @@ from tests.cases import assert_close
 @pytest.fixture(autouse=True)
 def nothing_found_yet(monkeypatch):
     monkeypatch.setattr(tuning, "_found", {})
+    monkeypatch.setattr(tuning, "_file", lambda: None)
 
 
 def never(form, size):

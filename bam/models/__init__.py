@@ -147,4 +147,4 @@ def as_functions(
         labels = jnp.broadcast_to(example["label"], views.shape[:1])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(views, labels))
 
-    return Model(init, logits, loss)
+    return Model(jax.jit(init), logits, loss)  # op by op, init would compile every layer

@@ -1,0 +1,86 @@
+"""How a method's bias compares with DP-SGD's: ratios, their factors, and intervals."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bam import stats
+
+# ‖bias‖ = ‖ĝ‖ × relative bias, so the first ratio is the product of the next two.
+RATIOS = {"bias_norm": "‖bias‖ ×", "gradient_norm": "= ‖ĝ‖ ×", "relative_bias": "· relative ×"}
+DIFFERENCES = {"cosine": "cos(ĝ_clip, ĝ)", "test_accuracy": "accuracy, points"}
+
+
+def rows(
+    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str
+) -> list[dict[str, Any]]:
+    """Every method against the baseline, paired by seed.
+
+    Args:
+      measured: method -> quantity -> one value per seed; a missing quantity is left out.
+      baseline: the method that the others are divided by, or that is taken from them.
+
+    Returns:
+      A row per method and quantity: its mean, and the ratio or difference with the ends of its
+      95 % confidence interval (None with one seed); ratios are compared by their logarithms.
+    """
+    found = []
+    for method, quantities in measured.items():
+        for quantity, values in quantities.items():
+            scale = math.log if quantity in RATIOS else float
+            back = math.exp if quantity in RATIOS else float
+            ours, theirs = (
+                {seed: scale(value) for seed, value in enumerate(measured[name][quantity])}
+                for name in (method, baseline)
+            )
+            effect = stats.paired_difference(ours, theirs)
+            assert effect is not None
+            ends = (
+                (None, None)
+                if effect.half_width is None
+                else (
+                    back(effect.mean - effect.half_width),
+                    back(effect.mean + effect.half_width),
+                )
+            )
+            found.append(
+                {
+                    "method": method,
+                    "quantity": quantity,
+                    "mean": float(np.mean(values)),
+                    "effect": back(effect.mean),
+                    "low": ends[0],
+                    "high": ends[1],
+                    "seeds": effect.num,
+                }
+            )
+    return found
+
+
+def markdown(found: Sequence[Mapping[str, Any]], baseline: str) -> str:
+    """The rows as a table, a line per method, with intervals in brackets."""
+    quantities = [q for q in (*RATIOS, *DIFFERENCES) if any(r["quantity"] == q for r in found)]
+    headings = RATIOS | DIFFERENCES
+    lines = [
+        "| " + " | ".join(["method", "‖bias‖", *(headings[q] for q in quantities)]) + " |",
+        "|---" + "|---:" * (len(quantities) + 1) + "|",
+    ]
+    by_cell = {(row["method"], row["quantity"]): row for row in found}
+    for method in dict.fromkeys(row["method"] for row in found):
+        cells = [method, f"{by_cell[method, 'bias_norm']['mean']:.3f}"]
+        for quantity in quantities:
+            cells.append("–" if method == baseline else _cell(by_cell[method, quantity]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    scale, form = {"test_accuracy": (100, "+.2f"), "cosine": (1, "+.3f")}.get(
+        row["quantity"], (1, ".3f")
+    )
+    text = format(scale * row["effect"], form)
+    if row["low"] is not None:
+        text += f" [{format(scale * row['low'], form)}, {format(scale * row['high'], form)}]"
+    return text

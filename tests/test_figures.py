@@ -1,0 +1,100 @@
+"""The figures' numbers and pictures, and the tables of effects."""
+
+import csv
+import math
+
+import pytest
+
+from bam import plotting
+from scripts import effects
+from tests.cases import run_command
+
+
+def read_csv(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_path):
+    def draw(figure, *more):
+        done = run_command(
+            "scripts.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
+            f"--out={tmp_path}/out", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
+            "--config=configs/digits.py", "--config.model.name=linear", "--config.num_steps=2",
+            "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16", *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    trained = draw("2")
+    assert trained.count("%") == 4
+    assert draw("lambda").count("%") == 0  # the runs are shared
+    for name in ("figure2.png", "figure2.svg", "lambda.png", "lambda.svg"):
+        assert (tmp_path / "out" / name).stat().st_size > 10_000
+    rows = read_csv(tmp_path / "out" / "figure2.csv")
+    assert {row["method"] for row in rows} == {"DP-SGD", "BAM (SAM), λ = 0.1"}
+    assert {row["step"] for row in rows} == {"0", "1", "2"}
+    for row in rows:
+        assert float(row["mean"]) == pytest.approx(
+            (float(row["seed 0"]) + float(row["seed 1"])) / 2, rel=1e-4
+        )
+    table = (tmp_path / "out" / "figure2_effects.md").read_text(encoding="utf-8")
+    assert table.count("[") == 5
+
+
+def test_a_strength_that_a_method_does_not_take_is_one_line(tmp_path):
+    for methods, message in (("bam_sam", "bam_sam takes a"), ("dp_sgd:1", "dp_sgd takes no")):
+        done = run_command(
+            "scripts.figures", "--figure=2", f"--workdir={tmp_path}/runs", f"--methods={methods}"
+        )
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_figure_7_is_an_actual_decomposition(tmp_path):
+    done = run_command("scripts.figures", "--figure=7", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = {
+        row["arrow"]: (float(row["first"]), float(row["second"]))
+        for row in read_csv(tmp_path / "figure7.csv")
+    }
+    clipped = [value for name, value in rows.items() if name.startswith("clip(")]
+    assert max(math.hypot(*value) for value in clipped) <= 0.5 + 1e-5
+    for axis in (0, 1):
+        mean = sum(value[axis] for value in clipped) / len(clipped)
+        assert rows["ĝ_clip = a·ĝ + c"][axis] == pytest.approx(mean, abs=1e-5)
+        assert rows["a·ĝ"][axis] + rows["c"][axis] == pytest.approx(mean, abs=1e-5)
+    assert sum(a * c for a, c in zip(rows["ĝ"], rows["c"], strict=True)) == pytest.approx(
+        0, abs=1e-5
+    )
+
+
+def test_effects_are_paired_and_ratios_multiply_to_the_ratio_of_the_bias():
+    names = ("bias_norm", "gradient_norm", "test_accuracy")
+    measured = {
+        "DP-SGD": dict(zip(names, ([1.0, 4.0], [2.0, 5.0], [0.5, 0.6]), strict=True)),
+        "other": dict(zip(names, ([0.5, 2.0], [1.0, 5.0], [0.51, 0.61]), strict=True)),
+    }
+    for quantities in measured.values():
+        quantities["relative_bias"] = [
+            b / g for b, g in zip(quantities["bias_norm"], quantities["gradient_norm"], strict=True)
+        ]
+    found = {r["quantity"]: r for r in effects.rows(measured, "DP-SGD") if r["method"] == "other"}
+    assert found["bias_norm"]["effect"] == pytest.approx(0.5)  # in both seeds: no uncertainty
+    assert found["bias_norm"]["low"] == pytest.approx(0.5)
+    assert found["gradient_norm"]["effect"] * found["relative_bias"]["effect"] == pytest.approx(0.5)
+    assert found["test_accuracy"]["effect"] == pytest.approx(0.01)
+    table = effects.markdown(effects.rows(measured, "DP-SGD"), "DP-SGD")
+    assert "| other | 1.250 | 0.500 [0.500, 0.500] |" in table
+    assert "+1.00 [+1.00, +1.00]" in table
+
+
+def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():
+    methods = [{"name": "bam_sam", "radius": r, "mix": 1.0} for r in (0.1, 0.01)]
+    styles = plotting.styles([*methods, {"name": "dp_sgd"}])
+    assert list(styles) == ["BAM (SAM), λ = 0.1", "BAM (SAM), λ = 0.01", "DP-SGD"]
+    assert sum(styles["BAM (SAM), λ = 0.1"]["color"]) < sum(styles["BAM (SAM), λ = 0.01"]["color"])
+    assert len({str(style) for style in styles.values()}) == 3
+    assert plotting.strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1
