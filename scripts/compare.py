@@ -31,9 +31,7 @@ _RUNS = flags.DEFINE_list(
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs, the table and the picture")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete the same methods' earlier runs")
 
-COLUMNS = (
-    "method", "ε spent", "δ", "σ", "accuracy %", "‖bias‖", "‖ĝ‖", "‖bias‖/‖ĝ‖", "cosine", "seconds"
-)  # fmt: skip
+COLUMNS = ("method", "ε", "accuracy %", "‖bias‖", "‖ĝ‖", "‖bias‖/‖ĝ‖", "cosine", "seconds")
 
 
 class Run(NamedTuple):
@@ -196,12 +194,9 @@ def as_cells(row: dict[str, Any]) -> list[str]:
     accuracy = f"{100 * row['test_accuracy_mean']:.1f}"
     if row["test_accuracy_sd"] is not None:
         accuracy += f" ± {100 * row['test_accuracy_sd']:.1f}"
-    private = row["epsilon"] is not None
     return [
         plotting.LABELS.get(row["method"], row["method"]),
-        number(row["epsilon"], ".3f"),
-        f"{row['delta']:.0e}" if private else "–",
-        f"{row['noise_multiplier']:.3f}" if private else "–",
+        number(row["epsilon"], ".2f"),
         accuracy,
         number(row["bias_norm_mean"], ".3f"),
         number(row["gradient_norm_mean"], ".3f"),

@@ -49,7 +49,7 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
         "cosine_mean": None, "seconds": 1.0,
     }  # fmt: skip
     lines = compare.markdown([row]).splitlines()
-    assert lines[2] == "| non-private | – | – | – | 50.0 | – | – | – | – | 1.0 |"
+    assert lines[2] == "| non-private | – | 50.0 | – | – | – | – | 1.0 |"
 
 
 def test_the_contact_sheet_is_drawn(tmp_path):
