@@ -177,11 +177,12 @@ def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3
     for axis in list(axes.flat)[len(charts) :]:
         axis.set_axis_off()
     if handles:
+        characters = 13 * figure.get_figwidth()  # that fit side by side
         figure.legend(
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=min(len(handles), 4 if num_columns > 1 else 2),
+            ncols=max(1, int(characters / (max(map(len, handles)) + 7))),
             frameon=False,
         )
     figure.suptitle(title, fontsize=12)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -71,13 +71,39 @@ def epsilon(
     if accountant == "gdp":
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
-    step = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if sampling_prob < 1:
-        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
-    composed = PLDAccountant() if accountant == "pld" else RdpAccountant()
     with _without_order_warnings():
-        composed.compose(step, num_steps)
+        composed = _composed(noise_multiplier, sampling_prob, num_steps, accountant)
         return float(composed.get_epsilon(delta))
+
+
+def deltas(
+    *,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    epsilons: Sequence[float],
+) -> list[float]:
+    """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
+
+    Args:
+      noise_multiplier: σ > 0.
+      sampling_prob: q in (0, 1].
+      num_steps: T ≥ 1.
+      epsilons: each at least 0.
+
+    Returns:
+      δ in [0, 1], one for each ε; with `gdp.profile_tradeoff`, the mechanism's trade-off function.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    _check_mechanism(sampling_prob, num_steps, 0.5, "pld")
+    if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
+        raise ValueError(
+            "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
+        )
+    composed = _composed(noise_multiplier, sampling_prob, num_steps, "pld")
+    return [float(composed.get_delta(epsilon)) for epsilon in epsilons]
 
 
 @functools.lru_cache(maxsize=256)
@@ -288,6 +314,17 @@ def make_plan(
         delta=delta,
         accountant=accountant,
     )
+
+
+def _composed(
+    noise_multiplier: float, sampling_prob: float, num_steps: int, accountant: str
+) -> dp_accounting.PrivacyAccountant:
+    """dp-accounting's accountant after T steps."""
+    step = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_prob < 1:
+        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
+    composed = PLDAccountant() if accountant == "pld" else RdpAccountant()
+    return composed.compose(step, num_steps)
 
 
 @contextlib.contextmanager

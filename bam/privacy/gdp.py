@@ -1,11 +1,23 @@
-"""Gaussian differential privacy: the central limit of many Poisson-sampled Gaussian steps.
+"""f-DP: trade-off functions and what an attacker gains; Gaussian DP and its central limit.
 
-Source: Bu, Dong, Long, Su 2019, "Deep Learning with Gaussian Differential Privacy". The limit is
-asymptotic and can *under*state ε: use it to compare, never as a guarantee.
+A trade-off function f maps the type-I error α of an attacker, who decides whether an example took
+part (the false positive rate), to the least type-II error (1 − true positive rate) that any test
+reaches. Here it is a function of a NumPy array of α in [0, 1]; it is convex, does not rise, and is
+at most 1 − α.
+
+The central limit of many Poisson-sampled Gaussian steps (`mu_of_noisy_sgd`) is asymptotic and can
+*under*state ε: use it to compare, never as a guarantee.
+
+Source: Dong, Roth, Su 2019, "Gaussian Differential Privacy"; Bu, Dong, Long, Su 2019, "Deep
+Learning with Gaussian Differential Privacy".
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, special
 
 
@@ -64,3 +76,159 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     while delta_of_mu(mu, upper) > delta:
         upper *= 2
     return float(optimize.brentq(lambda e: delta_of_mu(mu, e) - delta, 0.0, upper, xtol=1e-10))
+
+
+Tradeoff: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+_GRID = np.concatenate(
+    [
+        np.logspace(-12, -2, 2001),
+        np.linspace(0.01, 0.99, 1961)[1:-1],
+        1 - np.logspace(-2, -12, 2001),
+    ]
+)
+
+
+def gaussian_tradeoff(mu: float) -> Tradeoff:
+    r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, of N(0, 1) against N(μ, 1).
+
+    Args:
+      mu: μ ≥ 0.
+
+    Returns:
+      The trade-off function of μ-GDP.
+
+    Raises:
+      ValueError: if μ is negative or NaN.
+
+    Example:
+      >>> gaussian_tradeoff(0.0)(np.array([0.25]))
+      array([0.75])
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}")
+    return lambda alpha: special.ndtr(-special.ndtri(alpha) - mu)
+
+
+def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
+    r"""The trade-off function of an (ε, δ)-DP mechanism that is no better than that.
+
+    $f(\alpha) = \max\{0, 1 - \delta - e^\epsilon\alpha, e^{-\epsilon}(1 - \delta - \alpha)\}$.
+
+    Args:
+      epsilon: ε ≥ 0.
+      delta: δ in [0, 1].
+
+    Returns:
+      The least trade-off function of an (ε, δ)-DP mechanism.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    if not epsilon >= 0 or not 0 <= delta <= 1:
+        raise ValueError(f"epsilon {epsilon} must be at least 0 and delta {delta} in [0, 1]")
+
+    def f(alpha: np.ndarray) -> np.ndarray:
+        steep = 1 - delta - np.exp(min(epsilon, 700.0)) * alpha
+        flat = np.exp(-epsilon) * (1 - delta - alpha)
+        return np.maximum(0.0, np.maximum(steep, flat))
+
+    return f
+
+
+def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
+    r"""The trade-off function of a mechanism that is (ε_j, δ_j)-DP for every j.
+
+    $\sup_j f_{\epsilon_j,\delta_j}$: with finitely many ε it is a lower bound of the mechanism's
+    own, so it never hides an attacker's power.
+
+    Args:
+      epsilons: each at least 0.
+      deltas: of the same length, each in [0, 1].
+
+    Returns:
+      Their upper envelope.
+    """
+    parts = [epsilon_delta_tradeoff(e, d) for e, d in np.stack([epsilons, deltas], axis=1)]
+    return lambda alpha: np.max([part(np.asarray(alpha, float)) for part in parts], axis=0)
+
+
+def delta_of_tradeoff(f: Tradeoff, epsilon: float) -> float:
+    r"""The δ at which a mechanism with a symmetric f is (ε, δ)-DP.
+
+    $\delta = \sup_\alpha 1 - f(\alpha) - e^\epsilon \alpha$.
+
+    Args:
+      f: a symmetric trade-off function.
+      epsilon: ε ≥ 0.
+
+    Returns:
+      δ in [0, 1], to about 1e-9.
+    """
+
+    def negative(log_alpha: float) -> float:
+        alpha = np.exp(log_alpha)
+        return float(f(np.array([alpha]))[0] + np.exp(epsilon) * alpha - 1)
+
+    values = 1 - f(_GRID) - np.exp(epsilon) * _GRID
+    best = int(np.argmax(values))
+    ends = np.log(_GRID[[max(best - 1, 0), min(best + 1, len(_GRID) - 1)]])
+    found = optimize.minimize_scalar(negative, bounds=tuple(ends), method="bounded",
+                                     options={"xatol": 1e-12})  # fmt: skip
+    return float(min(1.0, max(0.0, values[best], -found.fun)))
+
+
+def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
+    r"""The trade-off function of a mechanism that sees each example with probability p.
+
+    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. Written out for a
+    symmetric f with fixed point α*: f_p up to α*, its inverse beyond f_p(α*), and the straight line
+    between.
+
+    Args:
+      f: a symmetric trade-off function of one step.
+      sampling_prob: p in [0, 1]; each example takes part with this probability.
+
+    Returns:
+      The symmetrised trade-off function.
+
+    Raises:
+      ValueError: if p is out of range.
+    """
+    if not 0 <= sampling_prob <= 1:
+        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+
+    def one_sided(alpha: np.ndarray) -> np.ndarray:
+        return sampling_prob * f(alpha) + (1 - sampling_prob) * (1 - alpha)
+
+    fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-15)
+    at_fixed = float(one_sided(np.array([fixed]))[0])
+
+    def inverse(beta: np.ndarray) -> np.ndarray:
+        low, high = np.zeros_like(beta), np.ones_like(beta)
+        for _ in range(80):  # f_p falls: bisect
+            middle = (low + high) / 2
+            above = one_sided(middle) > beta
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        return (low + high) / 2
+
+    def symmetrised(alpha: np.ndarray) -> np.ndarray:
+        alpha = np.asarray(alpha, float)
+        line = fixed + at_fixed - alpha
+        beyond = np.where(alpha >= at_fixed, inverse(alpha), line)
+        return np.where(alpha <= fixed, one_sided(alpha), beyond)
+
+    return symmetrised
+
+
+def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
+    """The highest TPR of any attacker with the given FPR: 1 − f(FPR).
+
+    Args:
+      f: the mechanism's trade-off function.
+      false_positive_rate: in [0, 1].
+
+    Returns:
+      A probability; `false_positive_rate` itself is what guessing reaches.
+    """
+    return float(1 - f(np.array([false_positive_rate]))[0])

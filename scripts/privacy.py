@@ -1,0 +1,192 @@
+"""What DP-SGD's noise is worth: ε by three accountants, or σ for an ε, and what an attacker gains.
+
+python -m scripts.privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
+python -m scripts.privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bam import plotting, report
+from bam.privacy import accounting, gdp
+from scripts import cli
+
+_NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
+_TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")
+_SAMPLING_PROB = flags.DEFINE_float("sampling_prob", None, "q, of Poisson sampling")
+_NUM_STEPS = flags.DEFINE_integer("num_steps", None, "T", lower_bound=1)
+_DELTA = flags.DEFINE_float("delta", 1e-5, "δ")
+_ACCOUNTANT = flags.DEFINE_enum("accountant", "pld", ["pld", "rdp"], "finds σ for an ε")
+_JSON = flags.DEFINE_string("json", "", "file for the numbers; none if empty")
+_PLOT = flags.DEFINE_string("plot", "", "PNG or SVG file for trade-off curves and ε over training")
+flags.mark_flags_as_required(["sampling_prob", "num_steps"])
+
+NAMES = {
+    "pld": "PLD (tight)",
+    "rdp": "RDP (moments accountant)",
+    "gdp": "GDP central limit (asymptotic, NOT a guarantee)",
+}
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
+NUM_POINTS = 10  # of ε as training goes
+
+
+def main() -> None:
+    """Prints ε (or σ), ε as training goes and the attacker's best rates."""
+    with cli.one_line_errors():
+        sampling_prob, num_steps = _SAMPLING_PROB.value, _NUM_STEPS.value
+        assert sampling_prob is not None and num_steps is not None  # the flags are required
+        if (_NOISE_MULTIPLIER.value is None) == (_TARGET_EPSILON.value is None):
+            raise ValueError("give one of --noise_multiplier and --target_epsilon")
+        if not 0 < sampling_prob <= 1:
+            raise ValueError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
+        sigma = _NOISE_MULTIPLIER.value
+        if sigma is None:
+            sigma = accounting.noise_multiplier(
+                target_epsilon=_TARGET_EPSILON.value,
+                delta=_DELTA.value,
+                accountant=_ACCOUNTANT.value,
+                sampling_prob=sampling_prob,
+                num_steps=num_steps,
+            )
+        if not 0 < sigma < math.inf:
+            raise ValueError(f"noise_multiplier must be positive and finite, got {sigma}")
+        found = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
+        if _JSON.value:
+            report.write_json(Path(_JSON.value), found)
+        if _PLOT.value:
+            draw(found, Path(_PLOT.value))
+    console = Console()
+    console.print(
+        f"σ = {sigma:.5g}, q = {sampling_prob:g}, T = {num_steps}, "
+        f"δ = {_DELTA.value:g}, add/remove one example\n",
+        highlight=False,
+    )
+    for name in accounting.ACCOUNTANTS:
+        console.print(f"ε = {found['epsilon'][name]:8.4f}   {NAMES[name]}", highlight=False)
+    console.print(f"μ = {found['mu']:8.4f}   of the central limit\n", highlight=False)
+    console.print(over_training(found))
+    console.print(attacker(found))
+
+
+def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> dict[str, Any]:
+    """Every number that is printed or drawn.
+
+    Args:
+      sigma: σ > 0.
+      sampling_prob: q in (0, 1].
+      num_steps: T ≥ 1.
+      delta: δ in (0, 1).
+
+    Returns:
+      A JSON object.
+    """
+    mechanism = {"noise_multiplier": sigma, "sampling_prob": sampling_prob}
+
+    def epsilons(steps: int) -> dict[str, float]:
+        return {
+            name: accounting.epsilon(num_steps=steps, delta=delta, accountant=name, **mechanism)
+            for name in accounting.ACCOUNTANTS
+        }
+
+    total = epsilons(num_steps)
+    points = sorted({max(1, round(num_steps * i / NUM_POINTS)) for i in range(1, NUM_POINTS + 1)})
+    mu = gdp.mu_of_noisy_sgd(sigma, sampling_prob, num_steps)
+    profile_at = np.linspace(0, max(1.0, 1.5 * total["pld"]), 200).tolist()
+    profile = accounting.deltas(num_steps=num_steps, epsilons=profile_at, **mechanism)
+    tradeoffs = {
+        "composed": gdp.profile_tradeoff(profile_at, profile),
+        "epsilon_delta": gdp.epsilon_delta_tradeoff(total["pld"], delta),
+        "gdp": gdp.gaussian_tradeoff(mu),
+    }
+    alpha = np.linspace(0, 1, 501)
+    return {
+        **mechanism,
+        "num_steps": num_steps,
+        "delta": delta,
+        "mu": mu,
+        "epsilon": total,
+        "over_training": [{"step": steps, **epsilons(steps)} for steps in points],
+        "best_true_positive_rate": [
+            {"false_positive_rate": rate}
+            | {name: gdp.best_true_positive_rate(f, rate) for name, f in tradeoffs.items()}
+            for rate in FALSE_POSITIVE_RATES
+        ],
+        "tradeoff": {"type_1_error": alpha.tolist()}
+        | {name: f(alpha).tolist() for name, f in tradeoffs.items()},
+    }
+
+
+def over_training(found: dict[str, Any]) -> Table:
+    """ε after some of the steps, by every accountant."""
+    table = Table(title="ε as training goes", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("step", "PLD", "RDP", "GDP (asymptotic)"):
+        table.add_column(heading, justify="right")
+    for row in found["over_training"]:
+        table.add_row(str(row["step"]), *(f"{row[n]:.4f}" for n in accounting.ACCOUNTANTS))
+    return table
+
+
+def attacker(found: dict[str, Any]) -> Table:
+    """The highest true positive rates that the guarantees allow."""
+    table = Table(
+        title="an attacker's best true positive rate", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for heading in ("false positives", "composed (PLD)", "(ε, δ) alone", "μ-GDP (asymptotic)"):
+        table.add_column(heading, justify="right")
+    for row in found["best_true_positive_rate"]:
+        table.add_row(
+            f"{row['false_positive_rate']:.1%}",
+            *(f"{row[name]:.1%}" for name in ("composed", "epsilon_delta", "gdp")),
+        )
+    return table
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draws trade-off curves beside ε over training.
+
+    Args:
+      found: from `analyse`.
+      path: PNG or SVG file to write.
+    """
+    style = plotting.STYLES
+    curves = {
+        "composed": ("the composed mechanism (PLD)", style["dp_sgd"]),
+        "epsilon_delta": ("(ε, δ)-DP alone", style["dp_sat"]),
+        "gdp": ("μ-GDP, central limit (asymptotic)", style["bam_sam"]),
+    }
+    tradeoffs, alpha = found["tradeoff"], found["tradeoff"]["type_1_error"]
+    lines = [
+        plotting.Line(label, alpha, tradeoffs[name], None, look)
+        for name, (label, look) in curves.items()
+    ]
+    guess = [1 - a for a in alpha]
+    lines.append(plotting.Line("guessing", alpha, guess, None, style["non_private"]))
+    steps = [row["step"] for row in found["over_training"]]
+    looks = {"pld": style["dp_sgd"], "rdp": style["bam_exact"], "gdp": style["bam_sam"]}
+    labels = {"pld": curves["composed"][0], "rdp": NAMES["rdp"], "gdp": curves["gdp"][0]}
+    spent = [
+        plotting.Line(
+            labels[name], steps, [row[name] for row in found["over_training"]], None, look
+        )
+        for name, look in looks.items()
+    ]
+    title = (
+        f"σ = {found['noise_multiplier']:.4g}, q = {found['sampling_prob']:g}, "
+        f"T = {found['num_steps']}, δ = {found['delta']:g}"
+    )
+    charts = [
+        plotting.Panel("type II error against type I error", "type I (false positives)", lines),
+        plotting.Panel("ε as training goes", "step", spent),
+    ]
+    plotting.panels(charts, path, title, num_columns=2)
+
+
+if __name__ == "__main__":
+    cli.run(main)
