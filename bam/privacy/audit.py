@@ -1,0 +1,290 @@
+"""What the code that trains gives away: lower bounds on ε, and tests of noise and batches.
+
+An attacker who sees every privatised gradient, and knows all weights and all data but for whether
+one *canary* took part, scores each run by how much of the canary's clipped gradient it contains.
+From runs with and without the canary follow confidence bounds on the attacker's error rates, and
+from those a lower bound on ε, which must not exceed the claimed ε. The canary's gradient has norm
+C and a direction no other example shares, the worst case that the accountant assumes, so a correct
+implementation at q = 1 is nearly tight.
+
+What a score cannot see has a test of its own: `noise_p_values`, `batch_size_p_value`.
+
+Sources: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"; Dong, Roth,
+Su 2019 for trade-off functions.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+from scipy import stats
+
+from bam import devices, experiment, sampling
+from bam.data import datasets
+from bam.privacy import accounting, gdp
+
+CANARY = 0  # its row, which padded rows name too: should they leak, they leak it
+CANARY_VALUE = 100.0  # so that hardly any of its gradient lies in the bias, which all share
+# Where a lower bound is looked for: above this noise nothing is measurable, below this one PLD's
+# tables grow too long, and a bound of that size says enough.
+MOST_NOISE, LEAST_NOISE = 256.0, 0.5
+
+
+class Audit(NamedTuple):
+    """Lower bounds on ε from scores, at one confidence.
+
+    Attributes:
+      epsilon_lower: of a mechanism whose trade-off function is that of the Poisson-sampled Gaussian
+        for some σ: the largest ε that the error rates rule out everything below.
+      epsilon_lower_any: of any mechanism, from the (ε, δ) inequalities alone; far from tight at
+        small δ, where it would take 1/δ trials to be.
+      false_positive_rate: upper confidence bound.
+      false_negative_rate: upper confidence bound.
+    """
+
+    epsilon_lower: float
+    epsilon_lower_any: float
+    false_positive_rate: float
+    false_negative_rate: float
+
+
+def canary_dataset(num_examples: int, num_classes: int = 4) -> datasets.Dataset:
+    """Examples of which the first is the canary: the only one whose first feature is not zero.
+
+    Args:
+      num_examples: N, the canary included; at least 2.
+      num_classes: number of classes.
+
+    Returns:
+      A `Dataset` of 4 features, to be trained with a linear model. Its `test` split is the training
+      split without the canary: a row of zeros stands in its place.
+    """
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(num_examples, 1, 1, 4)).astype(np.float32)
+    images[..., 0] = 0
+    images[CANARY] = 0
+    labels = rng.integers(num_classes, size=num_examples).astype(np.int32)
+    without = datasets.Split(images.copy(), labels)
+    images[CANARY, ..., 0] = CANARY_VALUE
+    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    split = datasets.Split(images, labels)
+    return datasets.Dataset("canary", split, without, num_classes, zeros, ones)
+
+
+def scores(
+    config: ConfigDict, num_examples: int, num_trials: int, first_seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of runs of the training step with and without the canary.
+
+    Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
+    `bam.train` uses, from the same initial weights.
+
+    Args:
+      config: of a linear model; its `dataset` section is not read.
+      num_examples: N, the canary included; q is the expected batch size over N.
+      num_trials: trials with the canary, and as many without.
+      first_seed: trials use the seeds from here on, two each.
+
+    Returns:
+      `(with canary, without)`, each `[num_trials]`: the mean over the steps of
+      ⟨privatised sum, canary's clipped gradient⟩ / C², which is near 1 for a step in which the
+      canary took part and near 0 otherwise.
+    """
+    built = experiment.build(config, canary_dataset(num_examples))
+    plan = built.plan
+    with_canary, without = (
+        devices.replicate(split, built.mesh) for split in (built.dataset.train, built.dataset.test)
+    )
+    start = built.init(0)
+
+    @jax.jit
+    def score(private_grad: Any, clipped: Any) -> Any:
+        total = plan.expected_batch_size * optax.tree.vdot(private_grad, clipped)
+        return total / plan.clip_norm**2
+
+    def one_trial(seed: int, present: bool) -> float:
+        state = jax.tree.map(jnp.copy, start)
+        key = experiment.stream_key(seed, experiment.NOISE_STREAM)
+        state = state._replace(noise=state.noise._replace(key=key))
+        found = []
+        for step in range(1, plan.num_steps + 1):
+            clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
+            drawn = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
+            if not present:  # every other example is drawn as before
+                drawn = drawn[drawn != CANARY]
+            batch = sampling.pad(drawn, built.capacity)
+            state = built.step(state, with_canary if present else without, batch)
+            found.append(score(state.private_grad, clipped))
+        return float(np.mean(jax.device_get(found)))
+
+    seeds = range(first_seed, first_seed + 2 * num_trials, 2)
+    present = np.array([one_trial(seed, present=True) for seed in seeds])
+    absent = np.array([one_trial(seed + 1, present=False) for seed in seeds])
+    return present, absent
+
+
+def lower_bound(
+    present: np.ndarray,
+    absent: np.ndarray,
+    *,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> Audit:
+    """Lower bounds on ε from scores, sound at the stated confidence.
+
+    The threshold is chosen on the first fifth of the scores. On the rest, the Clopper-Pearson
+    bounds of both error rates hold together with the stated confidence.
+
+    Args:
+      present: scores of runs with the canary; higher means more of it.
+      absent: scores of runs without.
+      sampling_prob: q of the mechanism.
+      num_steps: T.
+      delta: δ at which ε is stated.
+      confidence: for example 0.95.
+
+    Returns:
+      An `Audit`.
+
+    Raises:
+      ValueError: for fewer than 50 scores of a kind, or a confidence that is none.
+    """
+    if min(len(present), len(absent)) < 50:
+        raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+    held = len(present) // 5, len(absent) // 5
+    threshold = _best_threshold(present[: held[0]], absent[: held[1]])
+    missed = present[held[0] :] <= threshold
+    alarmed = absent[held[1] :] > threshold
+    level = 1 - (1 - confidence) / 2  # of each of the two
+    false_negative, false_positive = (_upper(errors, level) for errors in (missed, alarmed))
+    any_mechanism = max(
+        _log_ratio(1 - delta - false_negative, false_positive),
+        _log_ratio(1 - delta - false_positive, false_negative),
+    )
+
+    def allowed(sigma: float) -> bool:
+        """Whether the mechanism with noise σ could have error rates this low."""
+        f = _tradeoff(sigma, sampling_prob, num_steps)
+        return float(f(np.array([false_positive]))[0]) <= false_negative
+
+    spent, sigma = 0.0, MOST_NOISE
+    if not allowed(sigma):
+        while sigma > LEAST_NOISE and not allowed(sigma / 2):
+            sigma /= 2
+        low, sigma = sigma / 2, sigma  # σ is ruled out, low is not (or was not asked)
+        for _ in range(12 if sigma > LEAST_NOISE else 0):
+            middle = math.sqrt(low * sigma)
+            low, sigma = (middle, sigma) if allowed(middle) else (low, middle)
+        spent = _epsilon(sigma, sampling_prob, num_steps, delta)
+    return Audit(spent, max(0.0, any_mechanism), false_positive, false_negative)
+
+
+def noise_p_values(
+    config: ConfigDict, num_examples: int, num_steps: int, seed: int = 0
+) -> dict[str, float]:
+    """Tests of the noise that the training step adds, on steps whose batch is empty.
+
+    Args:
+      config: of a linear model; its `dataset` section is not read.
+      num_examples: N.
+      num_steps: steps to take, at least 2; the plan is not consulted, as nothing private is read.
+      seed: of the noise.
+
+    Returns:
+      Two-sided p-values under the plan: `scale`, that all entries have standard deviation σC/l
+      (χ²); `mean`, that they have mean zero; `steps`, that consecutive steps are not correlated.
+    """
+    built = experiment.build(config, canary_dataset(num_examples))
+    plan = built.plan
+    train = devices.replicate(built.dataset.train, built.mesh)
+    state = built.init(seed)
+    empty = sampling.pad(np.zeros(0, np.int64), built.capacity)
+    drawn = []
+    for _ in range(num_steps):
+        state = built.step(state, train, empty)
+        leaves = jax.tree.leaves(jax.device_get(state.private_grad))
+        drawn.append(np.concatenate([np.ravel(x) for x in leaves]).astype(float))
+    z = np.array(drawn) * plan.expected_batch_size / (plan.noise_multiplier * plan.clip_norm)
+    return {
+        "scale": _two_sided(stats.chi2.cdf(np.sum(z**2), z.size)),
+        "mean": _two_sided(stats.norm.cdf(np.sum(z) / math.sqrt(z.size))),
+        "steps": _two_sided(stats.norm.cdf(np.sum(z[1:] * z[:-1]) / math.sqrt(z[1:].size))),
+    }
+
+
+def batch_size_p_value(sizes: Iterable[int], num_examples: int, sampling_prob: float) -> float:
+    """Tests that batch sizes vary as Poisson sampling makes them: binomial, from N with q.
+
+    Args:
+      sizes: of many batches.
+      num_examples: N.
+      sampling_prob: q, strictly between 0 and 1.
+
+    Returns:
+      A two-sided p-value of the sizes' spread around Nq (χ²); batches of a fixed size have none.
+    """
+    found = np.array(list(sizes), float)
+    variance = num_examples * sampling_prob * (1 - sampling_prob)
+    spread = np.sum((found - num_examples * sampling_prob) ** 2) / variance
+    return _two_sided(stats.chi2.cdf(spread, len(found)))
+
+
+def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> gdp.Tradeoff:
+    """The trade-off function of T steps of the Poisson-sampled Gaussian."""
+    if sampling_prob == 1:
+        return gdp.gaussian_tradeoff(math.sqrt(num_steps) / sigma)
+    if num_steps == 1:
+        return gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1 / sigma), sampling_prob)
+    epsilons = np.concatenate([np.linspace(0, 2, 81), np.linspace(2, 20, 73)[1:]]).tolist()
+    profile = accounting.deltas(
+        noise_multiplier=sigma,
+        sampling_prob=sampling_prob,
+        num_steps=num_steps,
+        epsilons=epsilons,
+    )
+    return gdp.profile_tradeoff(epsilons, profile)
+
+
+def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:
+    """ε of T steps of the Poisson-sampled Gaussian; exact without sampling."""
+    if sampling_prob == 1:
+        return gdp.epsilon_of_mu(math.sqrt(num_steps) / sigma, delta)
+    return accounting.epsilon(
+        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, delta=delta
+    )
+
+
+def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
+    """The threshold at which the bounds of the two error rates, taken together, say most."""
+
+    def separation(threshold: float) -> float:
+        missed, alarmed = _upper(present <= threshold, 0.95), _upper(absent > threshold, 0.95)
+        return float(-stats.norm.ppf(missed) - stats.norm.ppf(alarmed))
+
+    candidates = np.quantile(np.concatenate([present, absent]), np.linspace(0.02, 0.98, 97))
+    return max((float(c) for c in candidates), key=separation)
+
+
+def _upper(errors: np.ndarray, level: float) -> float:
+    """Clopper-Pearson upper bound of an error rate."""
+    count = int(np.sum(errors))
+    if count == len(errors):
+        return 1.0
+    return float(stats.beta.ppf(level, count + 1, len(errors) - count))
+
+
+def _log_ratio(numerator: float, denominator: float) -> float:
+    return math.log(numerator / denominator) if numerator > 0 else 0.0
+
+
+def _two_sided(cdf: Any) -> float:
+    return float(min(1.0, 2 * min(cdf, 1 - cdf)))
