@@ -7,6 +7,7 @@ functions do in one step of training is `step`, inside `build`.
 import dataclasses
 import functools
 import math
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,6 +287,24 @@ def stream_key(seed: int, stream: int) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
+def noise_key_from_system() -> Array:
+    """A noise key that nobody can know: 64 bits from the operating system."""
+    words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def with_noise_key(state: TrainState, key: Array) -> TrainState:
+    """A state whose future noise comes from another key; the count of draws goes on."""
+    key = jax.device_put(key, state.noise.key.sharding)
+    return state._replace(noise=state.noise._replace(key=key))
+
+
+def without_noise_key(state: TrainState) -> TrainState:
+    """The same state with zeros for a noise key: what may be saved of a run to release."""
+    nothing = jnp.zeros_like(jax.random.key_data(state.noise.key))
+    return with_noise_key(state, jax.random.wrap_key_data(nothing, impl="threefry2x32"))
+
+
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     """The oracle that a config's `method` section describes.
 
@@ -408,7 +427,7 @@ def _check(config: ConfigDict) -> None:
             f"unknown optimizer {config.optimizer.name!r}; choose from {', '.join(OPTIMIZERS)}"
         )
     at_least = {
-        "seed": (config.seed, 0),
+        "seed": (0 if config.seed is None else config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
         "num_steps": (config.num_steps, 0),
         "dataset.holdout": (config.dataset.holdout, 0),

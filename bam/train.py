@@ -1,6 +1,7 @@
 """Private training: take the planned steps of an experiment, and not one more."""
 
 import math
+import secrets
 import time
 import zlib
 from collections.abc import Callable
@@ -14,7 +15,14 @@ import numpy as np
 from bam import devices, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
-from bam.experiment import Experiment, TrainState, build
+from bam.experiment import (
+    Experiment,
+    TrainState,
+    build,
+    noise_key_from_system,
+    with_noise_key,
+    without_noise_key,
+)
 from bam.privacy.accounting import PrivacyPlan
 from bam.report import RunFiles, device_name, versions
 from bam.tree import Params
@@ -42,7 +50,7 @@ class StoppedError(Exception):
 
 def train(
     experiment: Experiment,
-    seed: int,
+    seed: int | None,
     workdir: Path | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -54,7 +62,9 @@ def train(
       seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
         resumed or not. Runs of different methods with one seed share batches and noise, which
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
-        the noise.
+        the noise. None, for a run to release: the operating system's randomness, new in every
+        process and never saved. Steps taken again after a crash then have new batches and noise,
+        so what was seen of the lost ones is a release that the plan does not count.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
@@ -74,7 +84,9 @@ def train(
     config = experiment.config.copy_and_resolve_references()
     config.seed = seed
     on_device = devices.replicate(dataset.train, experiment.mesh)
-    state = experiment.init(seed)
+    from_system = seed is None
+    sampling_seed = secrets.randbits(128) if seed is None else seed
+    state = experiment.init(secrets.randbits(128) if seed is None else seed)
     identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
 
@@ -84,12 +96,16 @@ def train(
             done, state, facts = restored
             _check_same(files.checkpoints, facts["identity"], identity)
             seconds = facts["seconds"]
+        if from_system:
+            state = with_noise_key(state, noise_key_from_system())
         rows = files.start_after(done)
         for step in range(done + 1, plan.num_steps + 1):
             if step > 0:
                 plan.check_steps(step)
                 started = time.perf_counter()
-                indices = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
+                indices = sampling.poisson_sample(
+                    sampling_seed, step, plan.num_examples, plan.sampling_prob
+                )
                 state = experiment.step(
                     state, on_device, sampling.pad(indices, experiment.capacity)
                 )
@@ -108,7 +124,8 @@ def train(
             stopping = not last and should_stop()
             save = last or (step > 0 and _due(step, config.checkpoint.every))
             if stopping or (config.checkpoint.every and save):
-                checkpoints.save(step, state, {"seconds": seconds, "identity": identity})
+                to_save = without_noise_key(state) if from_system else state
+                checkpoints.save(step, to_save, {"seconds": seconds, "identity": identity})
             if stopping:
                 raise StoppedError(f"stopped after step {step} of {plan.num_steps}")
 
@@ -166,12 +183,12 @@ def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
     return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
 
 
-def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> dict[str, Any]:
+def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]) -> dict[str, Any]:
     """The facts of a finished run, as `summary.json` keeps them.
 
     Args:
       experiment: from `build`.
-      seed: the run's seed.
+      seed: the run's seed, or None.
       last_row: its final metrics row.
 
     Returns:
@@ -186,6 +203,7 @@ def summarize(experiment: Experiment, seed: int, last_row: dict[str, Any]) -> di
         **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
         **plan,
         "seed": seed,
+        "noise_key": "operating system" if seed is None else "seed",
         "test_accuracy": last_row["test_accuracy"],
         "seconds": last_row["seconds"],
         "device": device_name(),

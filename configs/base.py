@@ -37,7 +37,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     config = ConfigDict()
-    config.seed = 0
+    # Not set: a run to release, with secret randomness of the operating system. Set: a run that can
+    # be repeated to the bit, whose noise whoever knows the seed can remove.
+    config.seed = config_dict.placeholder(int)
 
     # Privacy. The noise multiplier follows from these before training starts.
     config.epsilon = 3.0

@@ -32,7 +32,7 @@ def main() -> None:
     rows = []
     for index in range(min(_NUM_EXAMPLES.value, len(dataset.train.labels))):
         image = jax.numpy.asarray(dataset.train.images[index])
-        key = jax.random.fold_in(jax.random.key(config.seed), index)
+        key = jax.random.fold_in(jax.random.key(config.seed or 0), index)
         views = augment.views(key, image, num_views=config.augment.views, **options)
         rows.append(np.concatenate([np.asarray(image)[None], np.asarray(views)]))
     title = (

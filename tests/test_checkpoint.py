@@ -180,6 +180,7 @@ def test_a_checkpoint_returns_what_was_saved_keys_included(tmp_path):
 COMMAND = [
     "--config=configs/digits.py:dp_sat", "--config.model.name=linear", "--config.accountant=rdp",
     "--config.num_steps=150", "--config.eval.every=1", "--config.checkpoint.every=20",
+    "--config.seed=0",
 ]  # fmt: skip
 
 

@@ -39,6 +39,24 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
     assert all(row["epsilon"] <= 3.0 and row["num_seeds"] == 2 for row in rows)
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     assert "BAM (exact)" in done.stdout
+    again = run_command(
+        "scripts.compare", f"--runs={tmp_path}/c/bam_exact,{tmp_path}/c/dp_sgd/seed1",
+        f"--workdir={tmp_path}/again",
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    found = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert found[0] == rows[1]  # both seeds of one, and one of the other
+    assert [row["num_seeds"] for row in found] == [2, 1]
+
+
+def test_comparing_nothing_is_one_line(tmp_path):
+    for wrong, message in (
+        ((), "--config is required"),
+        ((f"--runs={tmp_path}",), "holds no finished run"),
+    ):
+        done = run_command("scripts.compare", f"--workdir={tmp_path}/c", *wrong)
+        assert done.returncode == 2
+        assert message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():

@@ -13,6 +13,7 @@ from scipy import stats
 
 import bam
 from bam import models, oracles, sampling, train
+from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import NOISE_STREAM, stream_key
 from bam.privacy.accounting import BudgetExhaustedError
@@ -158,6 +159,35 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
         for stream in streams
     }
     assert len(keys) == len(seeds) * len(streams)
+
+
+def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_saved(
+    experiment, tmp_path
+):
+    first, other = (train.train(experiment, None).state for _ in range(2))
+    assert not np.allclose(flat(first.params), flat(other.params))
+
+    steps = iter(range(2))
+    with pytest.raises(train.StoppedError):
+        train.train(experiment, None, tmp_path, should_stop=lambda: next(steps, 9) == 1)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        step, saved, _ = checkpoints.restore(experiment.init(0))
+    assert step == 1
+    assert not jax.random.key_data(saved.noise.key).any()
+    assert saved.noise.step == 1
+
+    result = train.train(experiment, None, tmp_path)
+    assert jax.random.key_data(result.state.noise.key).any()
+    assert result.state.noise.step == result.state.step == 4
+    assert result.summary["seed"] is None
+    assert result.summary["noise_key"] == "operating system"
+    assert result.rows[-1]["epsilon"] == experiment.plan.epsilon_after(4)
+    with pytest.raises(ValueError, match="seed = None, not 0"):
+        train.train(experiment, 0, tmp_path)
+
+
+def test_with_a_seed_the_summary_says_so(experiment):
+    assert train.train(experiment, 3).summary["noise_key"] == "seed"
 
 
 def test_diagnostics_never_alter_training():

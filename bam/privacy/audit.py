@@ -110,7 +110,7 @@ def scores(
     def one_trial(seed: int, present: bool) -> float:
         state = jax.tree.map(jnp.copy, start)
         key = experiment.stream_key(seed, experiment.NOISE_STREAM)
-        state = state._replace(noise=state.noise._replace(key=key))
+        state = experiment.with_noise_key(state, key)
         found = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
