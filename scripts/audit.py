@@ -19,7 +19,9 @@ from bam.privacy import audit
 from configs import base
 from scripts import cli
 
-_OUT = flags.DEFINE_string("out", "", "JSON file; settings that it holds are not run again")
+_OUT = flags.DEFINE_string(
+    "out", "", "JSON file; settings that are in it are not run again"
+)
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam,bam_exact", "methods to audit")
 _EPSILON = flags.DEFINE_float("epsilon", 4.0, "claimed ε, at δ = 1e-5")
@@ -49,6 +51,7 @@ def main() -> None:
                 if not any(wanted.items() <= row.items() for row in rows):
                     rows.append(run(config, num_examples, wanted))
                     report.write_json(out, rows)
+                    report.write_text(out.with_suffix(".md"), markdown(rows))
     Console().print(as_table(rows))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import performance
+from scripts import pages, performance
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,3 +49,23 @@ def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
 def test_a_page_without_a_place_for_a_table_is_refused():
     with pytest.raises(ValueError, match="no place for steps"):
         performance.fill("# Nothing here", {"steps": "| a |"})
+
+
+def test_the_pages_show_the_tables_that_commands_wrote():
+    root = Path(__file__).parents[1]
+    for page, places in pages.PAGES.items():
+        text = (root / page).read_text(encoding="utf-8")
+        for table in places.values():
+            assert (root / table).read_text(encoding="utf-8") in text, table
+
+
+def test_the_audit_that_is_shown_is_of_every_method_and_none_gives_away_more_than_it_claims():
+    rows = json.loads((Path(__file__).parents[1] / "docs/audit.json").read_text(encoding="utf-8"))
+    assert {(r["method"], r["sampling_prob"]) for r in rows} == {
+        (method, q) for method in ("dp_sgd", "dp_sat", "bam_sam", "bam_exact") for q in (1.0, 0.25)
+    }
+    for row in rows:
+        assert row["empirical_epsilon_lower"] <= row["claimed_epsilon"]
+        if row["sampling_prob"] == 1:
+            assert row["empirical_epsilon_lower"] >= 0.8 * row["claimed_epsilon"]
+        assert min(row["noise_p_values"].values()) > 1e-3

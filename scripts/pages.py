@@ -1,0 +1,39 @@
+"""Puts the tables that commands wrote beside their results into the pages that show them.
+
+python -m scripts.pages
+"""
+
+from pathlib import Path
+
+from bam import report
+from scripts import cli
+from scripts.performance import fill
+
+# Page -> place on it -> file of the table.
+PAGES = {
+    "docs/bias.md": {
+        "training": "docs/figures/figure2_effects.md",
+        "start": "docs/figures/lambda_start.md",
+        "end": "docs/figures/lambda_end.md",
+        "end against plain": "docs/figures/lambda_end_against_plain.md",
+    },
+    "docs/privacy.md": {"audit": "docs/audit.md"},
+}
+
+
+def main() -> None:
+    """Rewrites every page's tables; a table that is not there yet says so."""
+    with cli.one_line_errors():
+        for page, places in PAGES.items():
+            path = Path(page)
+            tables = {
+                place: Path(table).read_text(encoding="utf-8")
+                if Path(table).exists()
+                else "Not run.\n"
+                for place, table in places.items()
+            }
+            report.write_text(path, fill(path.read_text(encoding="utf-8"), tables))
+
+
+if __name__ == "__main__":
+    cli.run(main)
