@@ -164,6 +164,8 @@ def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3
                 axis.fill_between(
                     line.x, low, high, color=line.style["color"], alpha=0.13, linewidth=0
                 )
+        if any(min(line.mean) < 0 for line in chart.lines):
+            axis.axhline(0, color="#777777", linewidth=0.8, zorder=0)
         if chart.log_x:
             axis.set_xscale("log")
             marks = sorted({x for line in chart.lines for x in line.x})

@@ -19,9 +19,7 @@ from bam.privacy import audit
 from configs import base
 from scripts import cli
 
-_OUT = flags.DEFINE_string(
-    "out", "", "JSON file; settings that are in it are not run again"
-)
+_OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam,bam_exact", "methods to audit")
 _EPSILON = flags.DEFINE_float("epsilon", 4.0, "claimed ε, at δ = 1e-5")

@@ -188,7 +188,10 @@ def _over_training(
     for quantity, (heading, shown) in panels.items():
         lines = []
         for one in shown:
-            steps, values = plotting.over_seeds(_rows(one, workdir), f"not_private/{quantity}")
+            rows = _rows(one, workdir)
+            if quantity == "cosine_previous":  # before the first step there is no direction
+                rows = [[row for row in of_seed if row["step"] > 0] for of_seed in rows]
+            steps, values = plotting.over_seeds(rows, f"not_private/{quantity}")
             lines.append(_line(one.label, steps, values, styles[one.label]))
             table += _table(quantity, one.label, "step", steps, values)
         charts.append(plotting.Panel(heading, "step", lines))
