@@ -137,7 +137,13 @@ def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3) -> None:
+def panels(
+    charts: Sequence[Panel],
+    path: Path,
+    title: str,
+    num_columns: int = 3,
+    share_y: bool = False,
+) -> None:
     """Draws charts side by side under one legend.
 
     Args:
@@ -145,6 +151,7 @@ def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3
       path: PNG or SVG file to write.
       title: heading of the figure.
       num_columns: charts per row.
+      share_y: one y axis for all, for quantities that are compared across charts.
     """
     num_rows = -(-len(charts) // num_columns)
     figure, axes = plt.subplots(
@@ -153,6 +160,7 @@ def panels(charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3
         figsize=(4.2 * min(num_columns, len(charts)), 3.5 * num_rows + 0.7),
         layout="constrained",
         squeeze=False,
+        sharey=share_y,
     )
     handles: dict[str, Any] = {}
     for axis, chart in zip(axes.flat, charts, strict=False):

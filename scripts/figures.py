@@ -130,11 +130,21 @@ def _all_series() -> list[Series]:
 
 
 def _rows(series: Series, workdir: Path) -> list[list[dict[str, Any]]]:
-    """Metrics rows, one list per seed."""
-    return [
-        [json.loads(line) for line in (workdir / cell / "metrics.jsonl").read_text().splitlines()]
-        for cell in series.configs
-    ]
+    """Metrics rows, one list per seed, with `cosine_others`.
+
+    ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
+    it. `cosine_others` is mean_i ⟨g_i/‖g_i‖, ĝ − g_i/n⟩/‖ĝ‖, which is 0 for those on average.
+    """
+    found = []
+    for cell, config in series.configs.items():
+        lines = (workdir / cell / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        found.append([json.loads(line) for line in lines])
+        for row in found[-1]:
+            if "not_private/cosine_examples" in row:
+                n = config.diagnostics.num_examples
+                own = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
+                row["not_private/cosine_others"] = row["not_private/cosine_examples"] - own / n
+    return found
 
 
 # Figures of training.
@@ -171,8 +181,11 @@ def _figure_4(series: list[Series], workdir: Path, path: Path) -> None:
     panels = {
         "cosine_previous": ("DP-SAT: cos(previous private gradient, ĝ)", sat),
         "cosine_examples": ("BAM: mean of cos(g_i, ĝ)", own),
+        "cosine_others": ("the same, g_i's own share of ĝ taken out", own),
     }
-    _over_training(panels, series, workdir, path, "Ascent direction against the batch gradient")
+    _over_training(
+        panels, series, workdir, path, "Ascent direction against the batch gradient", share_y=True
+    )
 
 
 def _over_training(
@@ -182,6 +195,7 @@ def _over_training(
     path: Path,
     title: str,
     num_columns: int = 3,
+    share_y: bool = False,
 ) -> None:
     styles = plotting.styles([s.method for s in series])
     charts, table = [], []
@@ -195,7 +209,7 @@ def _over_training(
             lines.append(_line(one.label, steps, values, styles[one.label]))
             table += _table(quantity, one.label, "step", steps, values)
         charts.append(plotting.Panel(heading, "step", lines))
-    _write(path, charts, table, f"{title}: {_subject(series)}", num_columns)
+    _write(path, charts, table, f"{title}\n{_subject(series)}", num_columns, share_y)
 
 
 # Figures of weights that were trained: batch size and λ at one θ.
@@ -235,7 +249,7 @@ def _against_batch_size(
                 lines.append(_line(label, sizes, values, styles[label]))
                 table += _table(f"{quantity} {stage}", label, "batch size", sizes, values)
             charts.append(plotting.Panel(f"{heading}\n{when}", "batch size", lines, log_x=True))
-    _write(path, charts, table, f"{title}: {_subject(series)}", num_columns)
+    _write(path, charts, table, f"{title}\n{_subject(series)}", num_columns)
 
 
 def _by_batch_size(series: Series, workdir: Path) -> list[dict[str, Any]]:
@@ -285,7 +299,7 @@ def _lambda(series: list[Series], workdir: Path, path: Path) -> None:
                 values = np.array([[one[stage][quantity]] for one in measured[s.label]])
                 strength = plotting.strength(s.method)
                 table += _table(f"{quantity} {stage}", s.label, "strength", [strength], values)
-    _write(path, charts, table, f"BAM's bias at the same weights: {_subject(series)}", 4)
+    _write(path, charts, table, f"BAM's bias at the same weights\n{_subject(series)}", 4)
     for stage in STAGES:
         for prefix in ("", "against_plain/"):
             of_stage = {
@@ -388,10 +402,15 @@ def _table(
 
 
 def _write(
-    path: Path, charts: list[plotting.Panel], table: list[dict[str, Any]], title: str, columns: int
+    path: Path,
+    charts: list[plotting.Panel],
+    table: list[dict[str, Any]],
+    title: str,
+    num_columns: int,
+    share_y: bool = False,
 ) -> None:
     for suffix in (".png", ".svg"):
-        plotting.panels(charts, path.with_suffix(suffix), title, columns)
+        plotting.panels(charts, path.with_suffix(suffix), title, num_columns, share_y)
     write_csv(path.with_suffix(".csv"), table)
 
 

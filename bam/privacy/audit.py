@@ -29,7 +29,9 @@ from bam.data import datasets
 from bam.privacy import accounting, gdp
 
 CANARY = 0  # its row, which padded rows name too: should they leak, they leak it
-CANARY_VALUE = 100.0  # so that hardly any of its gradient lies in the bias, which all share
+# Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
+# that an ascent step, in a direction of noise, could fit it and leave a gradient shorter than C.
+CANARY_VALUE = 20.0
 # Where a lower bound is looked for: above this noise nothing is measurable, below this one PLD's
 # tables grow too long, and a bound of that size says enough.
 MOST_NOISE, LEAST_NOISE = 256.0, 0.5
