@@ -14,8 +14,8 @@ PAGES = {
     "docs/bias.md": {
         "training": "docs/figures/figure2_effects.md",
         "start": "docs/figures/lambda_start.md",
-        "end": "docs/figures/lambda_end.md",
-        "end against plain": "docs/figures/lambda_end_against_plain.md",
+        "end of training": "docs/figures/lambda_end.md",
+        "against plain": "docs/figures/lambda_end_against_plain.md",
     },
     "docs/privacy.md": {"audit": "docs/audit.md"},
 }
