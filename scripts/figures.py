@@ -36,7 +36,7 @@ _METHODS = flags.DEFINE_list(
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds 0, 1, …", lower_bound=1)
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", 8192, "figures 5 and 6: training examples that make the batches", lower_bound=4096
+    "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
 )
 _DEPTH = flags.DEFINE_string(
     "depth", "benchmarks/depth_cpu.json", "figure 3: what scripts.benchmark_depth wrote"
