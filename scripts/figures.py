@@ -220,13 +220,13 @@ def _figure_5(series: list[Series], workdir: Path, path: Path) -> None:
     panels = {
         name: heading for name, heading in BIAS_PANELS.items() if name != "cosine"
     }  # which is figure 6
-    _against_batch_size(panels, series, workdir, path, "Larger batches, less bias", 3)
+    _against_batch_size(panels, series, workdir, path, "Clipping bias against the batch size", 3)
 
 
 def _figure_6(series: list[Series], workdir: Path, path: Path) -> None:
     """Direction kept against the batch size."""
     panels = {"cosine": BIAS_PANELS["cosine"]}
-    _against_batch_size(panels, series, workdir, path, "Larger batches keep more direction", 2)
+    _against_batch_size(panels, series, workdir, path, "Direction kept against the batch size", 2)
 
 
 def _against_batch_size(
