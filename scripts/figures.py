@@ -89,22 +89,24 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         if _FIGURE.value == "3":
             _figure_3(out / name)
-            return
-        if _FIGURE.value == "7":
+        elif _FIGURE.value == "7":
             write_csv(out / f"{name}.csv", sketch.draw(out / name))
-            return
-        workdir, series = Path(_WORKDIR.value), _all_series()
-        by_seed = zip(*(s.configs.items() for s in series), strict=True)
-        all_cells = dict(itertools.chain.from_iterable(by_seed))
-        cli.use_compilation_cache()
-        should_stop = cli.stop_after(_MAX_SECONDS.value)
-        cells.run(all_cells, workdir, should_stop, cells.print_event)
-        missing = all_cells.keys() - cells.summaries(all_cells, workdir).keys()
-        if missing:
-            print(f"{len(missing)} runs are not finished; the same command goes on from there")
-            return
-        DRAW[_FIGURE.value](series, workdir, out / name)
+        else:
+            workdir, series = Path(_WORKDIR.value), _all_series()
+            if num_missing := _train_missing(series, workdir):
+                print(f"{num_missing} runs are not finished; the same command goes on from there")
+                return
+            DRAW[_FIGURE.value](series, workdir, out / name)
     print(f"{out / name}.png, .svg and .csv")
+
+
+def _train_missing(series: list[Series], workdir: Path) -> int:
+    """Trains what is not there, seed by seed; returns how many runs are still not finished."""
+    by_seed = zip(*(s.configs.items() for s in series), strict=True)
+    all_cells = dict(itertools.chain.from_iterable(by_seed))
+    cli.use_compilation_cache()
+    cells.run(all_cells, workdir, cli.stop_after(_MAX_SECONDS.value), cells.print_event)
+    return len(all_cells.keys() - cells.summaries(all_cells, workdir).keys())
 
 
 def _all_series() -> list[Series]:
@@ -216,17 +218,16 @@ def _over_training(
 
 
 def _figure_5(series: list[Series], workdir: Path, path: Path) -> None:
-    """Bias against the batch size."""
-    panels = {
-        name: heading for name, heading in BIAS_PANELS.items() if name != "cosine"
-    }  # which is figure 6
-    _against_batch_size(panels, series, workdir, path, "Clipping bias against the batch size", 3)
+    """Bias against the batch size, with what it is made of."""
+    title = "Clipping bias against the batch size"
+    _against_batch_size(BIAS_PANELS, series, workdir, path, title, num_columns=4)
 
 
 def _figure_6(series: list[Series], workdir: Path, path: Path) -> None:
     """Direction kept against the batch size."""
     panels = {"cosine": BIAS_PANELS["cosine"]}
-    _against_batch_size(panels, series, workdir, path, "Direction kept against the batch size", 2)
+    title = "Direction kept against the batch size"
+    _against_batch_size(panels, series, workdir, path, title, num_columns=2)
 
 
 def _against_batch_size(
