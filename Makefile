@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow bench bench-peers lint types check format clean
+.PHONY: install demo test test-slow bench bench-peers audit-deps lint types check format clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -40,6 +40,21 @@ $(PEERS)/installed: pyproject.toml constraints.txt
 	  -e . jax-privacy 'opacus>=1.6'
 	touch $@
 
+# Known vulnerabilities of the pinned packages, from the network; without it, it says so.
+AUDIT := .venv-audit
+audit-deps: $(AUDIT)/installed
+	@$(AUDIT)/bin/pip-audit --timeout 10 --no-deps --disable-pip --progress-spinner off \
+	  -r constraints.txt > $(AUDIT)/report 2>&1; status=$$?; \
+	skipped=$$(grep -c 'could not be audited' $(AUDIT)/report); \
+	grep -v 'could not be audited\|^WARNING' $(AUDIT)/report | tail -n 30; \
+	echo "packages the vulnerability service did not answer for, NOT checked: $$skipped"; \
+	if [ $$status -ne 0 ] && grep -qiE 'connection|resolve|timed out' $(AUDIT)/report; then \
+	  echo 'NOT checked: the vulnerability service cannot be reached'; exit 0; fi; exit $$status
+$(AUDIT)/installed:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,4 +69,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-audit .jax_cache .mypy_cache .pytest_cache .ruff_cache
