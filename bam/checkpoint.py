@@ -47,16 +47,28 @@ class Checkpoints:
           step: steps taken so far; a step saved already is left as it is.
           state: pytree of arrays, PRNG keys included.
           facts: JSON values to keep beside the state.
+
+        Raises:
+          OSError: if it cannot be written, for example on a full disk; earlier ones stay.
         """
         if self._manager is None or step in self._manager.all_steps():
             return
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
-                facts=ocp.args.JsonSave(facts),
-            ),
-        )
+        problem = ""
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
+                    facts=ocp.args.JsonSave(facts),
+                ),
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            problem = type(error).__name__
+        if problem:
+            raise OSError(
+                f"the checkpoint of step {step} could not be written to {self._manager.directory} "
+                f"({problem}): is the disk full? Earlier checkpoints are as they were"
+            )
 
     def restore(self, like: State) -> tuple[int, State, dict[str, Any]] | None:
         """Reads the newest checkpoint.

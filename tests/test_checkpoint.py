@@ -229,6 +229,26 @@ def saved_steps(workdir):
 
 
 @pytest.mark.slow
+def test_a_full_disk_is_said_and_leaves_the_earlier_checkpoints_to_go_on_from(tmp_path):
+    workdir = tmp_path / "run"
+    command = [sys.executable, "-m", "scripts.train", *COMMAND, f"--workdir={workdir}"]
+    command += ["--config.num_steps=6", "--config.checkpoint.every=1"]
+    # No file may grow beyond 8 KiB, which the second checkpoint's does.
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert full.returncode == 2
+    last = full.stderr.splitlines()[-1]
+    assert last.startswith("error: the checkpoint of step") and "is the disk full?" in last
+    before = saved_steps(workdir)
+    assert before and max(before) < 6
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert max(saved_steps(workdir)) == 6
+
+
+@pytest.mark.slow
 def test_killed_twenty_times_in_a_row_also_while_saving_a_run_ends_as_if_never_stopped(tmp_path):
     workdir, rng = tmp_path / "run", np.random.default_rng(0)
     short = ["--config.num_steps=1200", "--config.eval.every=50", "--config.checkpoint.every=1"]
