@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam import report, stats
-from scripts import cells, cli
+from scripts import cells, cli, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table")
@@ -54,17 +54,17 @@ def main() -> None:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table for documents."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
+    lines = []
     for row in rows:
-        cells = [
+        line = [
             row["ascent"],
             str(row["num_runs"]),
             _interval(row["accuracy"], ".2f"),
             "–" if row["ascent"] == "DP-SGD" else _interval(row["gain"], "+.2f"),
             *(_interval(row[name], ".3f") for name in MEASURED),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(line)
+    return tables.markdown(COLUMNS, lines)
 
 
 def _runs(label: str) -> cells.Cells:

@@ -10,14 +10,13 @@ from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from bam import experiment, plotting, report
 from bam.privacy import audit
 from configs import base
-from scripts import cli
+from scripts import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
@@ -117,19 +116,12 @@ def as_cells(row: dict[str, Any]) -> list[str]:
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
     """The audit as a table for the terminal."""
-    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows:
-        table.add_row(*as_cells(row))
-    return table
+    return tables.terminal(COLUMNS, [as_cells(row) for row in rows])
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The audit as a table for documents."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    lines += ["| " + " | ".join(as_cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return tables.markdown(COLUMNS, [as_cells(row) for row in rows])
 
 
 if __name__ == "__main__":

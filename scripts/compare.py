@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import config_flags
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bam import plotting, report, train
-from scripts import cells, cli
+from scripts import cells, cli, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _METHODS = flags.DEFINE_list(
@@ -210,19 +209,12 @@ def as_table(rows: list[dict[str, Any]]) -> Table:
     """The comparison as a table for the terminal."""
     seeds = " or ".join(str(n) for n in sorted({row["num_seeds"] for row in rows}))
     title = f"mean ± SD over {seeds} seeds, median training seconds"
-    table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*as_cells(row))
-    return table
+    return tables.terminal(COLUMNS, [as_cells(row) for row in rows], title)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The same table as Markdown, for documents."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    lines += ["| " + " | ".join(as_cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return tables.markdown(COLUMNS, [as_cells(row) for row in rows])
 
 
 def _mean_over_training(results: list[Run], name: str) -> float | None:

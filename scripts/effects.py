@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bam import stats
+from scripts import tables
 
 # ‖bias‖ = ‖ĝ‖ × relative bias, so the first ratio is the product of the next two.
 RATIOS = {"bias_norm": "‖bias‖ ×", "gradient_norm": "= ‖ĝ‖ ×", "relative_bias": "· relative ×"}
@@ -63,17 +64,15 @@ def markdown(found: Sequence[Mapping[str, Any]], baseline: str) -> str:
     """The rows as a table, a line per method, with intervals in brackets."""
     quantities = [q for q in (*RATIOS, *DIFFERENCES) if any(r["quantity"] == q for r in found)]
     headings = RATIOS | DIFFERENCES
-    lines = [
-        "| " + " | ".join(["method", "‖bias‖", *(headings[q] for q in quantities)]) + " |",
-        "|---" + "|---:" * (len(quantities) + 1) + "|",
-    ]
+    lines = []
     by_cell = {(row["method"], row["quantity"]): row for row in found}
     for method in dict.fromkeys(row["method"] for row in found):
         cells = [method, f"{by_cell[method, 'bias_norm']['mean']:.3f}"]
         for quantity in quantities:
             cells.append("–" if method == baseline else _cell(by_cell[method, quantity]))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    columns = ["method", "‖bias‖", *(headings[q] for q in quantities)]
+    return tables.markdown(columns, lines)
 
 
 def _cell(row: Mapping[str, Any]) -> str:

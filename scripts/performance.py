@@ -14,6 +14,7 @@ from absl import flags
 
 from bam import plotting, report
 from scripts import cli
+from scripts.tables import markdown
 
 _PAGE = flags.DEFINE_string("page", "docs/performance.md", "page whose tables are rewritten")
 _FOLDER = flags.DEFINE_string("folder", "benchmarks", "folder of the measurements")
@@ -134,7 +135,7 @@ def _targets(files: Mapping[str, Any]) -> str:
         ratio = statistics.median(ratios)
         met = ratio <= bound if sense == "≤" else ratio >= bound
         rows.append([label, f"{sense} {bound:g}", f"{ratio:.2f}", _spread(ratios), _yes(met)])
-    return _markdown(["ratio", "target", "measured", "quartiles", "met"], rows)
+    return markdown(["ratio", "target", "measured", "quartiles", "met"], rows)
 
 
 def _steps(data: Any) -> str:
@@ -155,7 +156,7 @@ def _steps(data: Any) -> str:
         for key, label in labels.items()
         if key in data
     ]
-    return _markdown(["step", "ms per example", "quartiles"], rows)
+    return markdown(["step", "ms per example", "quartiles"], rows)
 
 
 def _peers(data: Any) -> str:
@@ -173,7 +174,7 @@ def _peers(data: Any) -> str:
                 "–" if error is None else f"{error:.0e}",
             ]
         )
-    return _markdown(["step", "ms per example", "quartiles", "clipped sum, relative error"], rows)
+    return markdown(["step", "ms per example", "quartiles", "clipped sum, relative error"], rows)
 
 
 def _growth(data: Any) -> str:
@@ -186,7 +187,7 @@ def _growth(data: Any) -> str:
         [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
         for axis, value in points
     ]
-    return _markdown(["", *(plotting.LABELS.get(m, m) for m in methods)], rows)
+    return markdown(["", *(plotting.LABELS.get(m, m) for m in methods)], rows)
 
 
 def _depth(data: Any) -> str:
@@ -205,7 +206,7 @@ def _depth(data: Any) -> str:
     ]
     labels = [f"{plotting.LABELS[m]}, ms" for m in methods]
     compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
-    return _markdown(["layers", *labels, *compiling], rows)
+    return markdown(["layers", *labels, *compiling], rows)
 
 
 def _spread(values: Sequence[float], form: str = ".2f") -> str:
@@ -217,11 +218,6 @@ def _spread(values: Sequence[float], form: str = ".2f") -> str:
 
 def _yes(met: bool) -> str:
     return "yes" if met else "**no**"
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 if __name__ == "__main__":
