@@ -110,7 +110,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
       ValueError: for any value that cannot be; the message names the fix.
     """
     _check(config)
-    dataset = dataset or load_dataset(**config.dataset)
+    if dataset is None:
+        dataset = load_dataset(**config.dataset)
+    datasets.check(dataset)
     mesh = devices.mesh()
     config = _tuned(config, dataset, mesh)
     num_examples = len(dataset.train.labels)

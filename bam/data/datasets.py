@@ -11,7 +11,7 @@ from jaxtyping import Array, Float32, Num
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "hold_out", "load", "normalize"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "check", "hold_out", "load", "normalize"]
 
 
 class Dataset(NamedTuple):
@@ -141,6 +141,38 @@ def normalize(
     """
     scale = 255 if images.dtype == np.uint8 else 1
     return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
+
+
+def check(dataset: Dataset) -> None:
+    """Refuses a data set in memory that cannot be trained on; one that was loaded is checked.
+
+    A class without examples is no fault.
+
+    Args:
+      dataset: the data set.
+
+    Raises:
+      DataError: a `ValueError`, for splits without examples, with more images than labels or the
+        reverse, or of different image sizes; for labels outside 0 … `num_classes` - 1.
+    """
+    if dataset.num_classes < 2:
+        raise DataError(f"at least 2 classes are needed, got {dataset.num_classes}")
+    for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
+        if len(images) != len(labels):
+            raise DataError(f"{len(images)} {name} images but {len(labels)} labels")
+        if len(labels) == 0:
+            raise DataError(f"there are no {name} examples")
+        if images.ndim != 4 or images.shape[1:] != dataset.train.images.shape[1:]:
+            raise DataError(
+                f"{name} images of shape {images.shape}; expected [N, height, width, channels], "
+                "one size for all"
+            )
+        bad = (labels < 0) | (labels >= dataset.num_classes)
+        if bad.any():
+            raise DataError(
+                f"{name} label {labels[bad][0]} of row {np.flatnonzero(bad)[0]} is not from 0 to "
+                f"{dataset.num_classes - 1}"
+            )
 
 
 def hold_out(dataset: Dataset, num_examples: int) -> Dataset:

@@ -21,8 +21,12 @@ from bam.privacy import gdp
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 ADJACENCY = "add_or_remove_one"
-# Beyond this ε says nothing to anyone, and privacy loss distributions grow too long to compose.
-LARGEST_EPSILON = 256
+# Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
+# distributions spoil it. More steps are no training, and add up as many rounding errors.
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
+LARGEST_NUM_STEPS = 10**7
+# Standard deviations of the noise that 32-bit floats hold with room to spare.
+LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -45,7 +49,7 @@ def epsilon(
     Args:
       noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
       sampling_prob: q in [0, 1], the Poisson sampling probability.
-      num_steps: T ≥ 0.
+      num_steps: T, from 0 to 10⁷.
       delta: δ in (0, 1).
       accountant: "pld" (numerically tight, an upper bound), "rdp" (the moments accountant, a
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
@@ -73,7 +77,11 @@ def epsilon(
         return gdp.epsilon_of_mu(mu, delta)
     with _without_order_warnings():
         composed = _composed(noise_multiplier, sampling_prob, num_steps, accountant)
-        return float(composed.get_epsilon(delta))
+        spent = float(composed.get_epsilon(delta))
+        if spent == 0 and accountant == "rdp":  # its answer, too, when rounding fooled it
+            composed = _composed(noise_multiplier, sampling_prob, num_steps, "pld")
+            spent = float(composed.get_epsilon(delta))
+        return spent
 
 
 def deltas(
@@ -118,7 +126,7 @@ def noise_multiplier(
     """The smallest noise multiplier σ that keeps T steps within (ε, δ); it never overshoots ε.
 
     Args:
-      target_epsilon: ε > 0, at most 256.
+      target_epsilon: ε, from 0.001 to 256.
       delta: δ in (0, 1).
       sampling_prob: q in (0, 1].
       num_steps: T ≥ 1.
@@ -132,9 +140,9 @@ def noise_multiplier(
       ValueError: if an argument is out of range.
     """
     _check_mechanism(sampling_prob, num_steps, delta, accountant)
-    if not 0 < target_epsilon <= LARGEST_EPSILON:
+    if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
         raise ValueError(
-            f"epsilon must be above 0 and at most {LARGEST_EPSILON}, got {target_epsilon}"
+            f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
         )
     if num_steps == 0 or sampling_prob == 0:
         raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
@@ -303,6 +311,12 @@ def make_plan(
     sigma = 0.0
     if target_epsilon < math.inf:
         sigma = noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
+        noise_std = sigma * clip_norm / expected_batch_size
+        if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
+            raise ValueError(
+                f"clip_norm {clip_norm} would need noise of {noise_std:.1g}, which 32-bit floats "
+                "cannot hold; choose one nearer to 1"
+            )
     return PrivacyPlan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
@@ -344,7 +358,9 @@ def _check_mechanism(sampling_prob: float, num_steps: int, delta: float, account
         raise ValueError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
     if not 0 <= sampling_prob <= 1:
         raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
-    if num_steps < 0 or num_steps != int(num_steps):
-        raise ValueError(f"num_steps must be a whole number of at least 0, got {num_steps}")
+    if not 0 <= num_steps <= LARGEST_NUM_STEPS or num_steps != int(num_steps):
+        raise ValueError(
+            f"num_steps must be a whole number from 0 to {LARGEST_NUM_STEPS}, got {num_steps}"
+        )
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta}")
