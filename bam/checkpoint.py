@@ -62,6 +62,8 @@ class Checkpoints:
                     facts=ocp.args.JsonSave(facts),
                 ),
             )
+        except jax.errors.JaxRuntimeError:
+            raise  # not the disk: another process of this run is gone
         except Exception as error:  # Orbax raises many kinds for one cause
             problem = type(error).__name__
         if problem:

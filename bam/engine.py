@@ -5,11 +5,12 @@
 * what is computed for one example: `one_example` (gradient, then clip);
 * how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
 * how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
-* how devices share them: `_sum_over_devices`, a sum of the devices' sums.
+* how devices share them, and the noise: `_sum_over_devices`, a sum of the devices' sums.
 
 `plain_sum` is ordinary training's sum over the same groups, for non-private baselines.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ def clipped_sum(
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
+    noise: Grads | None = None,
 ) -> tuple[Grads, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
@@ -50,6 +52,8 @@ def clipped_sum(
         same sum up to float rounding; it trades memory for parallelism.
       mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
         it lies and the devices' sums are added. None computes everything where `params` are.
+      noise: a pytree like `params` to add to the sum: each device adds a slice of it to its own
+        sum, before the devices' sums are added, so none of them holds the total without noise.
 
     Returns:
       The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
@@ -95,7 +99,7 @@ def clipped_sum(
         bounded, norms = jax.vmap(one_example, (None, 0, 0))(params, examples, keep)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded), norms
 
-    total, norms = _sum_over_devices(one_group, params, batch, mask, group_size, mesh)
+    total, norms = _sum_over_devices(one_group, params, batch, mask, group_size, mesh, noise)
     return total, norms[:batch_size]
 
 
@@ -157,34 +161,54 @@ def _sum_over_devices(
     mask: Bool[Array, " batch"],
     group_size: int,
     mesh: jax.sharding.Mesh | None,
+    noise: Grads | None = None,
 ) -> tuple[Grads, Array]:
-    """`_sum_over_groups` of every device's share of the rows, added up.
+    """`_sum_over_groups` of every device's share of the rows, and of the noise, added up.
 
     Rows are dealt like cards, so that real rows, which stand first, are shared evenly.
     """
     if mesh is None or mesh.size == 1:
-        return _sum_over_groups(one_group, params, batch, mask, group_size)
+        total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
+        return total if noise is None else jax.tree.map(jnp.add, total, noise), norms
     (axis,) = mesh.axis_names
     batch_size = mask.shape[0]
 
     def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
         return jnp.swapaxes(x.reshape(-1, mesh.size, *x.shape[1:]), 0, 1)
 
-    def share_of_one(params: Params, batch: Any, mask: Array) -> tuple[Grads, Array]:
-        batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
+    def add_slice(total: Array, own_slice: Array) -> Array:
+        flat = jnp.ravel(total)
+        begin = jax.lax.axis_index(axis) * own_slice.size
+        index = begin + jnp.arange(own_slice.size)
+        return flat.at[index].add(own_slice, mode="drop").reshape(total.shape)
+
+    def share_of_one(
+        params: Params, batch: Any, mask: Array, noise: Grads | None
+    ) -> tuple[Grads, Array]:
+        batch, mask, noise = jax.tree.map(lambda x: x[0], (batch, mask, noise))
         total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
+        if noise is not None:
+            total = jax.tree.map(add_slice, total, noise)
         return jax.tree.map(lambda x: jax.lax.psum(x, axis), total), norms[None, : mask.shape[0]]
 
     hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % mesh.size))
+    slices = jax.tree.map(functools.partial(_slices, num_slices=mesh.size), noise)
     split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-    total, norms = jax.shard_map(
+    sum_of_shares: Callable[..., tuple[Grads, Array]] = jax.shard_map(
         share_of_one,
         mesh=mesh,
-        in_specs=(same, split, split),
+        in_specs=(same, split, split, split),
         out_specs=(same, split),
         check_vma=False,
-    )(params, *hands)
+    )
+    total, norms = sum_of_shares(params, *hands, slices)
     return total, norms.swapaxes(0, 1).reshape(-1)[:batch_size]
+
+
+def _slices(x: Array, num_slices: int) -> Array:
+    """All entries in order, and zeros to make the slices equal: `[num_slices, …]`."""
+    flat = jnp.ravel(x)
+    return jnp.pad(flat, (0, -flat.size % num_slices)).reshape(num_slices, -1)
 
 
 def _sum_over_groups(

@@ -7,7 +7,6 @@ functions do in one step of training is `step`, inside `build`.
 import dataclasses
 import functools
 import math
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,6 +183,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         # A batch is its indices: images are fetched a microbatch at a time, so memory is flat.
         indices, mask = jnp.asarray(batch.indices), jnp.asarray(batch.mask)
         step_key = jax.random.fold_in(state.augment_key, state.step)
+        drawn, noise = noise_with(state.noise.key).update(_zero_sum(state.params), state.noise)
         if private:
             total, norms = clipped_sum(
                 gradient_at(train, step_key),
@@ -191,6 +191,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 oracle.ascend(state.params, state.private_grad),
                 indices,
                 mask=mask,
+                noise=drawn,
                 **sharing,
             )
         else:  # ordinary training: no per-example gradient exists
@@ -202,8 +203,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 mask=mask,
                 **sharing,
             )
-        noised, noise = noise_with(state.noise.key).update(total, state.noise)
-        private_grad = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        private_grad = jax.tree.map(lambda x: x / expected_batch_size, total)
         # From here on everything is post-processing of private_grad.
         updates, opt_state = optimizer.update(private_grad, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -291,20 +291,20 @@ def stream_key(seed: int, stream: int) -> Array:
 
 def noise_key_from_system() -> Array:
     """A noise key that nobody can know: 64 bits from the operating system."""
-    words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    words = devices.random_bits(2)
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def with_noise_key(state: TrainState, key: Array) -> TrainState:
     """A state whose future noise comes from another key; the count of draws goes on."""
-    key = jax.device_put(key, state.noise.key.sharding)
+    key = devices.put(key, state.noise.key.sharding)
     return state._replace(noise=state.noise._replace(key=key))
 
 
 def without_noise_key(state: TrainState) -> TrainState:
     """The same state with zeros for a noise key: what may be saved of a run to release."""
-    nothing = jnp.zeros_like(jax.random.key_data(state.noise.key))
-    return with_noise_key(state, jax.random.wrap_key_data(nothing, impl="threefry2x32"))
+    nothing = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
+    return with_noise_key(state, nothing)
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
@@ -407,7 +407,7 @@ def _timed_step(
             mesh=mesh,
         )[0]
 
-    return lambda num_examples: step(params, jnp.arange(num_examples))
+    return lambda num_examples: step(params, np.arange(num_examples))
 
 
 def _check_oracle(
@@ -451,6 +451,11 @@ def _check(config: ConfigDict) -> None:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+
+
+def _zero_sum(params: Params) -> Grads:
+    """A sum of no gradients, of the dtypes that `clipped_sum` has."""
+    return jax.tree.map(lambda x: jnp.zeros_like(tree.at_least_float32(x)), params)
 
 
 def _average(averaged: Params, params: Params, step: Array, decay: float) -> Params:

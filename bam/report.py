@@ -7,12 +7,13 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
+from bam import devices
 from bam.privacy.accounting import PrivacyPlan
 
 
@@ -30,7 +31,8 @@ class RunFiles:
     """Writes the files of one run; a context manager.
 
     They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, checkpoints, and at
-    the end `summary.json`. With `workdir=None` it writes nothing. The folder of a finished run, of
+    the end `summary.json`. With `workdir=None` it writes nothing, and of several processes only the
+    first does: the others check and read. The folder of a finished run, of
     another run and of a run that is going on are refused, so that no result is ever overwritten.
 
     Attributes:
@@ -51,10 +53,13 @@ class RunFiles:
           BlockingIOError: if another process is writing there.
         """
         self._workdir = workdir
+        self._writes = workdir is not None and devices.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
         if workdir is None:
             return
         check_resumable(workdir, config)
+        if not self._writes:
+            return
         workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context((workdir / "lock").open("w"))
@@ -83,6 +88,8 @@ class RunFiles:
         # A process that was killed may have left half a line, after the last checkpoint.
         rows = [json.loads(line) for line in lines if line.endswith("}")]
         rows = [row for row in rows if row["step"] <= step]
+        if not self._writes:
+            return rows
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
@@ -102,10 +109,10 @@ class RunFiles:
         Args:
           row: `step` and named numbers; None (an infinite ε) is left out of TensorBoard.
         """
-        if self._workdir is None:
+        if not self._writes:
             return
         self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
+        _to_disk(self._metrics)
         for name, value in row.items():
             if name != "step" and value is not None:
                 self._events.add_scalar(name, value, row["step"])
@@ -116,7 +123,7 @@ class RunFiles:
         Args:
           summary: JSON values.
         """
-        if self._workdir is not None:
+        if self._workdir is not None and self._writes:
             write_json(self._workdir / "summary.json", summary)
 
 
@@ -200,15 +207,23 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, all or nothing, also beside other processes that write it.
+    """Writes a text file, all or nothing, whatever crashes, also beside others that write it.
 
     Args:
       path: file to write or replace.
       text: its content.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        _to_disk(file)
     partial.replace(path)
+
+
+def _to_disk(file: IO[str]) -> None:
+    """Returns when what was written is on the disk, not in some buffer that a crash empties."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _as_json(config: ConfigDict) -> dict[str, Any]:

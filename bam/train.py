@@ -1,7 +1,6 @@
 """Private training: take the planned steps of an experiment, and not one more."""
 
 import math
-import secrets
 import time
 import zlib
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bam import devices, sampling
@@ -57,6 +55,9 @@ def train(
 ) -> Result:
     """Takes the planned steps, from the start or from where an earlier call stopped.
 
+    With several processes (`jax.distributed`) all of them call it with the same arguments, and the
+    first alone writes; `workdir` must be one folder that all of them see.
+
     Args:
       experiment: from `build`.
       seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
@@ -85,8 +86,11 @@ def train(
     config.seed = seed
     on_device = devices.replicate(dataset.train, experiment.mesh)
     from_system = seed is None
-    sampling_seed = secrets.randbits(128) if seed is None else seed
-    state = experiment.init(secrets.randbits(128) if seed is None else seed)
+    sampling_seed, first_seed = (
+        (int.from_bytes(devices.random_bits(4).tobytes()) if seed is None else seed)
+        for _ in range(2)
+    )
+    state = experiment.init(first_seed)
     identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
 
@@ -121,7 +125,7 @@ def train(
                 rows.append(_row(plan, step, measurements, seconds))
                 files.add_row(rows[-1])
                 on_row(rows[-1])
-            stopping = not last and should_stop()
+            stopping = not last and devices.any_of(should_stop())
             save = last or (step > 0 and _due(step, config.checkpoint.every))
             if stopping or (config.checkpoint.every and save):
                 to_save = without_noise_key(state) if from_system else state
@@ -208,6 +212,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
         "seconds": last_row["seconds"],
         "device": device_name(),
         "num_devices": experiment.mesh.size if experiment.mesh else 1,
+        "num_processes": jax.process_count(),
         "versions": versions(),
     }
 
@@ -228,7 +233,7 @@ def not_private(
     """
     num_examples = experiment.plan.num_examples
     num = min(experiment.config.diagnostics.num_examples, num_examples)
-    rows = jnp.linspace(0, num_examples - 1, num).astype(jnp.int32)
+    rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
     measured = experiment.diagnose(state, train, rows)
     found = {f"not_private/{k}": float(v) for k, v in measured.items()}
     return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}

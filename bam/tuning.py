@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from bam import devices
 from bam.report import device_name, write_json
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
@@ -73,9 +75,16 @@ def fastest(
     key = hashlib.sha256(question.encode()).hexdigest()[:16]
     if key not in _found:
         _found.update({k: Choice(*v) for k, v in _read().items()})
-    if key not in _found:
+    forms = list(candidates)
+    known = _found.get(key)
+    mine = np.array([forms.index(known.convolution), known.microbatch_size] if known else [-1, 0])
+    form, size = (int(x) for x in devices.first_ones(mine))
+    if form >= 0:
+        _found[key] = Choice(forms[form], size)
+    else:
         _found[key] = _measure(make_step, candidates)
-        _write(key, _found[key])
+        if devices.writes():
+            _write(key, _found[key])
     return _found[key]
 
 
@@ -121,7 +130,7 @@ def _seconds_per_example(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return float("inf")
-    return min(timings) / num_examples
+    return float(devices.first_ones(np.float32(min(timings) / num_examples)))
 
 
 def _file() -> Path | None:

@@ -57,6 +57,62 @@ def stop_after(max_seconds: float) -> Callable[[], bool]:
     return lambda: terminated.is_set() or time.monotonic() >= deadline
 
 
+def join_processes(
+    coordinator: str, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Makes this process one of several that train together, through `jax.distributed`.
+
+    Should one of them die, the others end too, within half a minute.
+
+    Args:
+      coordinator: "HOST:PORT" of the first process; "auto": as SLURM, Kubernetes, Cloud TPU or MPI
+        say; "": this process is the only one.
+      num_processes: how many there are; None with "auto".
+      process_id: which of them this is, from 0; likewise.
+
+    Raises:
+      ValueError: if that is not a set of processes; OSError: if the others cannot be reached.
+    """
+    numbers = (num_processes, process_id)
+    if coordinator in ("", "auto"):
+        if numbers != (None, None):
+            raise ValueError("--num_processes and --process_id need --coordinator=HOST:PORT")
+        if not coordinator:
+            return
+    elif not re.fullmatch(r".+:[0-9]+", coordinator) or None in numbers:
+        raise ValueError("--coordinator=HOST:PORT needs --num_processes and --process_id")
+    problem = ""
+    try:
+        jax.distributed.initialize(
+            None if coordinator == "auto" else coordinator,
+            *numbers,
+            cluster_detection_method=None if coordinator == "auto" else "deactivate",
+            initialization_timeout=120,
+            heartbeat_timeout_seconds=20,
+            shutdown_timeout_seconds=20,
+        )
+    except (ValueError, RuntimeError) as error:
+        problem = str(error)
+    if "should be defined" in problem or "must be defined" in problem:
+        raise ValueError("no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT")
+    if "process_id" in problem:
+        raise ValueError(problem)
+    if problem:
+        raise OSError(f"the processes at {coordinator} could not be joined: {problem}")
+
+
+@contextlib.contextmanager
+def lost_processes() -> Iterator[None]:
+    """Ends this process with one line when another one is gone; alone, it does nothing."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        _fail(f"a process of this run was lost; start all again to go on ({reason})")
+
+
 def use_compilation_cache() -> None:
     """Keeps compiled programs in `.jax_cache`, so that the second run starts at once.
 
@@ -96,5 +152,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _fail(message: str) -> NoReturn:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", " ".join(message.split()), file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        os._exit(2)  # leaving in the usual way would wait for the other processes
     sys.exit(2)

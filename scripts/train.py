@@ -1,14 +1,18 @@
 """Trains one model privately.
 
 python -m scripts.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+
+All devices of this machine share the work; those of several, too, if started on each of them with
+--coordinator (docs/scaling.md).
 """
 
 from pathlib import Path
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
-from bam import report, train
+from bam import devices, report, train
 from scripts import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
@@ -18,6 +22,11 @@ _WORKDIR = flags.DEFINE_string(
 _MAX_SECONDS = flags.DEFINE_float(
     "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, … say"
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "with --coordinator=HOST:PORT")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "likewise: 0 to num_processes - 1")
 flags.mark_flags_as_required(["config"])
 
 
@@ -27,26 +36,32 @@ def main() -> None:
         config = _CONFIG.value
         if not _WORKDIR.value and not config.dry_run:
             raise ValueError("--workdir is required: the folder for the run's files")
+        cli.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         if not config.dry_run:
             report.check_resumable(Path(_WORKDIR.value), config)
             config = report.with_recorded(config, Path(_WORKDIR.value))
         cli.use_compilation_cache()
         experiment = train.build(config)
-    print(describe(experiment), flush=True)
+    show = print if devices.writes() else lambda *line, **options: None  # progress is shown once
+    show(describe(experiment), flush=True)
     if config.dry_run:
         hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
-        print(f"about {hours} h {minutes} min of training on this device")
+        show(f"about {hours} h {minutes} min of training on this device")
         return
     should_stop = cli.stop_after(_MAX_SECONDS.value)
     try:
-        with cli.one_line_errors():
+        with cli.lost_processes(), cli.one_line_errors():
             result = train.train(
-                experiment, config.seed, Path(_WORKDIR.value), print_row, should_stop
+                experiment,
+                config.seed,
+                Path(_WORKDIR.value),
+                on_row=lambda row: show(describe_row(row), flush=True),
+                should_stop=should_stop,
             )
     except train.StoppedError as stop:
-        print(f"{stop}; the same command goes on from there")
+        show(f"{stop}; the same command goes on from there")
         return
-    print(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
+    show(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
 
 
 def describe(experiment: train.Experiment) -> str:
@@ -54,14 +69,21 @@ def describe(experiment: train.Experiment) -> str:
     config = experiment.config
     return (
         f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
-        f"{experiment.num_params:,} parameters, on {report.device_name()}, "
+        f"{experiment.num_params:,} parameters, on {devices_of(experiment)}, "
         f"{config.microbatch_size} at a time\n"
         f"{experiment.plan.describe()}"
     )
 
 
-def print_row(row: dict) -> None:
-    """Prints one line of progress."""
+def devices_of(experiment: train.Experiment) -> str:
+    """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
+    many = f"{experiment.mesh.size} × " if experiment.mesh else ""
+    several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{many}{report.device_name()}{several}"
+
+
+def describe_row(row: dict) -> str:
+    """One line of progress."""
     spent = "not private" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3f}"
     parts = [f"step {row['step']:>6}", spent]
     if "test_accuracy" in row:
@@ -72,7 +94,7 @@ def print_row(row: dict) -> None:
             f"({row['not_private/relative_bias']:.0%} of the gradient; NOT PRIVATE)"
         )
     parts.append(f"{row['seconds']:.1f} s")
-    print("  ".join(parts), flush=True)
+    return "  ".join(parts)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import signal
 import dp_accounting
 import pytest
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
 
 import bam
-from bam.privacy import gdp
+from bam.privacy import accounting, gdp
 from bam.privacy.accounting import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
@@ -285,3 +286,30 @@ def test_no_information_has_no_delta():
 def test_mu_of_noisy_sgd_is_that_of_the_source():
     # q √(T (e^{1/σ²} − 1)) with σ² = 1/ln 2 makes the bracket one.
     assert gdp.mu_of_noisy_sgd(math.log(2) ** -0.5, 0.02, 2500) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "num_steps", "delta"),
+    [(35629.0, 0.178, 4, 1e-5), (0.5, 1e-7, 10, 1e-5), (50.0, 1e-6, 1000, 1e-5)],
+)
+def test_no_epsilon_is_zero_unless_delta_covers_all_that_can_differ(sigma, q, num_steps, delta):
+    """Total variation is δ at ε = 0: of one Gaussian step by hand, of T steps at most T times it."""
+    settings = {"noise_multiplier": sigma, "sampling_prob": q, "num_steps": num_steps}
+    variation = num_steps * q * (2 * stats.norm.cdf(1 / (2 * sigma)) - 1)
+    assert variation < delta
+    assert bam.epsilon(delta=delta, accountant="rdp", **settings) == 0
+    assert accounting._epsilon_near_zero(sigma, q, num_steps, variation / 2) > 0
+
+
+def test_the_bound_where_rounding_could_fool_the_accountant_is_one():
+    for sigma, num_steps in ((1.0, 1), (3.0, 10), (100.0, 50)):
+        exact = bam.epsilon(
+            noise_multiplier=sigma, sampling_prob=1.0, num_steps=num_steps, delta=1e-5
+        )
+        bound = accounting._epsilon_near_zero(sigma, 1.0, num_steps, 1e-5)
+        assert exact <= bound < 1.5 * exact
+
+
+def test_more_steps_than_rounding_errors_allow_are_refused():
+    with pytest.raises(ValueError, match="from 0 to 10000000"):
+        bam.epsilon(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10**18, delta=1e-5)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -166,6 +167,49 @@ def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped)
     again = train.train(experiment, 0, stopped)
     assert_same_bits(again.state.params, whole.state.params)
     assert without_seconds(again.rows) == without_seconds(whole.rows)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_any_step(experiment, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        train.train(experiment, 0, tmp_path / "file" / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").mkdir()
+    never = lambda row: pytest.fail("a step was taken")  # noqa: E731
+    with pytest.raises(OSError, match="metrics"):
+        train.train(experiment, 0, tmp_path / "run", on_row=never)
+
+
+def test_checkpoints_of_another_run_or_of_nothing_are_refused_and_left_alone(
+    experiment, stopped, tmp_path
+):
+    other = train.build(tiny("dp_sgd", **{"optimizer.name": "sgd"}))
+    with pytest.raises(train.StoppedError):
+        train.train(other, 0, tmp_path / "other", should_stop=stop_after(2))
+    for foreign in ("other run", "junk"):
+        shutil.rmtree(stopped / "checkpoints")
+        if foreign == "other run":
+            shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
+        else:
+            (stopped / "checkpoints" / "2").mkdir(parents=True)
+            (stopped / "checkpoints" / "2" / "state").write_bytes(b"junk")
+        before = sorted(p for p in stopped.rglob("*") if p.is_file())
+        with pytest.raises(ValueError, match="checkpoints/2 could not be read"):
+            train.train(experiment, 0, stopped)
+        assert sorted(p for p in stopped.rglob("*") if p.is_file()) == before
+
+
+def test_reading_a_checkpoint_unpickles_nothing(experiment, stopped, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a pickle can run anything")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    with Checkpoints(stopped / "checkpoints") as checkpoints:
+        step, _, _ = checkpoints.restore(experiment.init(0))
+    assert step == 2
+    with pytest.raises(AssertionError, match="run anything"):
+        pickle.loads(pickle.dumps(1))
 
 
 def test_a_checkpoint_returns_what_was_saved_keys_included(tmp_path):

@@ -1,0 +1,147 @@
+"""Two real processes on this machine, with `jax.distributed`: one run, whatever happens to one."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from bam import train
+from bam.checkpoint import Checkpoints
+from configs import digits
+from tests.cases import assert_close, distance, run_command
+
+SETTINGS = {
+    "model.name": "linear", "accountant": "rdp", "num_steps": 40, "expected_batch_size": 100,
+    "eval.every": 1, "checkpoint.every": 4, "diagnostics.every": 20, "seed": 3,
+}  # fmt: skip
+
+
+def settings(**changes):
+    return SETTINGS | {k.replace("__", "."): v for k, v in changes.items()}
+
+
+def built(**changes):
+    config = digits.get_config("dp_sat")
+    config.update_from_flattened_dict(settings(**changes))
+    return train.build(config)
+
+
+@contextlib.contextmanager
+def two_processes(workdir, **changes):
+    """Both processes of a run, each with two devices; they do not outlive the block."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "scripts.train", "--config=configs/digits.py:dp_sat",
+        f"--workdir={workdir}", f"--coordinator=localhost:{port}", "--num_processes=2",
+        *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),
+    ]  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [*command, f"--process_id={i}"], env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def wait_for_rows(workdir, processes, num_rows):
+    metrics = workdir / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < num_rows:
+        for process in processes:
+            assert process.poll() is None, process.stderr.read()[-2000:]
+        time.sleep(0.02)
+
+
+def rows_of(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path):
+    whole = train.train(built(), 3)
+    workdir = tmp_path / "run"
+
+    with two_processes(workdir) as processes:
+        wait_for_rows(workdir, processes, 6)
+        processes[1].kill()
+        started = time.monotonic()
+        _, errors = processes[0].communicate(timeout=60)
+        assert time.monotonic() - started < 60
+    assert processes[0].returncode not in (0, None)
+    assert "a process of this run was lost" in errors or "another task died" in errors
+    assert not (workdir / "summary.json").exists()
+    assert len(rows_of(workdir)) < 41
+
+    with two_processes(workdir) as processes:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0].count("test accuracy") >= 30  # since step 4 at the latest
+    assert "4 × cpu in 2 processes" in outputs[0][0]
+    assert "step" not in outputs[1][0]  # progress is shown once
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert (summary["num_devices"], summary["num_processes"]) == (4, 2)
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        step, state, facts = checkpoints.restore(whole.state)
+    assert step == 40
+    assert facts["identity"]["plan"] == built().plan.to_json()
+    assert_close(state.params, whole.state.params, rtol=1e-3, atol=1e-5)
+    rows = rows_of(workdir)
+    assert [row["step"] for row in rows] == list(range(41))
+    assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in whole.rows]
+    np.testing.assert_allclose(
+        rows[20]["not_private/bias_norm"], whole.rows[20]["not_private/bias_norm"], rtol=1e-3
+    )
+    # Control: what another seed does is far more.
+    other = train.train(built(), 4).state.params
+    assert distance(other, whole.state.params) > 100 * distance(state.params, whole.state.params)
+
+
+def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
+    """Without a seed: what the operating system gave must be the same in both processes."""
+    workdir = tmp_path / "run"
+    with two_processes(workdir, seed="", checkpoint__every=0) as processes:
+        wait_for_rows(workdir, processes, 3)
+        processes[1].send_signal(signal.SIGTERM)  # not the one that writes
+        outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "the same command goes on from there" in outputs[0][0]
+    before = rows_of(workdir)
+    assert 3 <= len(before) < 41
+    result = train.train(built(seed=None), None, workdir)
+    assert result.rows[: len(before)] == before
+    assert result.summary["num_processes"] == 1
+    assert result.summary["test_accuracy"] > 0.5  # batches and noise made sense together
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num_processes=2"], "need --coordinator=HOST:PORT"),
+        (["--coordinator=localhost:1"], "needs --num_processes and --process_id"),
+        (["--coordinator=nowhere", "--num_processes=2", "--process_id=0"], "needs --num_proc"),
+        (["--coordinator=localhost:9", "--num_processes=2", "--process_id=2"], "process_id"),
+        (["--coordinator=auto"], "no SLURM, Kubernetes, Cloud TPU or MPI here"),
+    ],
+)
+def test_processes_that_cannot_be_are_one_line(tmp_path, arguments, message):
+    done = run_command(
+        "scripts.train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
