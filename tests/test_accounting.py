@@ -293,7 +293,7 @@ def test_mu_of_noisy_sgd_is_that_of_the_source():
     [(35629.0, 0.178, 4, 1e-5), (0.5, 1e-7, 10, 1e-5), (50.0, 1e-6, 1000, 1e-5)],
 )
 def test_no_epsilon_is_zero_unless_delta_covers_all_that_can_differ(sigma, q, num_steps, delta):
-    """Total variation is δ at ε = 0: of one Gaussian step by hand, of T steps at most T times it."""
+    """δ at ε = 0 is the total variation, which T steps make at most T times larger."""
     settings = {"noise_multiplier": sigma, "sampling_prob": q, "num_steps": num_steps}
     variation = num_steps * q * (2 * stats.norm.cdf(1 / (2 * sigma)) - 1)
     assert variation < delta
