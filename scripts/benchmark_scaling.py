@@ -9,6 +9,7 @@ compared is the time of a step, without compilation, in the second half of `--nu
 
 import json
 import os
+import re
 import shlex
 import socket
 import statistics
@@ -21,13 +22,13 @@ from typing import Any
 from absl import flags
 
 from bam import report
-from scripts import cli
+from scripts import cli, tables
 
-_TRAIN = flags.DEFINE_multi_string("train", [], "arguments of scripts.train, one flag for each")
-_OUT = flags.DEFINE_string("out", "", "JSON file to write; '': none")
+_TRAIN = flags.DEFINE_multi_string("train", None, "arguments of scripts.train, one flag for each")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write, and a table beside it")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 12, "steps of each run", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "every placement runs so often, in turn", lower_bound=1)
-flags.mark_flags_as_required(["train"])
+flags.mark_flags_as_required(["train", "out"])
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     places = placements(cores)
     results = []
-    for arguments in _TRAIN.value:
+    for arguments in _TRAIN.value or []:
         seconds: dict[str, list[float]] = {name: [] for name in places}
         accuracies = {}
         for _ in range(_ROUNDS.value):
@@ -60,11 +61,30 @@ def main() -> None:
                 }
             )
             print(f"  {name:<28} {median:8.3f} s per step   {one / median:5.2f} ×", flush=True)
-    if _OUT.value:
-        out = Path(_OUT.value)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"device": report.device_name(), "num_cores": len(cores)}
-        report.write_json(out, facts | {"versions": report.versions(), "runs": results})
+    out = Path(str(_OUT.value))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"device": report.device_name(), "num_cores": len(cores)}
+    report.write_json(out, facts | {"versions": report.versions(), "runs": results})
+    report.write_text(out.with_suffix(".md"), table(results))
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results for a document: a run is named by its config, such as `mnist.py:dp_sgd`."""
+    columns = ["run", "place", "s per step", "lowest", "highest", "speed-up", "accuracy"]
+    rows = []
+    for found in results:
+        (config,) = re.findall(r"configs/(\S+)", found["train"])
+        numbers = (found["seconds_per_step"], min(found["observed"]), max(found["observed"]))
+        rows.append(
+            [
+                f"`{config}`",
+                found["place"],
+                *(f"{x:.3f}" for x in numbers),
+                f"{found['speed_up']:.2f}",
+                f"{found['test_accuracy']:.2%}",
+            ]
+        )
+    return tables.markdown(columns, rows)
 
 
 def placements(cores: list[int]) -> dict[str, list[tuple[list[int], int]]]:

@@ -33,24 +33,44 @@ def built(**changes):
     return train.build(config)
 
 
+def by_hand(i):
+    """Flags and environment of process i, as a user gives them."""
+    if i == 0:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            by_hand.port = free.getsockname()[1]
+    flags = [f"--coordinator=localhost:{by_hand.port}", "--num_processes=2", f"--process_id={i}"]
+    return flags, {}
+
+
+def by_slurm(i):
+    """Flags and environment of process i, as SLURM gives them; JAX makes a port of the job's id."""
+    if i == 0:
+        first = 2**16 - 2**12
+        for job in range(os.getpid() % 2**11, 2**12):
+            with socket.socket() as free, contextlib.suppress(OSError):
+                free.bind(("localhost", first + job))
+                by_slurm.job = job
+                break
+    facts = {"JOB_ID": by_slurm.job, "NTASKS": 2, "PROCID": i, "LOCALID": i}
+    env = {f"SLURM_{key}": str(value) for key, value in facts.items()}
+    return ["--coordinator=auto"], env | {"SLURM_STEP_NODELIST": "localhost"}
+
+
 @contextlib.contextmanager
-def two_processes(workdir, **changes):
+def two_processes(workdir, launcher=by_hand, **changes):
     """Both processes of a run, each with two devices; they do not outlive the block."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "scripts.train", "--config=configs/digits.py:dp_sat",
-        f"--workdir={workdir}", f"--coordinator=localhost:{port}", "--num_processes=2",
+        f"--workdir={workdir}",
         *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),
     ]  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [*command, f"--process_id={i}"], env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(2)
-    ]  # fmt: skip
+    processes = []
+    for i in range(2):
+        flags, env = launcher(i)
+        env = os.environ | env | {"JAX_NUM_CPU_DEVICES": "2"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen([*command, *flags], env=env, **pipes))
     try:
         yield processes
     finally:
@@ -111,9 +131,12 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
 
 
 def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
-    """Without a seed: what the operating system gave must be the same in both processes."""
+    """Without a seed, what the operating system gave must be the same in both processes.
+
+    That they find each other as under SLURM is tested on the way.
+    """
     workdir = tmp_path / "run"
-    with two_processes(workdir, seed="", checkpoint__every=0) as processes:
+    with two_processes(workdir, by_slurm, seed="", checkpoint__every=0) as processes:
         wait_for_rows(workdir, processes, 3)
         processes[1].send_signal(signal.SIGTERM)  # not the one that writes
         outputs = [process.communicate(timeout=60) for process in processes]
