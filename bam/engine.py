@@ -32,8 +32,9 @@ def clipped_sum(
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
-    noise: Grads | None = None,
-) -> tuple[Grads, Float[Array, " batch"]]:
+    noise: Any = None,
+    clip_state: Any = None,
+) -> tuple[Any, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
     One compilation serves every realised batch size: pad the batch to a fixed number of rows and
@@ -52,8 +53,9 @@ def clipped_sum(
         same sum up to float rounding; it trades memory for parallelism.
       mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
         it lies and the devices' sums are added. None computes everything where `params` are.
-      noise: a pytree like `params` to add to the sum: each device adds a slice of it to its own
+      noise: a pytree like the sum, to add to it: each device adds a slice of it to its own
         sum, before the devices' sums are added, so none of them holds the total without noise.
+      clip_state: state of `clip`; None for that of its first step.
 
     Returns:
       The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
@@ -80,7 +82,7 @@ def clipped_sum(
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
     batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
-    clip_state = clip.init(params)
+    clip_state = clip.init(params) if clip_state is None else clip_state
 
     def one_example(
         params: Params, example: Any, keep: Bool[Array, ""]
@@ -161,8 +163,8 @@ def _sum_over_devices(
     mask: Bool[Array, " batch"],
     group_size: int,
     mesh: jax.sharding.Mesh | None,
-    noise: Grads | None = None,
-) -> tuple[Grads, Array]:
+    noise: Any = None,
+) -> tuple[Any, Array]:
     """`_sum_over_groups` of every device's share of the rows, and of the noise, added up.
 
     Rows are dealt like cards, so that real rows, which stand first, are shared evenly.
@@ -182,9 +184,7 @@ def _sum_over_devices(
         index = begin + jnp.arange(own_slice.size)
         return flat.at[index].add(own_slice, mode="drop").reshape(total.shape)
 
-    def share_of_one(
-        params: Params, batch: Any, mask: Array, noise: Grads | None
-    ) -> tuple[Grads, Array]:
+    def share_of_one(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Grads, Array]:
         batch, mask, noise = jax.tree.map(lambda x: x[0], (batch, mask, noise))
         total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
         if noise is not None:

@@ -18,21 +18,21 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from bam import devices, diagnostics, models, oracles, public_clip, sampling, tree, tuning
+from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.privacy.accounting import PrivacyPlan, make_plan
-from bam.transforms import GaussianNoiseState, add_gaussian_noise, clip_by_l2_norm, sensitivity_of
+from bam.transforms import (
+    BoundedTransformation,
+    GaussianNoiseState,
+    add_gaussian_noise,
+    clip_by_l2_norm,
+    finish,
+)
 from bam.tree import Grads, Params
 
 # Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
-INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
-
-OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
-    "nadam": optax.nadam,
-    "adam": optax.adam,
-    "sgd": optax.sgd,
-}
+INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM, ORACLE_STREAM = 0, 1, 2, 3
 
 
 class TrainState(NamedTuple):
@@ -44,6 +44,7 @@ class TrainState(NamedTuple):
       averaged: exponential moving average of the weights (the weights themselves without EMA).
       opt_state: the optimizer's state.
       noise: the noise key and how often it was used.
+      clip: state of the per-example transform, made from private values alone.
       private_grad: the last privatised gradient; zeros before the first step.
       augment_key: the key of all random views; (step, example) are folded into it.
       num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
@@ -54,6 +55,7 @@ class TrainState(NamedTuple):
     averaged: Params
     opt_state: Any
     noise: GaussianNoiseState
+    clip: Any
     private_grad: Grads
     augment_key: Array
     num_nonfinite: Int[Array, ""]
@@ -67,6 +69,7 @@ class Experiment:
       config: the configuration it was built from, with what was found for its "auto" keys.
       dataset: the data, on the host.
       plan: the privacy plan of one run.
+      sensitivity: S of the per-example transform: the noise on the sum has deviation σ·S.
       num_params: number of trainable numbers.
       capacity: rows of a padded Poisson batch.
       init: `seed -> TrainState`.
@@ -83,6 +86,7 @@ class Experiment:
     config: ConfigDict
     dataset: datasets.Dataset
     plan: PrivacyPlan
+    sensitivity: float
     num_params: int
     capacity: int
     init: Callable[[int], TrainState]
@@ -133,17 +137,17 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     dense_model = models.as_functions(
         module, dataset.train.images.shape[1:], **(arithmetic | {"convolution": "xla"})
     )
-    oracle = make_oracle(config.method, model.loss)
-    _check_oracle(oracle, model, dataset, config.augment.views)
-    clip = clip_by_l2_norm(plan.clip_norm)
-    sensitivity = sensitivity_of(clip) if private else 0.0
+    oracle = parts.make_oracle(config.method, model.loss)
+    clip = parts.make_clip(config.clip, plan) if private else clip_by_l2_norm(math.inf)
+    sensitivity = clip.sensitivity if private else 0.0
+    bounded_like = _check_parts(oracle, clip, model, dataset, config)
     augmentation = {
         "num_views": config.augment.views,
         "shift": config.augment.shift,
         "flip": config.augment.flip,
         "padding": config.augment.padding,
     }
-    optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer.learning_rate)
+    optimizer = parts.make_optimizer(config.after_noise, config.optimizer, plan)
     expected_batch_size = plan.expected_batch_size
     sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
 
@@ -159,7 +163,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         """One example of a split, its image replaced by this step's views of it."""
         key = jax.random.fold_in(step_key, index)
         views = prepare(augment.views(key, split.images[index], **augmentation))
-        return {"image": views, "label": split.labels[index]}
+        # The key is for oracles with random numbers of their own; no loss reads it.
+        own_key = jax.random.fold_in(key, ORACLE_STREAM)
+        return {"image": views, "label": split.labels[index], "key": own_key}
 
     def gradient_at(split: datasets.Split, step_key: Array) -> Callable[[Params, Array], Grads]:
         return lambda params, index: oracle.grad(params, with_views(split, step_key, index))
@@ -170,8 +176,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             step=jnp.zeros((), jnp.int32),
             params=params,
             averaged=jax.tree.map(jnp.copy, params),
-            opt_state=optimizer.init(params),
+            opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),  # no two share memory
             noise=noise_with(stream_key(seed, NOISE_STREAM)).init(params),
+            clip=jax.tree.map(jnp.copy, clip.init(params)),
             private_grad=optax.tree.zeros_like(params),
             augment_key=stream_key(seed, AUGMENT_STREAM),
             num_nonfinite=jnp.zeros((), jnp.int32),
@@ -183,7 +190,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         # A batch is its indices: images are fetched a microbatch at a time, so memory is flat.
         indices, mask = jnp.asarray(batch.indices), jnp.asarray(batch.mask)
         step_key = jax.random.fold_in(state.augment_key, state.step)
-        drawn, noise = noise_with(state.noise.key).update(_zero_sum(state.params), state.noise)
+        drawn, noise = noise_with(state.noise.key).update(_zeros(bounded_like), state.noise)
         if private:
             total, norms = clipped_sum(
                 gradient_at(train, step_key),
@@ -192,6 +199,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 indices,
                 mask=mask,
                 noise=drawn,
+                clip_state=state.clip,
                 **sharing,
             )
         else:  # ordinary training: no per-example gradient exists
@@ -203,7 +211,8 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 mask=mask,
                 **sharing,
             )
-        private_grad = jax.tree.map(lambda x: x / expected_batch_size, total)
+        mean = jax.tree.map(lambda x: x / expected_batch_size, total)
+        private_grad, clip_state = finish(clip, mean, state.clip) if private else (mean, state.clip)
         # From here on everything is post-processing of private_grad.
         updates, opt_state = optimizer.update(private_grad, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -213,6 +222,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             averaged=_average(state.averaged, params, state.step, config.ema_decay),
             opt_state=opt_state,
             noise=noise,
+            clip=clip_state,
             private_grad=private_grad,
             augment_key=state.augment_key,
             num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
@@ -261,6 +271,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         config=config,
         dataset=dataset,
         plan=plan,
+        sensitivity=sensitivity,
         num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
         capacity=sampling.usual_capacity(num_examples, plan.sampling_prob, config.microbatch_size),
         init=init,
@@ -307,37 +318,6 @@ def without_noise_key(state: TrainState) -> TrainState:
     return with_noise_key(state, nothing)
 
 
-def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
-    """The oracle that a config's `method` section describes.
-
-    Args:
-      method: `name` and the parameters of that method.
-      loss_fn: `(params, example) -> scalar loss of one example`.
-
-    Returns:
-      An `Oracle`; for "non_private" that of DP-SGD, to be used without clipping and noise.
-
-    Raises:
-      ValueError: for an unknown name, missing or surplus parameters, or values out of range.
-    """
-    arguments = {k: v for k, v in method.items() if k not in ("name", "ascent_params")}
-    if method.get("ascent_params"):
-        arguments["ascent_mask"] = tree.matching(method.ascent_params)
-    makers: dict[str, Callable[..., oracles.Oracle]] = {
-        "non_private": oracles.dp_sgd,
-        "dp_sgd": oracles.dp_sgd,
-        "dp_sat": oracles.dp_sat,
-        "bam_sam": oracles.bam_sam,
-        "bam_exact": oracles.bam_exact,
-    }
-    if method.name not in makers:
-        raise ValueError(f"unknown method {method.name!r}; choose from {', '.join(makers)}")
-    try:
-        return makers[method.name](loss_fn, **arguments)
-    except TypeError as error:
-        raise ValueError(f"method {method.name} does not take {arguments}: {error}") from None
-
-
 def _tuned(
     config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None
 ) -> ConfigDict:
@@ -379,14 +359,14 @@ def _timed_step(
     """The sum that a step spends its time on, over random images, for `tuning.fastest`."""
     module = models.create(num_classes=num_classes, **config.model)
     model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
-    oracle = make_oracle(config.method, model.loss)
+    oracle = parts.make_oracle(config.method, model.loss)
     params = devices.replicate(model.init(jax.random.key(0)), mesh)
     clip = clip_by_l2_norm(1.0)
 
     def example(index: Array) -> Any:
         key = jax.random.fold_in(jax.random.key(1), index)
         views = jax.random.normal(key, (config.augment.views, *shape))
-        return {"image": views, "label": index % num_classes}
+        return {"image": views, "label": index % num_classes, "key": key}
 
     @jax.jit
     def step(params: Params, indices: Array) -> Grads:
@@ -410,24 +390,42 @@ def _timed_step(
     return lambda num_examples: step(params, np.arange(num_examples))
 
 
-def _check_oracle(
-    oracle: oracles.Oracle, model: models.Model, dataset: datasets.Dataset, num_views: int
-) -> None:
-    """Traces one example's gradient, so that what it cannot do is known before anything is run."""
-    shape = (num_views, *dataset.train.images.shape[1:])
+def _check_parts(
+    oracle: oracles.Oracle,
+    clip: BoundedTransformation,
+    model: models.Model,
+    dataset: datasets.Dataset,
+    config: ConfigDict,
+) -> Any:
+    """Traces one example's gradient, so that what it cannot do is known before anything is run.
+
+    Returns what the per-example transform makes of a gradient, as shapes.
+    """
+    shape = (config.augment.views, *dataset.train.images.shape[1:])
     example = {
         "image": jax.ShapeDtypeStruct(shape, jnp.float32),
         "label": jax.ShapeDtypeStruct((), jnp.int32),
+        "key": jax.eval_shape(lambda: jax.random.key(0)),
     }
-    jax.eval_shape(oracle.grad, jax.eval_shape(model.init, jax.random.key(0)), example)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    grads = jax.eval_shape(oracle.grad, params, example)
+    if not tree.same_structure(grads, params):
+        raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
+
+    def bounded(params: Params, grads: Grads) -> Any:
+        return clip.update(grads, clip.init(params), params)[0]
+
+    found = jax.eval_shape(bounded, params, grads)
+    if config.diagnostics.every and not tree.same_structure(found, params):
+        raise ValueError(
+            f"diagnostics.every must be 0 with clip {config.clip.name}: it adds more to the sum "
+            "than a gradient"
+        )
+    return found
 
 
 def _check(config: ConfigDict) -> None:
     """Checks the values that nothing below checks at once."""
-    if config.optimizer.name not in OPTIMIZERS:
-        raise ValueError(
-            f"unknown optimizer {config.optimizer.name!r}; choose from {', '.join(OPTIMIZERS)}"
-        )
     at_least = {
         "seed": (0 if config.seed is None else config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
@@ -442,10 +440,9 @@ def _check(config: ConfigDict) -> None:
     for name, (value, least) in at_least.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not 0 < config.optimizer.learning_rate < math.inf:
-        raise ValueError(
-            f"optimizer.learning_rate must be positive, got {config.optimizer.learning_rate}"
-        )
+    learning_rate = config.optimizer.get("learning_rate", 1.0)
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "padding")))
     if not config.input_clip_norm >= 0:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
@@ -453,9 +450,11 @@ def _check(config: ConfigDict) -> None:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
 
 
-def _zero_sum(params: Params) -> Grads:
+def _zeros(bounded_like: Any) -> Grads:
     """A sum of no gradients, of the dtypes that `clipped_sum` has."""
-    return jax.tree.map(lambda x: jnp.zeros_like(tree.at_least_float32(x)), params)
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), bounded_like
+    )
 
 
 def _average(averaged: Params, params: Params, step: Array, decay: float) -> Params:

@@ -206,6 +206,8 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
         "num_params": experiment.num_params,
         **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
         **plan,
+        "clip": experiment.config.clip.name,
+        "sensitivity": experiment.sensitivity,
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
         "test_accuracy": last_row["test_accuracy"],

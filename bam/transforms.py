@@ -10,6 +10,7 @@ This file and `engine.py` hold every line the privacy guarantee rests on:
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -34,17 +35,24 @@ class BoundedTransformation(optax.GradientTransformation):
     Attributes:
       sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
         included. Under add/remove adjacency it is the L2 sensitivity of a sum over examples.
+      finish: what becomes of the noised mean, see `finish`; None leaves it as it is.
     """
 
     sensitivity: float
+    finish: Callable[[Any, Any], tuple[Grads, Any]] | None
 
-    def __new__(cls, init: Any, update: Any, sensitivity: float) -> "BoundedTransformation":
+    def __new__(
+        cls, init: Any, update: Any, sensitivity: float, finish: Any = None
+    ) -> "BoundedTransformation":
         """Makes the pair `(init, update)` and attaches the bound.
 
         Args:
           init: `params -> state`.
           update: `(grads, state, params) -> (bounded grads, state)`, for one example.
           sensitivity: the bound, a number of at least 0; `inf` says "not bounded".
+          finish: `(noised mean, state) -> (private gradient, state)`, once per step. Only here does
+            the state change: what `update` returns of it is not used, because it has seen one
+            example's gradient. `update` may return more than a gradient, for `finish` to read.
 
         Raises:
           ValueError: if `sensitivity` is negative or NaN.
@@ -53,7 +61,25 @@ class BoundedTransformation(optax.GradientTransformation):
             raise ValueError(f"sensitivity must be at least 0, got {sensitivity}")
         self = super().__new__(cls, init, update)
         self.sensitivity = float(sensitivity)
+        self.finish = finish
         return self
+
+
+def finish(clip: optax.GradientTransformation, mean: Any, state: Any) -> tuple[Grads, Any]:
+    """What a per-example transform makes of the noised mean, and its state for the next step.
+
+    Post-processing: `mean` and `state` are private already.
+
+    Args:
+      clip: the transform that bounded the examples.
+      mean: the noised sum over the expected batch size.
+      state: the transform's state in this step.
+
+    Returns:
+      `(private gradient, state)`; both as they were for a transform without a `finish`.
+    """
+    own = getattr(clip, "finish", None)
+    return (mean, state) if own is None else own(mean, state)
 
 
 def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
@@ -195,7 +221,13 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "such as clip_by_l2_norm(C)"
         )
     chained = optax.chain(*transforms)
-    return BoundedTransformation(chained.init, chained.update, transforms[-1].sensitivity)
+    last = transforms[-1]
+
+    def finish_last(mean: Any, state: Any) -> tuple[Grads, Any]:
+        private_grad, last_state = finish(last, mean, state[-1])
+        return private_grad, (*state[:-1], last_state)
+
+    return BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
@@ -349,7 +381,8 @@ def privatize(
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded)
         noised, noise_state = noise.update(total, state.noise)
         mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
-        return mean, state._replace(noise=noise_state)
+        private_grad, clip_state = finish(clip, mean, state.clip)
+        return private_grad, PrivatizeState(clip_state, noise_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

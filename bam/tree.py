@@ -87,6 +87,12 @@ def matching(pattern: str) -> Callable[[Params], Any]:
     )
 
 
+def same_structure(a: Any, b: Any) -> bool:
+    """Whether two pytrees differ in their leaves at most."""
+    structure: Any = jax.tree.structure(a)
+    return bool(structure == jax.tree.structure(b))
+
+
 def num_params(tree: Any) -> int:
     """Number of scalar entries in all leaves of `tree`."""
     return sum(int(x.size) for x in jax.tree.leaves(tree))

@@ -46,6 +46,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.delta = 1e-5
     config.accountant = "pld"  # or "rdp"
     config.clip_norm = 1.0  # C
+    # How an example's gradient is bounded: "l2" (clipping), "normalize" or "per_layer".
+    config.clip = ConfigDict({"name": "l2"})
+    # What happens to the private mean before the optimizer: "none".
+    config.after_noise = ConfigDict({"name": "none"})
+    # These two, `method` and `optimizer` can also name your own MODULE:FUNCTION, see bam/parts.py.
     # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
     # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
     # say that it is public: it must share no example with the private one.

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bam import models, tree
 from bam.data.datasets import DATASETS
-from bam.experiment import make_oracle
+from bam.parts import make_oracle
 from scripts import cli, tables, timing
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/imagenet32.py:bam_sam")

@@ -1,0 +1,141 @@
+"""The parts of an experiment that a config names: method, clip, what follows the noise, optimizer.
+
+A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
+built; the section's other keys are passed to it by name. Whatever it is given besides them is
+public, so what it makes of that needs no accounting:
+
+================ ================================================= ============================
+section          your function                                     returns
+================ ================================================= ============================
+`method`         `(loss_fn, **options)`                            `bam.Oracle`
+`clip`           `(plan, **options)`                               `bam.BoundedTransformation`
+`after_noise`    `(plan, **options)`                               any optax transform
+`optimizer`      `(plan, **options)`                               any optax optimizer
+================ ================================================= ============================
+
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+from ml_collections import ConfigDict
+
+from bam import oracles, tree
+from bam.privacy.accounting import PrivacyPlan
+from bam.transforms import (
+    BoundedTransformation,
+    clip_by_l2_norm,
+    clip_per_layer,
+    normalize,
+    sensitivity_of,
+)
+
+METHODS: dict[str, Callable[..., oracles.Oracle]] = {
+    "non_private": oracles.dp_sgd,
+    "dp_sgd": oracles.dp_sgd,
+    "dp_sat": oracles.dp_sat,
+    "bam_sam": oracles.bam_sam,
+    "bam_exact": oracles.bam_exact,
+}
+CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
+    "l2": lambda plan: clip_by_l2_norm(plan.clip_norm),
+    "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
+    "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
+}
+AFTER_NOISE: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "none": lambda plan: optax.identity(),
+}
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
+    "adam": lambda plan, learning_rate: optax.adam(learning_rate),
+    "sgd": lambda plan, learning_rate: optax.sgd(learning_rate),
+}
+
+
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+    """The oracle that a config's `method` section describes.
+
+    Args:
+      method: `name` and the parameters of that method.
+      loss_fn: `(params, example) -> scalar loss of one example`.
+
+    Returns:
+      An `Oracle`; for "non_private" that of DP-SGD, to be used without clipping and noise.
+
+    Raises:
+      ValueError: for an unknown name, missing or surplus parameters, or values out of range.
+    """
+    options = {k: v for k, v in method.items() if k != "ascent_params"}
+    if method.get("ascent_params"):
+        options["ascent_mask"] = tree.matching(method.ascent_params)
+    return _make("method", METHODS, options, loss_fn)
+
+
+def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
+    """The per-example transform that a config's `clip` section describes.
+
+    Args:
+      section: `name` and options.
+      plan: the run's privacy plan; of a non-private run it is not called upon.
+
+    Returns:
+      A transform whose sensitivity is finite.
+
+    Raises:
+      ValueError: as `make_oracle`; or if it declares no finite bound.
+    """
+    clip: BoundedTransformation = _make("clip", CLIPS, section.to_dict(), plan)
+    sensitivity_of(clip)
+    return clip
+
+
+def make_optimizer(
+    after_noise: ConfigDict, optimizer: ConfigDict, plan: PrivacyPlan
+) -> optax.GradientTransformation:
+    """What a config's `after_noise` and then its `optimizer` section describe, chained.
+
+    Args:
+      after_noise: `name` and options.
+      optimizer: `name` and options.
+      plan: the run's privacy plan.
+
+    Returns:
+      An optax transform of the private mean. All of it is post-processing.
+
+    Raises:
+      ValueError: as `make_oracle`.
+    """
+    first = _make("after_noise", AFTER_NOISE, after_noise.to_dict(), plan)
+    return optax.chain(first, _make("optimizer", OPTIMIZERS, optimizer.to_dict(), plan))
+
+
+def is_own(name: str) -> bool:
+    """Whether a section's name is somebody's own MODULE:FUNCTION."""
+    return ":" in name
+
+
+def _make(
+    section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], given: Any
+) -> Any:
+    """Calls what a section names with what it is given and the section's options."""
+    name = options.pop("name")
+    maker = _imported(section, name) if is_own(name) else known.get(name)
+    if maker is None:
+        raise ValueError(
+            f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
+        )
+    try:
+        return maker(given, **options)
+    except TypeError as error:
+        raise ValueError(f"{section} {name} does not take {options}: {error}") from None
+
+
+def _imported(section: str, name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{section} {name!r} cannot be imported: {error}") from None
