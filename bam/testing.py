@@ -1,0 +1,301 @@
+"""A conformance kit for your own transforms and oracles: call it from pytest.
+
+`check_transform` and `check_oracle` raise an `AssertionError` that says what is wrong. What they
+cannot show is that a mistake is absent: they try gradients and examples that broke real code.
+
+>>> import bam
+>>> check_transform(bam.clip_by_l2_norm(1.0))
+>>> check_oracle(lambda loss_fn: bam.bam_sam(loss_fn, 0.1))
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bam import oracles, tree
+from bam.engine import clipped_sum
+from bam.transforms import finish
+from bam.tree import Grads, Params
+
+# Of rounding: what is bounded by S may be longer than S by this factor.
+ROUNDING = 1 + 1e-5
+MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
+SPECIAL = (math.nan, math.inf, -math.inf)
+
+
+def check_transform(
+    transform: optax.GradientTransformation,
+    params: Params | None = None,
+    *,
+    keeps_structure: bool = True,
+) -> None:
+    """Checks that a per-example transform keeps what the guarantee asks of it.
+
+    * it declares a finite `sensitivity`, and no gradient gets past it: huge, tiny, denormal, NaN or
+      infinite, in all leaves or one;
+    * structure, shapes and dtypes of the gradient are kept, and what is finite stays finite;
+    * its output depends on the one gradient it is given: called again it is the same, its state
+      does not remember an example, and `vmap` over a batch is a loop over its rows;
+    * compiled and not compiled are the same;
+    * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
+      most the sensitivity.
+
+    Args:
+      transform: as `bam.clip_by_l2_norm(1.0)`.
+      params: parameters whose gradients to try; two leaves by default, one of them a scalar.
+      keeps_structure: False for a transform with a `finish` that adds more than the gradient to the
+        sum; then what `finish` returns must have the gradient's structure.
+
+    Raises:
+      AssertionError: if one of them does not hold; the message says which and for what.
+    """
+    if params is None:
+        params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
+    _require(
+        getattr(transform, "sensitivity", None) is not None,
+        "it declares no sensitivity: return a bam.BoundedTransformation, not an optax one",
+    )
+    sensitivity: float = transform.sensitivity
+    _require(
+        math.isfinite(sensitivity) and sensitivity >= 0,
+        f"its sensitivity {sensitivity} is not a finite bound",
+    )
+    state = transform.init(params)
+    jitted = jax.jit(lambda grads, state: transform.update(grads, state, params)[0])
+    tried = list(_gradients(params))
+    outputs = []
+    for name, grads in tried:
+        bounded, _ = transform.update(grads, state, params)
+        outputs.append(bounded)
+        if keeps_structure:
+            _require(
+                tree.same_structure(bounded, grads),
+                "its output has another structure than the gradient; if it adds something to the "
+                "sum for its finish, check it with keeps_structure=False",
+            )
+            _require(
+                _shapes(bounded) == _shapes(grads),
+                f"shapes or dtypes change from {_shapes(grads)} to {_shapes(bounded)}",
+            )
+        norm = _norm64(bounded)
+        _require(math.isfinite(norm), f"its output for {name} is not finite")
+        _require(
+            norm <= sensitivity * ROUNDING + 1e-30,
+            f"its output for {name} has norm {norm:.6g}, above its sensitivity {sensitivity:.6g}",
+        )
+        _require(
+            _close(jitted(grads, state), bounded), f"compiled it gives something else for {name}"
+        )
+    for (name, grads), before in zip(tried, outputs, strict=True):
+        again, _ = transform.update(grads, state, params)
+        _require(
+            _close(again, before, 0.0),
+            f"called twice with {name} it gives two results: it remembers what it has seen",
+        )
+    _check_rows(transform, params, state, [grads for _, grads in tried], outputs, sensitivity)
+    if not keeps_structure:
+        private_grad, next_state = finish(transform, outputs[0], state)
+        _require(
+            _shapes(private_grad) == _shapes(params),
+            "what its finish returns is not like the parameters",
+        )
+        _require(
+            tree.same_structure(next_state, state),
+            "its finish returns a state of another structure",
+        )
+
+
+def _check_rows(
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: Any,
+    rows: list[Grads],
+    outputs: list[Any],
+    sensitivity: float,
+) -> None:
+    """The facts about batches: vmap is a loop, masked rows are inert, one row moves little."""
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    one = lambda grads: transform.update(grads, state, params)[0]  # noqa: E731
+    batched = jax.vmap(one)(batch)
+    for i, alone in enumerate(outputs):
+        _require(
+            _close(jax.tree.map(lambda x, i=i: x[i], batched), alone),
+            "in a vmap over a batch it gives something else than one by one: examples mix",
+        )
+
+    def total(mask: np.ndarray) -> Any:
+        grad_fn = lambda params, grads: grads  # noqa: E731
+        return clipped_sum(
+            grad_fn, transform, params, batch, mask=jnp.asarray(mask), microbatch_size=3
+        )[0]
+
+    none = np.zeros(len(rows), bool)
+    _require(_norm64(total(none)) == 0, "rows that are masked out count for something")
+    for i in range(len(rows)):
+        only = none.copy()
+        only[i] = True
+        moved = _norm64(jax.tree.map(jnp.subtract, total(~none), total(~only)))
+        # Sums of many rows round more than one row does.
+        _require(
+            moved <= sensitivity * (1 + 1e-4) + 1e-30,
+            f"one example moves the sum by {moved:.6g}, more than its sensitivity {sensitivity}",
+        )
+
+
+def check_oracle(
+    make_oracle: Callable[[oracles.LossFn], oracles.Oracle],
+    *,
+    is_dp_sgd: Callable[[oracles.LossFn], oracles.Oracle] | None = None,
+) -> None:
+    """Checks that an oracle's gradient is one example's own, and usable in training.
+
+    * structure, shapes and dtypes are those of the parameters, and values finite, also where the
+      gradient is zero;
+    * compiled and not compiled are the same, and `vmap` over a batch is a loop over its rows: an
+      example's gradient depends on that example alone;
+    * called again it is the same: randomness comes from `example["key"]` alone;
+    * `ascend` keeps structure, shapes and dtypes, also before the first step.
+
+    Args:
+      make_oracle: `loss_fn -> Oracle`, as `lambda loss_fn: bam.bam_sam(loss_fn, 0.1)`.
+      is_dp_sgd: the same at the parameter value where it must be DP-SGD to the bit, such as a
+        radius of zero.
+
+    Raises:
+      AssertionError: if one of them does not hold; the message says which.
+    """
+    params, batch = _network()
+    rows = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(4)]
+    oracle = make_oracle(_loss)
+    for previous in (None, jax.tree.map(jnp.zeros_like, params), params):
+        moved = oracle.ascend(params, previous)
+        _require(
+            _shapes(moved) == _shapes(params), "ascend does not return something like the params"
+        )
+        _require(math.isfinite(_norm64(moved)), "ascend returns values that are not finite")
+    jitted = jax.jit(oracle.grad)
+    alone = [oracle.grad(params, row) for row in rows]
+    for row, grads in zip(rows, alone, strict=True):
+        _require(
+            tree.same_structure(grads, params),
+            "its gradient has another structure than the parameters",
+        )
+        _require(_shapes(grads) == _shapes(params), "its gradient has other shapes or dtypes")
+        _require(math.isfinite(_norm64(grads)), "its gradient is not finite")
+        _require(_close(jitted(params, row), grads), "compiled it gives something else")
+        _require(
+            _close(oracle.grad(params, row), grads, 0.0),
+            "called twice it gives two gradients: it keeps something, or draws random numbers "
+            'from elsewhere than example["key"]',
+        )
+    batched = jax.vmap(oracle.grad, (None, 0))(params, batch)
+    for i, grads in enumerate(alone):
+        _require(
+            _close(jax.tree.map(lambda x, i=i: x[i], batched), grads),
+            "in a vmap over a batch it gives something else than one by one: examples mix",
+        )
+    at_minimum = make_oracle(_loss_at_minimum).grad(params, rows[0])
+    _require(
+        math.isfinite(_norm64(at_minimum)), "where the gradient is zero it is not finite any more"
+    )
+    if is_dp_sgd is not None:
+        plain, same = oracles.dp_sgd(_loss), is_dp_sgd(_loss)
+        for row in rows:
+            found = same.grad(same.ascend(params, params), row)
+            _require(
+                _close(found, plain.grad(params, row), 0.0),
+                "where it must be DP-SGD it is another gradient",
+            )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
+    """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
+    rng = np.random.default_rng(0)
+    leaves: list[Any] = jax.tree.leaves(params)
+    structure: Any = jax.tree.structure(params)
+    directions = [np.asarray(rng.normal(size=x.shape), np.float64) for x in leaves]
+    with np.errstate(over="ignore"):
+        for size in MAGNITUDES:
+            scaled = [
+                jnp.asarray(_as(x.dtype, size * d)) for d, x in zip(directions, leaves, strict=True)
+            ]
+            yield f"a gradient of size {size:g}", structure.unflatten(scaled)
+        for size in (1e-6, 1.0, 1e6):
+            for hot in range(len(leaves)):
+                one = [
+                    jnp.asarray(_as(x.dtype, (size if i == hot else 0.0) * np.ones(x.shape)))
+                    for i, x in enumerate(leaves)
+                ]
+                yield f"a gradient of size {size:g} in leaf {hot} alone", structure.unflatten(one)
+        for value in SPECIAL:
+            for hot in range(len(leaves)):
+                one = [
+                    jnp.asarray(_as(x.dtype, d)) for d, x in zip(directions, leaves, strict=True)
+                ]
+                one[hot] = jnp.full_like(one[hot], value)
+                yield f"a gradient with {value} in leaf {hot}", structure.unflatten(one)
+
+
+def _as(dtype: Any, values: Any) -> np.ndarray:
+    limit = float(jnp.finfo(dtype).max)
+    return np.asarray(np.clip(values, -limit, limit)).astype(dtype)
+
+
+def _network() -> tuple[Params, Any]:
+    """Parameters and four examples of a small classifier, as the trainer's examples look."""
+    rng = np.random.default_rng(1)
+    params = {
+        "hidden": jnp.asarray(rng.normal(size=(6, 4)), jnp.float32),
+        "out": {"kernel": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32), "bias": jnp.zeros(3)},
+    }
+    images = rng.normal(size=(4, 2, 6))  # two views each
+    batch = {
+        "image": jnp.asarray(images, jnp.float32),
+        "label": jnp.arange(4, dtype=jnp.int32) % 3,
+        "key": jax.random.split(jax.random.key(0), 4),
+    }
+    return params, batch
+
+
+def _loss(params: Params, example: Any) -> Any:
+    hidden = jnp.tanh(example["image"] @ params["hidden"])
+    logits = hidden @ params["out"]["kernel"] + params["out"]["bias"]
+    label = jnp.broadcast_to(example["label"], logits.shape[:-1])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, label))
+
+
+def _loss_at_minimum(params: Params, example: Any) -> Any:
+    """Smallest at `_network`'s parameters, where its gradient is zero."""
+    del example
+    squares = jax.tree.map(lambda x, x0: jnp.sum((x - x0) ** 2), params, _network()[0])
+    return 0.5 * sum(jax.tree.leaves(squares))
+
+
+def _shapes(of: Any) -> list[tuple[tuple[int, ...], Any]]:
+    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(of)]
+
+
+def _norm64(of: Any) -> float:
+    """Length in float64, which no float32 gradient overflows."""
+    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(of)]
+    return float(np.linalg.norm(np.concatenate(leaves))) if leaves else 0.0
+
+
+def _close(a: Any, b: Any, rtol: float = 1e-4) -> bool:
+    """Equal up to float32 rounding of each tree's largest entries; to the bit for `rtol` 0."""
+    if not tree.same_structure(a, b) or _shapes(a) != _shapes(b):
+        return False
+    difference = jax.tree.map(
+        lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b
+    )
+    return _norm64(difference) <= rtol * _norm64(b) + (1e-12 if rtol else 0.0)

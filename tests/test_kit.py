@@ -1,0 +1,253 @@
+"""The conformance kit accepts what is right, and says what is wrong with what is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bam
+from bam import testing
+from bam.privacy.accounting import make_plan
+from examples import (
+    adaptive_clipping,
+    automatic_clipping,
+    dp_adam_bc,
+    low_pass,
+    random_smoothing,
+)
+from tests.cases import ORACLES
+
+PLAN = make_plan(
+    num_examples=1000, expected_batch_size=100, num_steps=20, target_epsilon=2.0, delta=1e-5,
+    clip_norm=0.5, accountant="rdp",
+)  # fmt: skip
+
+TRANSFORMS = {
+    "clip_by_l2_norm": bam.clip_by_l2_norm(0.5),
+    "normalize": bam.normalize(0.5),
+    "clip_per_layer": bam.clip_per_layer(0.5),
+    "chain": bam.chain(optax.scale(3.0), bam.clip_by_l2_norm(0.5)),
+    "automatic clipping": automatic_clipping.clip(PLAN),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_our_transforms_conform(transform):
+    testing.check_transform(transform)
+
+
+def test_adaptive_clipping_conforms():
+    testing.check_transform(adaptive_clipping.clip(PLAN), keeps_structure=False)
+    with pytest.raises(AssertionError, match="another structure"):
+        testing.check_transform(adaptive_clipping.clip(PLAN))
+
+
+@pytest.mark.parametrize("make_oracle", ORACLES.values(), ids=ORACLES.keys())
+def test_our_oracles_conform(make_oracle):
+    testing.check_oracle(make_oracle)
+
+
+def test_random_smoothing_conforms_and_is_dp_sgd_without_a_radius():
+    testing.check_oracle(
+        lambda loss_fn: random_smoothing.oracle(loss_fn, 0.1),
+        is_dp_sgd=lambda loss_fn: random_smoothing.oracle(loss_fn, 0.0),
+    )
+
+
+# Broken on purpose, each in a way that was seen in real code.
+
+
+def bounded(update, sensitivity=0.5):
+    return bam.BoundedTransformation(lambda params: (), update, sensitivity)
+
+
+def scaled(grads, factor):
+    return jax.tree.map(lambda g: factor * g, grads)
+
+
+def no_epsilon_guard(grads, state, params=None):
+    return scaled(grads, 0.5 / optax.tree.norm(grads)), state
+
+
+def forgets_nan(grads, state, params=None):
+    return scaled(grads, jnp.minimum(1.0, 0.5 / (optax.tree.norm(grads) + 1e-6))), state
+
+
+def each_leaf_alone(grads, state, params=None):
+    clip = bam.clip_by_l2_norm(0.5)
+    return jax.tree.map(lambda g: clip.update(g, None)[0], grads), state
+
+
+def clips_values(grads, state, params=None):
+    return jax.tree.map(lambda g: jnp.nan_to_num(jnp.clip(g, -0.5, 0.5)), grads), state
+
+
+def widens(grads, state, params=None):
+    bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+    return jax.tree.map(lambda g: g.astype(jnp.float16), bounded), state
+
+
+def clips_then_scales(grads, state, params=None):
+    bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+    return scaled(bounded, 1.01), state
+
+
+def drops_a_leaf(grads, state, params=None):
+    bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+    return {"w": bounded["w"]}, state
+
+
+class Remembers:
+    """Clips to the mean norm it has seen so far: one example changes the others' gradients."""
+
+    def __init__(self):
+        self.norms = []
+
+    def __call__(self, grads, state, params=None):
+        norm = optax.tree.norm(grads)
+        if not isinstance(norm, jax.core.Tracer):
+            self.norms.append(float(jnp.nan_to_num(norm, posinf=1.0)))
+        bound = min(0.5, sum(self.norms) / max(1, len(self.norms)))
+        return bam.clip_by_l2_norm(max(bound, 1e-6)).update(grads, None)[0], state
+
+
+def mixes_the_batch(grads, state, params=None):
+    """Under a vmap that names no axis a batch cannot be seen; through a callback it can."""
+    bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+
+    def halve_if_batched(x):
+        return np.asarray(x) * (0.5 if np.ndim(x) > 2 else 1.0)
+
+    def one(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(halve_if_batched, shape, x, vmap_method="expand_dims")
+
+    return jax.tree.map(one, bounded), state
+
+
+BROKEN = {
+    "an optax transform": (optax.clip_by_global_norm(0.5), "declares no sensitivity"),
+    "no bound": (bounded(no_epsilon_guard, np.inf), "is not a finite bound"),
+    "division by a zero norm": (bounded(no_epsilon_guard), "size 0 is not finite"),
+    "nan passes": (bounded(forgets_nan), "is not finite"),
+    "each leaf to the whole bound": (bounded(each_leaf_alone), "above its sensitivity 0.5"),
+    "each value to the bound": (bounded(clips_values), "above its sensitivity 0.5"),
+    "another dtype": (bounded(widens), "shapes or dtypes change"),
+    "scaled after clipping": (bounded(clips_then_scales), "above its sensitivity 0.5"),
+    "a leaf is missing": (bounded(drops_a_leaf), "another structure"),
+    "a memory": (bounded(Remembers()), "(compiled|called twice)"),
+    "examples mix": (bounded(mixes_the_batch), "examples mix"),
+    "optax's clip, trusted": (
+        bounded(optax.clip_by_global_norm(0.5).update), "not finite|above its sensitivity",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("transform", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_transform_is_refused_and_told_why(transform, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_transform(transform)
+
+
+def stay(params, previous):
+    return params
+
+
+def oracle_with(grad):
+    return lambda loss_fn: bam.Oracle(stay, lambda params, example: grad(loss_fn, params, example))
+
+
+def own_unit_direction(loss_fn, params, example):
+    grads = jax.grad(loss_fn)(params, example)
+    norm = optax.tree.norm(grads)
+    moved = jax.tree.map(lambda p, g: p + 0.1 * g / norm, params, grads)
+    return jax.grad(loss_fn)(moved, example)
+
+
+def random_of_the_host(loss_fn, params, example):
+    factor = np.random.default_rng().uniform(0.5, 1.5)
+    return jax.tree.map(lambda g: factor * g, jax.grad(loss_fn)(params, example))
+
+
+def of_another_dtype(loss_fn, params, example):
+    return optax.tree.cast(jax.grad(loss_fn)(params, example), jnp.float16)
+
+
+def of_the_loss_only(loss_fn, params, example):
+    return jax.tree.leaves(jax.grad(loss_fn)(params, example))
+
+
+BROKEN_ORACLES = {
+    "0/0 at a minimum": (oracle_with(own_unit_direction), "where the gradient is zero"),
+    "random numbers of the host": (oracle_with(random_of_the_host), "compiled|called twice"),
+    "another dtype": (oracle_with(of_another_dtype), "other shapes or dtypes"),
+    "another structure": (oracle_with(of_the_loss_only), "another structure"),
+    "an ascent that divides by zero": (
+        lambda loss_fn: bam.Oracle(
+            lambda params, g: params if g is None else optax.tree.scale(
+                1 / optax.tree.norm(g), params
+            ),
+            jax.grad(loss_fn),
+        ),
+        "ascend returns values that are not finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make_oracle", "message"), BROKEN_ORACLES.values(), ids=BROKEN_ORACLES.keys()
+)
+def test_a_broken_oracle_is_refused_and_told_why(make_oracle, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_oracle(make_oracle)
+
+
+def test_an_oracle_that_should_be_dp_sgd_and_is_not_is_refused():
+    with pytest.raises(AssertionError, match="must be DP-SGD"):
+        testing.check_oracle(bam.dp_sgd, is_dp_sgd=lambda loss_fn: bam.bam_sam(loss_fn, 0.1))
+
+
+# What each extension is for.
+
+
+def test_dp_adam_bc_divides_by_the_signal_where_adam_divides_by_the_noise():
+    """Gradients of ones and noise of the plan's size: v̂ − Φ is 1, and Adam's v̂ is 1 + Φ."""
+    deviation = PLAN.noise_multiplier * PLAN.clip_norm / PLAN.expected_batch_size
+    signal = 2 * deviation
+    optimizer = dp_adam_bc.optimizer(PLAN, learning_rate=1.0, floor=1e-8)
+    state = optimizer.init(jnp.zeros(20_000))
+    for key in jax.random.split(jax.random.key(0), 200):
+        noisy = signal + deviation * jax.random.normal(key, (20_000,))
+        updates, state = optimizer.update(noisy, state)
+    square = optax.tree.bias_correction(state["second"], 0.999, 200)
+    assert float(jnp.mean(square)) == pytest.approx(signal**2 + deviation**2, rel=0.02)
+    assert float(jnp.mean(updates)) == pytest.approx(-1.0, rel=0.05)  # Adam's: −0.89
+
+
+def test_the_low_pass_filter_keeps_a_constant_and_averages_noise():
+    smooth = low_pass.filter(PLAN, decay=0.9)
+    state = smooth.init(jnp.zeros(20_000))
+    for key in jax.random.split(jax.random.key(0), 100):
+        filtered, state = smooth.update(3.0 + jax.random.normal(key, (20_000,)), state)
+    assert float(jnp.mean(filtered)) == pytest.approx(3.0, abs=0.02)
+    # (1 − κ)/(1 + κ) of the noise's variance is left
+    assert float(jnp.var(filtered)) == pytest.approx(0.1 / 1.9, rel=0.05)
+
+
+def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
+    transform = adaptive_clipping.clip(PLAN, quantile=0.7, learning_rate=0.5)
+    assert transform.sensitivity == pytest.approx(1.0, abs=0.05)
+    rng = np.random.default_rng(0)
+    norms = rng.uniform(1.0, 3.0, 100).astype(np.float32)  # quantile 0.7: 2.4
+    directions = rng.normal(size=(100, 5))
+    grads = jnp.asarray(norms[:, None] * directions / np.linalg.norm(directions, axis=1)[:, None])
+    tx = bam.privatize(transform, PLAN.noise_multiplier, 100, jax.random.key(0))
+    state = tx.init(jnp.zeros(5))
+    update = jax.jit(tx.update)
+    found = []
+    for _ in range(80):
+        mean, state = update(grads.astype(jnp.float32), state)
+        found.append(float(state.clip))
+    assert mean.shape == (5,)
+    assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)
