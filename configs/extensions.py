@@ -1,0 +1,49 @@
+"""The worked extensions of `examples/` on digits (or MNIST), beside DP-SGD and BAM.
+
+Command:   python -m scripts.train --config=configs/extensions.py:NAME --workdir=DIR
+           NAME is dp_sgd, bam_sam, automatic, adaptive, adam_bc, low_pass or smoothing, or one of
+           these with "mnist_" before it (and --config.dataset.path=FOLDER).
+Hardware:  any CPU.
+
+Not in the paper. `python -m scripts.extensions` trains all of them and writes their table.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import digits, mnist
+
+# name -> (method, sections that differ from it)
+EXTENSIONS = {
+    "dp_sgd": ("dp_sgd", {}),
+    "bam_sam": ("bam_sam", {}),
+    "automatic": ("dp_sgd", {"clip": {"name": "examples.automatic_clipping:clip", "gamma": 0.01}}),
+    "adaptive": ("dp_sgd", {"clip": {"name": "examples.adaptive_clipping:clip", "quantile": 0.5}}),
+    "adam_bc": (
+        "dp_sgd",
+        {"optimizer": {"name": "examples.dp_adam_bc:optimizer", "b1": 0.9, "b2": 0.999}},
+    ),
+    "low_pass": ("dp_sgd", {"after_noise": {"name": "examples.low_pass:filter", "decay": 0.9}}),
+    "smoothing": (
+        "dp_sgd",
+        {"method": {"name": "examples.random_smoothing:oracle", "radius": 0.05}},
+    ),
+}
+
+
+def get_config(name: str = "automatic") -> ConfigDict:
+    """Returns the configuration of a worked extension, on digits unless the name says MNIST.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    plain = name.removeprefix("mnist_")
+    if plain not in EXTENSIONS:
+        raise ValueError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
+    method, sections = EXTENSIONS[plain]
+    config = (digits if plain == name else mnist).get_config(method)
+    learning_rate = config.optimizer.learning_rate
+    with config.unlocked():
+        for key, section in sections.items():
+            config[key] = ConfigDict(section)
+        config.optimizer.learning_rate = learning_rate
+    return config

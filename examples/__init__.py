@@ -1,0 +1,1 @@
+"""Worked extensions and uses of `bam` in other people's pipelines; each file stands alone."""

@@ -1,0 +1,54 @@
+"""Adaptive clipping: C follows a quantile of the gradients' norms, estimated privately.
+
+Beside its gradient, clipped to C_t and divided by it, each example adds whether its norm was at
+most C_t. Both are one vector of bounded length, noised once, so the run's (ε, δ) is that of its
+plan. The cost is in the length: S = √(1 + w²/4) instead of 1, so the gradient's noise is S times
+larger. The weight w follows from how much noise the count of norms below C_t shall have.
+
+    b̃ = ½ + (1/w l) (Σ w (1[‖g_i‖ ≤ C_t] − ½) + noise),    C_{t+1} = C_t exp(−η (b̃ − quantile))
+
+The first C_t is the config's `clip_norm`.
+
+Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive
+Clipping" (arXiv 1905.03871), Algorithm 1 and Theorem 1.
+
+Config: `config.clip = ConfigDict({"name": "examples.adaptive_clipping:clip", "quantile": 0.5})`
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import bam
+
+
+def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05):
+    """Clips to a norm that adapts; `count_noise` is the deviation of b̃ that its noise causes."""
+    if not 0 < quantile < 1 or not count_noise > 0:
+        raise ValueError("quantile must be between 0 and 1, count_noise positive")
+    # σ S / (w l) = count_noise, with S² = 1 + w²/4
+    ratio = plan.noise_multiplier / (count_noise * plan.expected_batch_size)
+    if not ratio < 2:
+        raise ValueError(
+            f"count_noise {count_noise} is too small for this much noise and so small a batch"
+        )
+    weight = ratio / math.sqrt(1 - ratio**2 / 4)
+    to_unit = bam.clip_by_l2_norm(1.0)
+
+    def init(params):
+        return jnp.float32(plan.clip_norm)
+
+    def update(grads, clip_norm, params=None):
+        scaled = jax.tree.map(lambda g: g / clip_norm.astype(g.dtype), grads)
+        bounded, _ = to_unit.update(scaled, None)
+        below = optax.tree.norm(optax.tree.cast(scaled, jnp.float32)) <= 1
+        return {"grads": bounded, "below": jnp.where(below, weight / 2, -weight / 2)}, clip_norm
+
+    def finish(mean, clip_norm):
+        below = jnp.clip(mean["below"] / weight + 0.5, 0, 1)
+        grads = jax.tree.map(lambda g: clip_norm * g, mean["grads"])
+        return grads, clip_norm * jnp.exp(-learning_rate * (below - quantile))
+
+    return bam.BoundedTransformation(init, update, math.hypot(1, weight / 2), finish)

@@ -1,0 +1,27 @@
+"""Automatic clipping (AUTO-S): every gradient is normalised, so C only scales the learning rate.
+
+    g / (‖g‖ + γ) · C
+
+Source: Bu, Wang, Zha, Karypis 2023, "Automatic Clipping: Differentially Private Deep Learning Made
+Easier and Stronger" (arXiv 2206.07136).
+
+Config: `config.clip = ConfigDict({"name": "examples.automatic_clipping:clip", "gamma": 0.01})`
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import bam
+
+
+def clip(plan, gamma=0.01):
+    """Scales a gradient to norm just below C; one that is not finite becomes zero."""
+
+    def update(grads, state, params=None):
+        norm = optax.tree.norm(grads)
+        scale = plan.clip_norm / (norm + gamma)
+        keep = jnp.isfinite(norm)
+        return jax.tree.map(lambda g: jnp.where(keep, scale * g, 0), grads), state
+
+    return bam.BoundedTransformation(lambda params: optax.EmptyState(), update, plan.clip_norm)

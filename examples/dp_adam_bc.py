@@ -1,0 +1,44 @@
+"""DP-AdamBC: Adam whose second moment has the noise's variance taken out.
+
+    m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   Φ = (σ S / l)²
+    θ ← θ − η m̂ / √max(v̂ − Φ, γ²)
+
+E[g²] is the squared gradient plus Φ, and Φ is public: without this, Adam divides by little more
+than the noise and becomes SGD with momentum.
+
+Source: Tang, Shpilevskiy, Lécuyer 2024, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You
+Apply Bias Correction)" (arXiv 2312.14334), Algorithm 1.
+
+Config: `config.optimizer = ConfigDict({"name": "examples.dp_adam_bc:optimizer",
+"learning_rate": 2e-3})`. It takes S to be C: use it with a clip of sensitivity C.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def optimizer(plan, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
+    """Adam with a bias-corrected second moment; `floor` is γ, the least it divides by."""
+    noise_variance = 0.0
+    if plan.noise_multiplier:
+        noise_variance = (plan.noise_multiplier * plan.clip_norm / plan.expected_batch_size) ** 2
+
+    def init(params):
+        zeros = optax.tree.zeros_like(params)
+        return {"count": jnp.zeros((), jnp.int32), "first": zeros, "second": zeros}
+
+    def update(grads, state, params=None):
+        count = state["count"] + 1
+        first = optax.tree.update_moment(grads, state["first"], b1, 1)
+        second = optax.tree.update_moment(grads, state["second"], b2, 2)
+        mean = optax.tree.bias_correction(first, b1, count)
+        square = optax.tree.bias_correction(second, b2, count)
+
+        def step(m, v):
+            return -learning_rate * m / jnp.sqrt(jnp.maximum(v - noise_variance, floor**2))
+
+        updates = jax.tree.map(step, mean, square)
+        return updates, {"count": count, "first": first, "second": second}
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,31 @@
+"""A new oracle: the gradient at a random point near the weights, another one for each example.
+
+    g_i = ∇L(θ + r u_i; x_i, y_i),   u_i uniform on the unit sphere
+
+In expectation the gradient of the loss smoothed over a sphere. The direction does not depend on the
+data, so this is the control for BAM, whose direction is the example's own gradient.
+
+Source: Duchi, Bartlett, Wainwright 2012, "Randomized Smoothing for Stochastic Optimization"
+(arXiv 1103.4296).
+
+Config: `config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.02})`
+"""
+
+import jax
+import optax
+
+import bam
+
+
+def oracle(loss_fn, radius):
+    """`example["key"]` is a random key of the example's own, new in every step."""
+    if not radius >= 0:
+        raise ValueError(f"radius must be at least 0, got {radius}")
+
+    def grad(params, example):
+        direction = optax.tree.random_like(example["key"], params, jax.random.normal)
+        scale = radius / optax.tree.norm(direction)
+        moved = jax.tree.map(lambda p, u: (p + scale * u).astype(p.dtype), params, direction)
+        return jax.grad(loss_fn)(moved, example)
+
+    return bam.Oracle(ascend=lambda params, previous: params, grad=grad)

@@ -1,0 +1,88 @@
+"""The examples run, and give what they promise."""
+
+import jax
+import numpy as np
+import pytest
+
+from bam import train
+from configs import extensions
+from examples import own_images, with_equinox, with_flax, with_jax_privacy
+
+
+def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
+    assert with_jax_privacy.main() < 1e-5
+
+
+def test_a_plain_flax_loop_learns_digits():
+    assert with_flax.main() > 0.75
+
+
+def test_an_equinox_model_is_trained():
+    before, after = with_equinox.main()
+    assert after < 0.8 * before
+
+
+def test_a_folder_of_ones_own_images_is_trained_by_its_path():
+    summary = own_images.main()
+    assert summary["num_params"] == 650  # ten classes, from the names in the schema
+    assert summary["test_accuracy"] > 0.6
+    assert summary["epsilon"] <= 3.0
+
+
+def tiny(name, **changes):
+    config = extensions.get_config(name)
+    config.model.name, config.accountant, config.num_steps = "linear", "rdp", 15
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return config
+
+
+@pytest.mark.parametrize("name", extensions.EXTENSIONS)
+def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
+    built = train.build(tiny(name, checkpoint__every=1))
+    whole = train.train(built, 0)
+    assert whole.summary["test_accuracy"] > 0.3
+    assert whole.summary["epsilon"] <= 3.0
+    assert whole.summary["sensitivity"] == pytest.approx(1.0, abs=0.05)
+    calls = iter(range(7))
+    with pytest.raises(train.StoppedError):
+        train.train(built, 0, tmp_path, should_stop=lambda: next(calls, None) is None)
+    resumed = train.train(built, 0, tmp_path)
+    for a, b in zip(*map(jax.tree.leaves, (whole.state.params, resumed.state.params)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
+    result = train.train(train.build(tiny("adaptive")), 0, tmp_path)
+    assert float(result.state.clip) != 1.0
+    assert result.summary["sensitivity"] > 1
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "message"),
+    [
+        ("clip", "nowhere.at_all:clip", "cannot be imported: No module named 'nowhere'"),
+        ("clip", "examples.low_pass:no_such", "cannot be imported"),
+        ("clip", "optax:clip_by_global_norm", "declares no bound"),
+        ("after_noise", "median", "unknown after_noise 'median'; choose from none"),
+        ("clip", "ghost", "unknown clip 'ghost'; choose from l2, normalize, per_layer"),
+        ("method", "examples.random_smoothing:oracle", "does not take"),
+        ("optimizer", "lion", "unknown optimizer 'lion'"),
+    ],
+)
+def test_a_part_that_cannot_be_is_one_line(section, name, message):
+    config = tiny("dp_sgd")
+    config[section].name = name
+    with pytest.raises(ValueError, match=message) as raised:
+        train.build(config)
+    assert "\n" not in str(raised.value)
+
+
+def test_diagnostics_are_refused_where_the_sum_holds_more_than_gradients():
+    with pytest.raises(ValueError, match="must be 0 with clip"):
+        train.build(tiny("adaptive", diagnostics__every=1))
+
+
+@pytest.mark.parametrize("clip", ["normalize", "per_layer"])
+def test_our_other_clips_are_chosen_by_name(clip):
+    config = tiny("dp_sgd", clip__name=clip, epsilon=8.0)
+    assert train.train(train.build(config), 0).summary["test_accuracy"] > 0.3
