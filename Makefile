@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow bench bench-peers audit-deps lint types check format clean
+.PHONY: install demo test test-slow bench bench-peers audit-deps docs lint types check format clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -55,6 +55,15 @@ $(AUDIT)/installed:
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit
 	touch $@
 
+# The site, in site/. Warnings and broken links are errors.
+DOCS := .venv-docs
+docs: $(DOCS)/installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+$(DOCS)/installed: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,4 +78,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-audit .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-audit .venv-docs site .jax_cache .mypy_cache .pytest_cache .ruff_cache

@@ -126,7 +126,7 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
     Returns:
       A `Bias`, NOT PRIVATE.
 
-    Example:
+    Examples:
       >>> found = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
       >>> print(found.magnitude, found.direction_norm, found.relative_bias ** 2)
       0.5 0.5 0.3125
@@ -268,7 +268,7 @@ def bias_aware_objective(
     Returns:
       `(params, example) -> scalar`. NOT PRIVATE.
 
-    Example:
+    Examples:
       >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)
       >>> print(objective(jnp.array([3.0, 4.0]), jnp.zeros(2)))
       13.0

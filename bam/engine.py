@@ -66,7 +66,7 @@ def clipped_sum(
       ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, or the rows
         of `batch` and `mask` disagree.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from bam import clip_by_l2_norm
       >>> grad_fn = lambda w, x: x  # gradients given directly

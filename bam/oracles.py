@@ -55,7 +55,7 @@ def dp_sgd(loss_fn: LossFn) -> Oracle:
     Returns:
       An `Oracle` whose `ascend` is the identity.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> oracle = dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()

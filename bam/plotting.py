@@ -91,7 +91,7 @@ def label(method: Mapping[str, Any]) -> str:
     Returns:
       Text for a legend or a table.
 
-    Example:
+    Examples:
       >>> label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
       'BAM (SAM), λ = 0.02, ascent of 1 views'
     """

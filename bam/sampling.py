@@ -45,7 +45,7 @@ def poisson_sample(
     Raises:
       ValueError: if q is outside [0, 1] or N is negative.
 
-    Example:
+    Examples:
       >>> poisson_sample(seed=0, step=3, num_examples=10, sampling_prob=1.0).tolist()
       [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
@@ -89,7 +89,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int) -> PaddedBatch:
     Raises:
       ValueError: if `capacity` is below 1.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> indices, mask = pad(np.array([4, 7, 9]), capacity=4)
       >>> indices.tolist(), mask.tolist()

@@ -33,7 +33,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     Returns:
       An `Estimate`, or None without values.
 
-    Example:
+    Examples:
       >>> estimate([1.0, 2.0, 3.0])
       Estimate(mean=2.0, sd=1.0, half_width=2.484..., num=3)
     """
@@ -63,7 +63,7 @@ def paired_difference(
     Returns:
       An `Estimate`, or None without common seeds.
 
-    Example:
+    Examples:
       >>> paired_difference({0: 5.0, 1: 7.0, 2: 1.0}, {0: 4.0, 1: 5.0}).mean
       1.5
     """

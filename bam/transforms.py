@@ -108,7 +108,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
 
     Source: Abadi et al. 2016; Algorithm 1 of arXiv 2308.12018.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> clip = clip_by_l2_norm(1.0)
       >>> clipped, _ = clip.update({"w": jnp.array([3.0, 4.0])}, clip.init(None))
@@ -208,7 +208,7 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
     Raises:
       ValueError: if there is no transform or the last is not bounded.
 
-    Example:
+    Examples:
       >>> import optax
       >>> chain(optax.scale(10.0), clip_by_l2_norm(0.5)).sensitivity
       0.5
@@ -343,7 +343,7 @@ def privatize(
       ValueError: if `clip` is not bounded, or a number is out of range; in `update`, if `params` is
         given and a gradient has no leading example axis.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, optax
       >>> tx = optax.chain(
       ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,

@@ -73,7 +73,7 @@ def matching(pattern: str) -> Callable[[Params], Any]:
     Raises:
       ValueError: if the pattern is not a regular expression.
 
-    Example:
+    Examples:
       >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
       {'Conv_0': {'kernel': False}, 'GroupNorm_0': {'scale': True}}
     """

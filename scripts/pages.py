@@ -18,6 +18,10 @@ PAGES = {
         "against plain": "docs/figures/lambda_end_against_plain.md",
     },
     "docs/privacy.md": {"audit": "docs/audit.md"},
+    "docs/extending.md": {
+        "digits": "docs/extensions_digits.md",
+        "mnist": "docs/extensions_mnist.md",
+    },
     "docs/scaling.md": {
         "measured": "benchmarks/scaling_cpu.md",
         "estimate": "benchmarks/scaling_estimate.md",

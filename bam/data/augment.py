@@ -38,7 +38,7 @@ def views(
     Raises:
       ValueError: if an argument is out of range; see `check`.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> image = jnp.arange(4).reshape(1, 4, 1)
       >>> flipped = views(jax.random.key(0), image, num_views=8, flip="horizontal")

@@ -92,7 +92,7 @@ def load(
       DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
         damaged or not what the name promises; it names file and row.
 
-    Example:
+    Examples:
       >>> load("digits").train.images.shape
       (1437, 8, 8, 1)
     """

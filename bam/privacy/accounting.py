@@ -60,7 +60,7 @@ def epsilon(
     Raises:
       ValueError: if an argument is out of range.
 
-    Example:
+    Examples:
       >>> settings = dict(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250, delta=1e-5)
       >>> round(epsilon(**settings), 3), round(epsilon(**settings, accountant="rdp"), 3)
       (6.769, 7.329)

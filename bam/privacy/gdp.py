@@ -101,7 +101,7 @@ def gaussian_tradeoff(mu: float) -> Tradeoff:
     Raises:
       ValueError: if μ is negative or NaN.
 
-    Example:
+    Examples:
       >>> gaussian_tradeoff(0.0)(np.array([0.25]))
       array([0.75])
     """
