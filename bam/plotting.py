@@ -404,6 +404,49 @@ def decomposition(
     _save(figure, path)
 
 
+def descents(
+    grid: np.ndarray,
+    losses: np.ndarray,
+    paths: Mapping[str, np.ndarray],
+    clouds: Mapping[str, np.ndarray],
+    clip_norm: float,
+    path: Path,
+) -> None:
+    """Draws paths of two-dimensional weights over a loss, and the gradients where each one ends.
+
+    Args:
+      grid: `[rows, columns, 2]`, weights.
+      losses: `[rows, columns]`, the mean loss there.
+      paths: name -> `[steps, 2]`, weights; at most three names.
+      clouds: name -> `[n, 2]`, every example's gradient at the end of the path.
+      clip_norm: C, drawn as a circle.
+      path: PNG or SVG file to write.
+    """
+    figure, axes = plt.subplots(1, 1 + len(paths), figsize=(12.5, 3.9), layout="constrained")
+    left, *right = axes
+    left.contour(grid[..., 0], grid[..., 1], losses, 18, colors="#999999", linewidths=0.6)
+    styles = [STYLES[key] for key in ("non_private", "dp_sgd", "bam_sam")]
+    limit = 1.1 * max(np.abs(cloud).max() for cloud in clouds.values())
+    for axis, (name, steps), style in zip(right, paths.items(), styles, strict=True):
+        color = style["color"]
+        left.plot(*steps.T, color=color, linewidth=1.8, label=name)
+        left.scatter(*steps[-1], s=42, color=color, zorder=3)
+        axis.scatter(*clouds[name].T, s=14, color=color)
+        axis.add_patch(plt.Circle((0, 0), clip_norm, fill=False, linewidth=1))
+        share = np.mean(np.linalg.norm(clouds[name], axis=1) > clip_norm)
+        axis.set_title(f"{name}: gradients at its end,\n{share:.0%} longer than C", fontsize=10)
+        axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="first parameter")
+        axis.set_aspect("equal")
+    left.set_title("weights, from one start,\nover the loss", fontsize=10)
+    left.set_aspect("equal", adjustable="box")
+    left.set(xlabel="first parameter", ylabel="second parameter")
+    left.legend(fontsize=8, loc="upper left")
+    right[0].set_ylabel("second parameter")
+    for axis in axes:
+        _tidy(axis)
+    _save(figure, path)
+
+
 def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
     """Draws a grid of small images, one row per example.
 

@@ -4,7 +4,8 @@ python -m scripts.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
 Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
-DP-SGD's. All of them read private data and are NOT PRIVATE, but for 3 and 7, which have none.
+DP-SGD's; "method" is of three descents in two dimensions. All of them read private data and are NOT
+PRIVATE, but for 3, 7 and method, which have none.
 """
 
 import csv
@@ -22,7 +23,10 @@ from bam import checkpoint, devices, diagnostics, plotting, report, train
 from scripts import cells, cli, effects, sketch
 
 _FIGURE = flags.DEFINE_enum(
-    "figure", None, ["2", "3", "4", "5", "6", "7", "lambda"], "the paper's number, or lambda"
+    "figure",
+    None,
+    ["2", "3", "4", "5", "6", "7", "lambda", "method"],
+    "the paper's number, or these",
 )
 _CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/cifar10_small.py", "configs/NAME.py, without a method"
@@ -83,14 +87,16 @@ def main() -> None:
     """Runs what the figure needs, then writes its picture and its numbers."""
     with cli.one_line_errors():
         out = Path(_OUT.value)
-        name = "lambda" if _FIGURE.value == "lambda" else f"figure{_FIGURE.value}"
-        if _FIGURE.value not in ("3", "7") and not _WORKDIR.value:
+        name = f"figure{_FIGURE.value}" if _FIGURE.value.isdigit() else _FIGURE.value
+        if _FIGURE.value not in ("3", "7", "method") and not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for the runs")
         out.mkdir(parents=True, exist_ok=True)
         if _FIGURE.value == "3":
             _figure_3(out / name)
         elif _FIGURE.value == "7":
             write_csv(out / f"{name}.csv", sketch.draw(out / name))
+        elif _FIGURE.value == "method":
+            write_csv(out / f"{name}.csv", sketch.draw_descent(out / name))
         else:
             workdir, series = Path(_WORKDIR.value), _all_series()
             if num_missing := _train_missing(series, workdir):
