@@ -86,23 +86,23 @@ class Series(NamedTuple):
 def main() -> None:
     """Runs what the figure needs, then writes its picture and its numbers."""
     with cli.one_line_errors():
-        out = Path(_OUT.value)
-        name = f"figure{_FIGURE.value}" if _FIGURE.value.isdigit() else _FIGURE.value
-        if _FIGURE.value not in ("3", "7", "method") and not _WORKDIR.value:
+        out, figure = Path(_OUT.value), str(_FIGURE.value)
+        name = f"figure{figure}" if figure.isdigit() else figure
+        if figure not in ("3", "7", "method") and not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for the runs")
         out.mkdir(parents=True, exist_ok=True)
-        if _FIGURE.value == "3":
+        if figure == "3":
             _figure_3(out / name)
-        elif _FIGURE.value == "7":
+        elif figure == "7":
             write_csv(out / f"{name}.csv", sketch.draw(out / name))
-        elif _FIGURE.value == "method":
+        elif figure == "method":
             write_csv(out / f"{name}.csv", sketch.draw_descent(out / name))
         else:
             workdir, series = Path(_WORKDIR.value), _all_series()
             if num_missing := _train_missing(series, workdir):
                 print(f"{num_missing} runs are not finished; the same command goes on from there")
                 return
-            DRAW[_FIGURE.value](series, workdir, out / name)
+            DRAW[figure](series, workdir, out / name)
     print(f"{out / name}.png, .svg and .csv")
 
 
