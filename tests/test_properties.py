@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import bam
@@ -18,9 +18,14 @@ from bam.privacy import accounting
 from configs import digits
 from tests.cases import norm64
 
-# The same cases in every run; a new fault is found by raising `max_examples` by hand.
+# The same cases in every run; a new fault is found by raising `max_examples` by hand. A failure is
+# reported as it is found: making it smaller would take minutes of accounting.
 quick = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
 )
 
 # Numbers of every size, zero, denormal, infinite or not a number.
@@ -89,7 +94,7 @@ def test_any_config_is_refused_in_one_line_or_gives_a_plan_that_holds(changes):
 
 
 sigmas = st.floats(0.3, 20)
-probabilities = st.floats(1e-4, 1.0)
+probabilities = st.floats(1e-4, 0.6)  # q = 1 has another, exact formula
 
 
 @settings(quick, max_examples=10)
@@ -103,11 +108,11 @@ def test_epsilon_falls_with_noise_and_delta_and_grows_with_steps_and_sampling(
             accountant="rdp",
         )  # fmt: skip
 
-    slack = 1.001  # dp-accounting bounds q < 1 and q = 1 in different ways
+    slack = 1.001  # of an upper bound
     assert spent(sigma=1.5 * sigma) <= spent() * slack
     assert spent(delta=2 * delta) <= spent() * slack
     assert spent() <= spent(num_steps=2 * num_steps) * slack
-    assert spent() <= spent(q=min(1.0, 1.5 * q)) * slack
+    assert spent() <= spent(q=1.5 * q) * slack
 
 
 @settings(quick, max_examples=4)
