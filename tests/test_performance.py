@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bam import train
+from configs import digits
 from scripts import pages, performance
 
 ROOT = Path(__file__).parents[1]
@@ -69,3 +71,8 @@ def test_the_audit_that_is_shown_is_of_every_method_and_none_gives_away_more_tha
         if row["sampling_prob"] == 1:
             assert row["empirical_epsilon_lower"] >= 0.8 * row["claimed_epsilon"]
         assert min(row["noise_p_values"].values()) > 1e-3
+
+
+def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
+    text = (Path(__file__).parents[1] / "docs/plan.md").read_text(encoding="utf-8")
+    assert train.build(digits.get_config("dp_sgd")).plan.describe() in text

@@ -69,7 +69,7 @@ def tiny(changes):
     return config
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=40)
 @given(overrides())
 @example({"epsilon": 1e-300})
 @example({"epsilon": 256.0, "expected_batch_size": 1437})
