@@ -62,9 +62,9 @@ class Checkpoints:
                     facts=ocp.args.JsonSave(facts),
                 ),
             )
-        except jax.errors.JaxRuntimeError:
-            raise  # not the disk: another process of this run is gone
         except Exception as error:  # Orbax raises many kinds for one cause
+            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                raise  # most likely not the disk: another process of this run is gone
             problem = type(error).__name__
         if problem:
             raise OSError(
