@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from bam import tree
+
 State = TypeVar("State")
 
 KEPT = 2  # the newest, and one more should the newest be damaged
@@ -109,14 +111,10 @@ class Checkpoints:
 
 
 def _key_to_data(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if tree.is_key(leaf) else leaf
 
 
 def _data_to_key(like: Any, leaf: Any) -> Any:
-    if _is_key(like):
+    if tree.is_key(like):
         return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
     return leaf
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

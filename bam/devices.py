@@ -12,6 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from bam.tree import is_key
+
 
 def visible() -> list[jax.Device]:
     """The devices that a run uses, those of all processes."""
@@ -72,7 +74,7 @@ def put(tree: Any, sharding: Sharding | None) -> Any:
         return jax.device_put(tree, sharding)
 
     def place(leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             data = place(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         host = np.asarray(leaf)

@@ -112,17 +112,12 @@ def make_optimizer(
     return optax.chain(first, _make("optimizer", OPTIMIZERS, optimizer.to_dict(), plan))
 
 
-def is_own(name: str) -> bool:
-    """Whether a section's name is somebody's own MODULE:FUNCTION."""
-    return ":" in name
-
-
 def _make(
     section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], given: Any
 ) -> Any:
     """Calls what a section names with what it is given and the section's options."""
     name = options.pop("name")
-    maker = _imported(section, name) if is_own(name) else known.get(name)
+    maker = _imported(section, name) if ":" in name else known.get(name)
     if maker is None:
         raise ValueError(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"

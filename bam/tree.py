@@ -93,6 +93,11 @@ def same_structure(a: Any, b: Any) -> bool:
     return bool(structure == jax.tree.structure(b))
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed PRNG key, which is not a number and has no NumPy array."""
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def num_params(tree: Any) -> int:
     """Number of scalar entries in all leaves of `tree`."""
     return sum(int(x.size) for x in jax.tree.leaves(tree))
