@@ -3,6 +3,8 @@
 A checkpoint holds the noise key and per-run secrets: it is for resuming, never for release.
 """
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ from bam import tree
 State = TypeVar("State")
 
 KEPT = 2  # the newest, and one more should the newest be damaged
+MIB = 2**20
 
 
 class Checkpoints:
@@ -42,6 +45,36 @@ class Checkpoints:
         if self._manager:
             self._manager.close()
 
+    def check_room(self, state: Any) -> None:
+        """Takes and frees the space that a checkpoint needs.
+
+        On a full disk Orbax fails too, but in several threads and pages of traces; and a run that
+        cannot be saved should not begin.
+
+        Args:
+          state: pytree of arrays, as `save` would be given.
+
+        Raises:
+          OSError: if the folder has no room for it, or does not let this user write.
+        """
+        if self._manager is None:
+            return
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + MIB  # Orbax's own files
+        problem = ""
+        try:
+            with tempfile.TemporaryFile(dir=self._manager.directory) as file:
+                for start in range(0, num_bytes, MIB):
+                    file.write(bytes(min(MIB, num_bytes - start)))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+        if problem:
+            raise OSError(
+                f"a checkpoint needs {num_bytes / MIB:.1f} MiB in {self._manager.directory}: "
+                f"{problem}. Earlier ones are as they were"
+            )
+
     def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
         """Writes a checkpoint and returns when it is safely there.
 
@@ -55,6 +88,7 @@ class Checkpoints:
         """
         if self._manager is None or step in self._manager.all_steps():
             return
+        self.check_room(state)
         problem = ""
         try:
             self._manager.save(

@@ -80,6 +80,8 @@ def train(
       ValueError: if the run in `workdir` is of another config, plan or data set, or its checkpoint
         cannot be read.
       BlockingIOError: if another process is training in `workdir`.
+      OSError: if `workdir` cannot be written; also before the first step, should there be no room
+        for a checkpoint.
     """
     plan, dataset = experiment.plan, experiment.dataset
     config = experiment.config.copy_and_resolve_references()
@@ -102,6 +104,8 @@ def train(
             seconds = facts["seconds"]
         if from_system:
             state = with_noise_key(state, noise_key_from_system())
+        if config.checkpoint.every:
+            checkpoints.check_room(state)
         rows = files.start_after(done)
         for step in range(done + 1, plan.num_steps + 1):
             if step > 0:
