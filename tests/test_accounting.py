@@ -7,6 +7,7 @@ import signal
 
 import dp_accounting
 import pytest
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
@@ -87,6 +88,19 @@ def test_without_sampling_steps_compose_to_one_gaussian(sigma, num_steps):
     assert exact < spent["rdp"] < 1.2 * exact
 
 
+@pytest.mark.parametrize("sampling_prob", [0.2, 1.0])
+def test_pld_is_dp_accountings_own(sampling_prob):
+    step = dp_accounting.GaussianDpEvent(3.0)
+    if sampling_prob < 1:
+        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
+    for num_steps in (1, 7):  # what one step costs is worked out once
+        expected = PLDAccountant().compose(step, num_steps).get_epsilon(1e-5)
+        spent = bam.epsilon(
+            noise_multiplier=3.0, sampling_prob=sampling_prob, num_steps=num_steps, delta=1e-5
+        )
+        assert spent == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_more_noise_spends_less_and_more_of_anything_else_spends_more(accountant):
     base = {"noise_multiplier": 3.0, "sampling_prob": 0.2, "num_steps": 4, "delta": 1e-5}
@@ -122,6 +136,7 @@ BAD_RUNS = [
     ("delta", 0.0),
     ("delta", 1.0),
     ("delta", math.nan),
+    ("delta", 1e-15),  # PLD would say that ε is infinite
     ("accountant", "moments"),
 ]
 
@@ -137,7 +152,16 @@ def test_epsilon_refuses_a_bad_argument_by_name(name, bad):
 
 @pytest.mark.parametrize(
     ("accountant", "target"),
-    [("pld", 1.0), ("rdp", 0.1), ("rdp", 8.0), ("rdp", 256.0), ("gdp", 0.5), ("gdp", 50.0)],
+    [
+        ("pld", 0.001),
+        ("pld", 1.0),
+        ("pld", 8.0),
+        ("rdp", 0.1),
+        ("rdp", 8.0),
+        ("rdp", 256.0),
+        ("gdp", 0.5),
+        ("gdp", 50.0),
+    ],
 )
 def test_the_noise_never_overshoots_its_target_and_is_nearly_the_least(accountant, target):
     sigma = bam.noise_multiplier(target_epsilon=target, accountant=accountant, **SHORT)
@@ -156,6 +180,7 @@ BAD_TARGETS = [
     ("sampling_prob", 0.0),
     ("sampling_prob", 1.5),
     ("delta", 0.0),
+    ("delta", 1e-30),
     ("accountant", "moments"),
 ]
 

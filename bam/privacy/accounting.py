@@ -8,12 +8,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
 from absl import logging as absl_logging
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
@@ -25,8 +26,12 @@ ADJACENCY = "add_or_remove_one"
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
+LEAST_PLD_DELTA = 1e-14  # its tables leave out 1e-15 of the probability: below, ε is infinite
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
+# Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
+FINE, COARSE = 1e-4, 2e-3
+INTEGER_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -50,7 +55,7 @@ def epsilon(
       noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
       sampling_prob: q in [0, 1], the Poisson sampling probability.
       num_steps: T, from 0 to 10⁷.
-      delta: δ in (0, 1).
+      delta: δ in (0, 1); for "pld" from 1e-14.
       accountant: "pld" (numerically tight, an upper bound), "rdp" (the moments accountant, a
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
 
@@ -75,12 +80,10 @@ def epsilon(
     if accountant == "gdp":
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
-    with _without_order_warnings():
-        composed = _composed(noise_multiplier, sampling_prob, num_steps, accountant)
-        spent = float(composed.get_epsilon(delta))
-    if spent == 0 and accountant == "rdp":  # its answer, too, when rounding errors add up
-        return _epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
-    return spent
+    if accountant == "pld":
+        composed = _composed_pld(noise_multiplier, sampling_prob, num_steps)
+        return float(composed.get_epsilon_for_delta(delta))
+    return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
 
 
 def deltas(
@@ -109,8 +112,8 @@ def deltas(
         raise ValueError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
         )
-    composed = _composed(noise_multiplier, sampling_prob, num_steps, "pld")
-    return [float(composed.get_delta(epsilon)) for epsilon in epsilons]
+    composed = _composed_pld(noise_multiplier, sampling_prob, num_steps)
+    return [float(composed.get_delta_for_epsilon(epsilon)) for epsilon in epsilons]
 
 
 @functools.lru_cache(maxsize=256)
@@ -146,35 +149,34 @@ def noise_multiplier(
     if num_steps == 0 or sampling_prob == 0:
         raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
 
-    def excess(sigma: float, by: str) -> float:
-        spent = epsilon(
+    def by_few_orders(sigma: float) -> float:
+        return _epsilon_by_rdp(sigma, sampling_prob, num_steps, delta, INTEGER_ORDERS)
+
+    def by_coarse_pld(sigma: float) -> float:
+        composed = _composed_pld(sigma, sampling_prob, num_steps, spacing)
+        return float(composed.get_epsilon_for_delta(delta))
+
+    def exactly(sigma: float) -> float:
+        return epsilon(
             noise_multiplier=sigma,
             sampling_prob=sampling_prob,
             num_steps=num_steps,
             delta=delta,
-            accountant=by,
+            accountant=accountant,
         )
-        return spent - target_epsilon
 
-    # RDP is cheap and close, so it finds the bracket that the chosen accountant then narrows.
-    low = high = 1.0
-    while excess(high, "rdp") > 0:
-        low, high = high, 2 * high
-    while excess(low, "rdp") <= 0:
-        low, high = low / 2, low
-    sigma = optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3)
-    low, high = 0.9 * sigma, 1.01 * sigma
+    # What is cheap finds where to begin with what is dear.
+    sigma = _search(by_few_orders, target_epsilon, 1.0, 1e-2)
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
-    if high < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
-        return float(high)
-    while excess(high, accountant) > 0:
-        high *= 1.1
-    while excess(low, accountant) <= 0:
-        low *= 0.9
-    sigma = optimize.brentq(excess, low, high, args=(accountant,), xtol=1e-7, rtol=1e-6)
-    while excess(sigma, accountant) > 0:  # Brent's method may stop on either side of the root
-        sigma *= 1 + 1e-6
-    return float(sigma)
+    if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
+        return sigma
+    if accountant == "pld":
+        spacing = max(FINE, min(COARSE, target_epsilon / 50, sampling_prob / sigma))
+        sigma = _search(by_coarse_pld, target_epsilon, sigma, 1e-6)
+        # What the coarse table is off by is nearly the same at any σ nearby.
+        aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
+        sigma = _search(by_coarse_pld, aim, sigma, 1e-6)
+    return _search(exactly, target_epsilon, sigma, 1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,15 +331,40 @@ def make_plan(
     )
 
 
-def _composed(
-    noise_multiplier: float, sampling_prob: float, num_steps: int, accountant: str
-) -> dp_accounting.PrivacyAccountant:
-    """dp-accounting's accountant after T steps."""
+def _composed_pld(
+    noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float = FINE
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """dp-accounting's distribution of the privacy loss of T steps."""
+    if sampling_prob == 1:  # T Gaussians are one
+        return _step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing)
+    return _step_pld(noise_multiplier, sampling_prob, spacing).self_compose(num_steps)
+
+
+@functools.lru_cache(maxsize=8)  # most of the time, and the same for any number of steps
+def _step_pld(
+    noise_multiplier: float, sampling_prob: float, spacing: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=sampling_prob, value_discretization_interval=spacing
+    )
+
+
+def _epsilon_by_rdp(
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    orders: Sequence[float] | None = None,
+) -> float:
+    """By dp-accounting's Rényi accountant, of these orders or its own."""
     step = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_prob < 1:
         step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
-    composed = PLDAccountant() if accountant == "pld" else RdpAccountant()
-    return composed.compose(step, num_steps)
+    with _without_order_warnings():
+        spent = float(RdpAccountant(orders).compose(step, num_steps).get_epsilon(delta))
+    if spent == 0:  # its answer, too, when rounding errors add up
+        return _epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
+    return spent
 
 
 def _epsilon_near_zero(
@@ -355,11 +382,40 @@ def _epsilon_near_zero(
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
+def _search(
+    epsilon_of: Callable[[float], float], target: float, near: float, tolerance: float
+) -> float:
+    """σ with ε at most the target and, where ε is continuous, at most the tolerance below it.
+
+    Args:
+      epsilon_of: ε of σ, falling; about as 1/σ or faster, or this takes longer.
+      target: of ε.
+      near: where to begin.
+      tolerance: relative.
+    """
+
+    @functools.cache
+    def excess(sigma: float) -> float:  # 0 ends the search
+        over = epsilon_of(sigma) / target - 1
+        return 0.0 if -tolerance <= over <= 0 else over + tolerance / 2
+
+    low = high = near
+    while (over := excess(high)) > 0:
+        low, high = high, high * min(2, 1 + max(2 * over, tolerance))
+    while (over := excess(low)) < 0:
+        low, high = low * max(0.5, 1 + min(2 * over, -tolerance)), low
+    sigma = float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=tolerance / 10))
+    while epsilon_of(sigma) > target:  # where ε jumps, Brent's method may end on either side
+        sigma *= 1 + tolerance
+    return sigma
+
+
 @contextlib.contextmanager
 def _without_order_warnings() -> Iterator[None]:
-    """Silences dp-accounting's note on each Rényi order it leaves out (ε stays an upper bound)."""
+    """Silences dp-accounting on Rényi orders that it leaves out and on rounding; we see to both."""
     logger = absl_logging.get_absl_logger()
-    keep = lambda record: "Excluding this order" not in record.getMessage()  # noqa: E731
+    notes = re.compile("Excluding this order|Negative Renyi divergence")
+    keep = lambda record: not notes.search(record.getMessage())  # noqa: E731
     logger.addFilter(keep)
     try:
         yield
@@ -378,3 +434,5 @@ def _check_mechanism(sampling_prob: float, num_steps: int, delta: float, account
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta}")
+    if accountant == "pld" and delta < LEAST_PLD_DELTA:
+        raise ValueError(f"delta {delta} is below {LEAST_PLD_DELTA}; accountant rdp allows it")
