@@ -1,7 +1,12 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
+import multiprocessing
+import os
+import runpy
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +102,28 @@ def distance(a, b):
 
 
 def run_command(*arguments, timeout=240):
-    """Runs `python -m …` as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout
-    )
+    """Runs `python -m …` as a user does, in a fork of a process that has imported the libraries.
+
+    Importing them is most of what a short command does.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["bam.train", "bam.plotting"])
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = server.Process(target=_be_command, args=(arguments, dict(os.environ), outputs))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"{arguments} took more than {timeout} s")
+        texts = [path.read_text(encoding="utf-8") for path in outputs]
+        return subprocess.CompletedProcess(arguments, process.exitcode, *texts)
+
+
+def _be_command(arguments, environ, outputs):
+    os.environ.clear()
+    os.environ.update(environ)
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
