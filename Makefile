@@ -14,8 +14,9 @@ demo: install
 	$(BIN)/python -m scripts.compare --config=configs/digits.py --workdir=runs/demo --overwrite \
 	  --num_seeds=3 --config.diagnostics.every=20 --config.diagnostics.num_examples=256
 
+# Three for two cores: one of them often waits for processes that it has started.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -88,10 +88,8 @@ def train(
     config.seed = seed
     on_device = devices.replicate(dataset.train, experiment.mesh)
     from_system = seed is None
-    sampling_seed, first_seed = (
-        (int.from_bytes(devices.random_bits(4).tobytes()) if seed is None else seed)
-        for _ in range(2)
-    )
+    sampling_seed = _seed_from_system() if seed is None else seed
+    first_seed = _seed_from_system() if seed is None else seed
     state = experiment.init(first_seed)
     identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
     done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
@@ -252,6 +250,11 @@ def _row(
     spent = plan.epsilon_after(step)
     row = {"step": step, "epsilon": None if spent == math.inf else spent}
     return row | measurements | {"seconds": seconds}
+
+
+def _seed_from_system() -> int:
+    """128 bits that nobody can know."""
+    return int.from_bytes(devices.random_bits(4).tobytes())
 
 
 def _fingerprint(dataset: datasets.Dataset) -> int:

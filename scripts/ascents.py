@@ -59,9 +59,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         line = [
             row["ascent"],
             str(row["num_runs"]),
-            _interval(row["accuracy"], ".2f"),
-            "–" if row["ascent"] == "DP-SGD" else _interval(row["gain"], "+.2f"),
-            *(_interval(row[name], ".3f") for name in MEASURED),
+            tables.interval(row["accuracy"], ".2f"),
+            "–" if row["ascent"] == "DP-SGD" else tables.interval(row["gain"], "+.2f"),
+            *(tables.interval(row[name], ".3f") for name in MEASURED),
         ]
         lines.append(line)
     return tables.markdown(COLUMNS, lines)
@@ -116,14 +116,6 @@ def _row(
         "gain": gain and gain._asdict(),
         **{name: value and value._asdict() for name, value in estimates.items()},
     }
-
-
-def _interval(estimate: dict[str, Any] | None, form: str) -> str:
-    if estimate is None:
-        return "not run"
-    half_width = estimate["half_width"]
-    shown = format(estimate["mean"], form)
-    return shown if half_width is None else f"{shown} ± {format(half_width, form.lstrip('+'))}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bam import plotting, stats
+from scripts import tables
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
 # The paper has one column for BAM; its runs use the SAM approximation.
@@ -88,8 +89,8 @@ def as_cells(row: Mapping[str, Any]) -> list[str]:
         paper,
         "–" if gain is None else f"{gain:+.1f}",
         str(len(row["seeds"])),
-        _interval(row["accuracy"], ".2f"),
-        "–" if baseline else _interval(row["difference"], "+.2f"),
+        tables.interval(row["accuracy"], ".2f"),
+        "–" if baseline else tables.interval(row["difference"], "+.2f"),
     ]
 
 
@@ -102,10 +103,3 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _percent(accuracies: Mapping[int, float]) -> dict[int, float]:
     return {seed: 100 * accuracy for seed, accuracy in accuracies.items()}
-
-
-def _interval(estimate: Mapping[str, Any] | None, form: str) -> str:
-    if estimate is None:
-        return "not run"
-    half_width = estimate["half_width"]
-    return format(estimate["mean"], form) + ("" if half_width is None else f" ± {half_width:.2f}")

@@ -1,6 +1,7 @@
 """Tables for documents and for the terminal: first column to the left, the others to the right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -20,3 +21,11 @@ def terminal(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str =
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
+    """A `bam.stats.Estimate`, as JSON has it, for a cell: "1.23 ± 0.45", or "not run"."""
+    if estimate is None:
+        return "not run"
+    shown, half_width = format(estimate["mean"], form), estimate["half_width"]
+    return shown if half_width is None else f"{shown} ± {format(half_width, form.lstrip('+'))}"

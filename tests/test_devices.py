@@ -1,5 +1,7 @@
 """What a run computes does not depend on how many devices share it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,13 +56,14 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
     mesh, oracle = use(num_devices), bam.dp_sgd(mlp_loss)
     noise = jax.tree.map(lambda x: 100.0 + jnp.arange(x.size).reshape(x.shape), PARAMS)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def total(num_rows, noise):
         return bam.clipped_sum(
             oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(9),
             mask=jnp.arange(9) < num_rows, microbatch_size=2, mesh=mesh, noise=noise,
         )[0]  # fmt: skip
 
-    assert_same_bits(jax.jit(total, static_argnums=0)(0, noise), noise)
+    assert_same_bits(total(0, noise), noise)
     expected = jax.tree.map(jnp.add, total(7, None), noise)
     assert_close(total(7, noise), expected)
 

@@ -21,6 +21,7 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
             "scripts.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
             f"--out={tmp_path}/out", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
             "--config=configs/digits.py", "--config.model.name=linear", "--config.num_steps=2",
+            "--config.accountant=rdp",
             "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16", *more,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
     done = run_command(
         "scripts.compare", "--config=configs/digits.py", f"--workdir={tmp_path}/c",
         "--methods=dp_sgd,bam_exact", "--num_seeds=2", "--config.model.name=linear",
-        "--config.num_steps=3", "--config.diagnostics.every=1",
+        "--config.num_steps=3", "--config.accountant=rdp", "--config.diagnostics.every=1",
         "--config.diagnostics.num_examples=32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
