@@ -135,8 +135,8 @@ def noise_multiplier(
       accountant: as in `epsilon`.
 
     Returns:
-      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, within a relative 1e-5 of the
-      smallest (a safe value that is not, where less than a tenth or any noise at all would do).
+      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, and at most a relative 1e-5 below
+      it (further below where less than a tenth or any noise at all would do, or where ε jumps).
 
     Raises:
       ValueError: if an argument is out of range.
@@ -170,8 +170,8 @@ def noise_multiplier(
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
         return sigma
-    if accountant == "pld":
-        spacing = max(FINE, min(COARSE, target_epsilon / 50, sampling_prob / sigma))
+    spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
+    if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper
         sigma = _search(by_coarse_pld, target_epsilon, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
