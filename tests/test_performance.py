@@ -74,5 +74,5 @@ def test_the_audit_that_is_shown_is_of_every_method_and_none_gives_away_more_tha
 
 
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
-    text = (Path(__file__).parents[1] / "docs/plan.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
     assert train.build(digits.get_config("dp_sgd")).plan.describe() in text

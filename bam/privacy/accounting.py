@@ -31,7 +31,8 @@ LEAST_PLD_DELTA = 1e-14  # its tables leave out 1e-15 of the probability: below,
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 # Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
 FINE, COARSE = 1e-4, 2e-3
-INTEGER_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
+# Rényi orders to search with: whole ones have a closed form.
+FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -81,8 +82,7 @@ def epsilon(
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
     if accountant == "pld":
-        composed = _composed_pld(noise_multiplier, sampling_prob, num_steps)
-        return float(composed.get_epsilon_for_delta(delta))
+        return _epsilon_by_pld(noise_multiplier, sampling_prob, num_steps, delta)
     return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
 
 
@@ -149,12 +149,7 @@ def noise_multiplier(
     if num_steps == 0 or sampling_prob == 0:
         raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
 
-    def by_few_orders(sigma: float) -> float:
-        return _epsilon_by_rdp(sigma, sampling_prob, num_steps, delta, INTEGER_ORDERS)
-
-    def by_coarse_pld(sigma: float) -> float:
-        composed = _composed_pld(sigma, sampling_prob, num_steps, spacing)
-        return float(composed.get_epsilon_for_delta(delta))
+    mechanism = (sampling_prob, num_steps, delta)
 
     def exactly(sigma: float) -> float:
         return epsilon(
@@ -166,12 +161,14 @@ def noise_multiplier(
         )
 
     # What is cheap finds where to begin with what is dear.
+    by_few_orders = lambda s: _epsilon_by_rdp(s, *mechanism, FEW_ORDERS)  # noqa: E731
     sigma = _search(by_few_orders, target_epsilon, 1.0, 1e-2)
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
-        return sigma
+        return 1.01 * sigma
     spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
     if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper
+        by_coarse_pld = lambda s: _epsilon_by_pld(s, *mechanism, spacing)  # noqa: E731
         sigma = _search(by_coarse_pld, target_epsilon, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
@@ -329,6 +326,18 @@ def make_plan(
         delta=delta,
         accountant=accountant,
     )
+
+
+def _epsilon_by_pld(
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    spacing: float = FINE,
+) -> float:
+    """By dp-accounting's privacy loss distribution."""
+    composed = _composed_pld(noise_multiplier, sampling_prob, num_steps, spacing)
+    return float(composed.get_epsilon_for_delta(delta))
 
 
 def _composed_pld(
