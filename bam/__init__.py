@@ -2,11 +2,12 @@
 
 One example's gradient comes from an *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `bam_exact`), is
 bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`), summed by the
-*engine* (`clipped_sum`) and noised (`add_gaussian_noise`); `privatize` is all of that in one
+*engine* (`clipped_sum`), which adds the noise (`GaussianNoise`); `privatize` is all of that in one
 transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
 """
 
 from bam.engine import clipped_sum
+from bam.grid import GaussianNoise
 from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.privacy.accounting import PrivacyPlan, epsilon, make_plan, noise_multiplier
 from bam.transforms import (
@@ -15,14 +16,17 @@ from bam.transforms import (
     chain,
     clip_by_l2_norm,
     clip_per_layer,
+    next_noise,
     normalize,
     privatize,
+    secret_key,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BoundedTransformation",
+    "GaussianNoise",
     "Oracle",
     "PrivacyPlan",
     "add_gaussian_noise",
@@ -36,7 +40,9 @@ __all__ = [
     "dp_sgd",
     "epsilon",
     "make_plan",
+    "next_noise",
     "noise_multiplier",
     "normalize",
     "privatize",
+    "secret_key",
 ]

@@ -1,16 +1,18 @@
-"""The sum of bounded per-example gradients, in constant memory.
+"""The sum of bounded per-example gradients, and its noise, in constant memory.
 
 `clipped_sum` is the whole engine. Its seams, each a few lines of their own:
 
-* what is computed for one example: `one_example` (gradient, then clip);
+* what is computed for one example: `one_example` (gradient, clip, and the bound enforced);
 * how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
 * how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
 * how devices share them, and the noise: `_sum_over_devices`, a sum of the devices' sums.
 
-`plain_sum` is ordinary training's sum over the same groups, for non-private baselines.
+With noise, sum and noise are whole numbers (`bam.grid`) until they are added up. `plain_sum` is
+ordinary training's sum over the same groups, for non-private baselines.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +21,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from bam import tree
+from bam import grid, tree
+from bam.grid import GaussianNoise
 from bam.tree import Grads, Params
+
+# What is bounded by S may be longer by this factor: the declared bound is enforced on a norm that
+# is computed in float32, and off by half of this at most. Noise is scaled to the larger bound.
+ROUNDING = 1 + 1e-5
 
 
 def clipped_sum(
@@ -32,39 +39,46 @@ def clipped_sum(
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
-    noise: Any = None,
+    noise: GaussianNoise | None = None,
     clip_state: Any = None,
 ) -> tuple[Any, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
     One compilation serves every realised batch size: pad the batch to a fixed number of rows and
     say which are real with `mask`. Groups after the last real row are not run. Memory is that of
-    one microbatch's per-example gradients, whatever the batch size. The sum changes by at most
-    the sensitivity of `clip` when one example is added or removed: rows never mix, a masked row
-    counts for exactly zero whatever it holds, and so does an example whose gradient is not finite.
+    one microbatch's per-example gradients, whatever the batch size. Rows never mix; a masked row
+    counts for exactly zero whatever it holds. An example is dropped whose gradient is not finite,
+    or that the clip makes longer than it declared.
+
+    To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
+    grid and added as whole numbers: adding or removing an example changes the sum by at most
+    S (1 + 1e-5), to the last bit and for any number of rows, and any microbatch size and number of
+    devices add the same gradients up to the same bits. Without noise sums are floating-point ones:
+    their rounding depends on all rows, and noise added later does not cover that.
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
-      clip: a bounded per-example transform; see `bam.transforms`.
+      clip: a bounded per-example transform of sensitivity S; see `bam.transforms`.
       params: pytree of arrays, the point at which gradients are taken.
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
       mask: `[B]`, True for real examples; None means all are.
-      microbatch_size: rows per `vmap`, at least 1. One runs without `vmap`. Any size gives the
-        same sum up to float rounding; it trades memory for parallelism.
+      microbatch_size: most rows per `vmap`, at least 1. One runs without `vmap`. It trades memory
+        for parallelism.
       mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
         it lies and the devices' sums are added. None computes everything where `params` are.
-      noise: a pytree like the sum, to add to it: each device adds a slice of it to its own
-        sum, before the devices' sums are added, so none of them holds the total without noise.
+      noise: Gaussian noise to add to the sum; None for none. Each device draws and adds a slice of
+        it before the devices' sums are added, so none of them holds the total without noise.
       clip_state: state of `clip`; None for that of its first step.
 
     Returns:
       The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
-      until noise is added. `norms` is `[B]`: the L2 norm of each example's gradient before
-      clipping, not finite where the gradient was not, 0 in masked rows. NOT private at all.
+      without noise. `norms` is `[B]`: the L2 norm of each example's gradient before clipping, not
+      finite where the example was dropped, 0 in masked rows. NOT private at all.
 
     Raises:
-      ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, or the rows
-        of `batch` and `mask` disagree.
+      TypeError: if a gradient, or what the clip makes of it, is not of real floating-point numbers.
+      ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
+        `batch` and `mask` disagree, or the noise is below S / 500, where it could hide nothing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -76,12 +90,16 @@ def clipped_sum(
       >>> print(total, norms)
       [0.6 1.3] [5.  0.5 0. ]
     """
-    if getattr(clip, "sensitivity", None) is None:
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
         raise ValueError(
             "clipped_sum needs a bounded transform, one with a `sensitivity`: "
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
+    noise = noise if noise is not None and noise.std > 0 else None
     batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
+    rows_per_carry = None if noise is None else _rows_per_carry(sensitivity, noise.std, batch_size)
+    group_size = min(group_size, rows_per_carry or group_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
 
     def one_example(
@@ -90,18 +108,32 @@ def clipped_sum(
         grads = grad_fn(params, example)
         norm = tree.l2_norm(grads)
         bounded, _ = clip.update(grads, clip_state, params)
-        keep_grads = keep & jnp.isfinite(norm)
+        within = jnp.isfinite(norm)
+        if sensitivity < math.inf:
+            length = tree.l2_norm(bounded)
+            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
+            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
         wide = jax.tree.map(tree.at_least_float32, bounded)
-        return jax.tree.map(lambda x: jnp.where(keep_grads, x, 0), wide), jnp.where(keep, norm, 0)
+        kept = jax.tree.map(lambda x: jnp.where(keep & within, x, 0), wide)
+        seen = jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+        return kept, jnp.where(keep, seen, 0)
+
+    def whole(x: Array) -> Array:
+        return x if noise is None else grid.cut(x, noise.spacing)
 
     def one_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> Any:
         if group_size == 1:
-            total, norm = one_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
-            return total, norm[None]
-        bounded, norms = jax.vmap(one_example, (None, 0, 0))(params, examples, keep)
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded), norms
+            kept, norm = one_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
+            return jax.tree.map(whole, kept), norm[None]
+        kept, norms = jax.vmap(one_example, (None, 0, 0))(params, examples, keep)
+        entries = jax.tree.map(whole, kept)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), entries), norms
 
-    total, norms = _sum_over_devices(one_group, params, batch, mask, group_size, mesh, noise)
+    example, keep = _abstract_row((batch, mask))
+    like, _ = jax.eval_shape(one_example, params, example, keep)
+    total, norms = _sum_over_devices(
+        one_group, like, params, batch, mask, group_size, mesh, noise, rows_per_carry
+    )
     return total, norms[:batch_size]
 
 
@@ -141,7 +173,7 @@ def plain_sum(
 
         return jax.grad(total_loss)(params), jnp.zeros(group_size)
 
-    return _sum_over_devices(one_group, params, batch, mask, group_size, mesh)[0]
+    return _sum_over_devices(one_group, params, params, batch, mask, group_size, mesh)[0]
 
 
 def _groups(
@@ -156,69 +188,122 @@ def _groups(
     return batch_size, max(1, min(microbatch_size, rows_of_each)), mask
 
 
+def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> int:
+    """How many rows' whole numbers 32 bits surely hold the sum of."""
+    if not math.isfinite(sensitivity):
+        raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
+    most = math.ceil(sensitivity * ROUNDING / grid.spacing_of(noise_std)) + 1  # of one entry
+    if most > 2**29 or most * batch_size > 2**45:
+        raise ValueError(
+            f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
+            f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
+        )
+    return (2**31 - 2**grid.LIMB_BITS) // most
+
+
 def _sum_over_devices(
-    one_group: Callable[[Params, Any, Array], tuple[Grads, Array]],
+    one_group: Callable[[Params, Any, Array], tuple[Any, Array]],
+    like: Any,
     params: Params,
     batch: Any,
     mask: Bool[Array, " batch"],
     group_size: int,
     mesh: jax.sharding.Mesh | None,
-    noise: Any = None,
+    noise: GaussianNoise | None = None,
+    rows_per_carry: int | None = None,
 ) -> tuple[Any, Array]:
     """`_sum_over_groups` of every device's share of the rows, and of the noise, added up.
 
     Rows are dealt like cards, so that real rows, which stand first, are shared evenly.
     """
-    if mesh is None or mesh.size == 1:
-        total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
-        return total if noise is None else jax.tree.map(jnp.add, total, noise), norms
-    (axis,) = mesh.axis_names
-    batch_size = mask.shape[0]
+    num_devices = mesh.size if mesh else 1
+    axis = mesh.axis_names[0] if mesh else None
+
+    def share_of_one(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Any, Array]:
+        batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
+        total, norms = _sum_over_groups(
+            one_group, like, params, batch, mask, group_size, rows_per_carry
+        )
+        if noise is not None:
+            device = jax.lax.axis_index(axis) if axis else 0
+            total = _with_slice_of_noise(total, noise, device, num_devices)
+        if axis:
+            total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
+        return total, norms[None, : mask.shape[0]]
 
     def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
-        return jnp.swapaxes(x.reshape(-1, mesh.size, *x.shape[1:]), 0, 1)
+        return jnp.swapaxes(x.reshape(-1, num_devices, *x.shape[1:]), 0, 1)
 
-    def add_slice(total: Array, own_slice: Array) -> Array:
-        flat = jnp.ravel(total)
-        begin = jax.lax.axis_index(axis) * own_slice.size
-        index = begin + jnp.arange(own_slice.size)
-        return flat.at[index].add(own_slice, mode="drop").reshape(total.shape)
-
-    def share_of_one(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Grads, Array]:
-        batch, mask, noise = jax.tree.map(lambda x: x[0], (batch, mask, noise))
-        total, norms = _sum_over_groups(one_group, params, batch, mask, group_size)
-        if noise is not None:
-            total = jax.tree.map(add_slice, total, noise)
-        return jax.tree.map(lambda x: jax.lax.psum(x, axis), total), norms[None, : mask.shape[0]]
-
-    hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % mesh.size))
-    slices = jax.tree.map(functools.partial(_slices, num_slices=mesh.size), noise)
-    split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-    sum_of_shares: Callable[..., tuple[Grads, Array]] = jax.shard_map(
-        share_of_one,
-        mesh=mesh,
-        in_specs=(same, split, split, split),
-        out_specs=(same, split),
-        check_vma=False,
-    )
-    total, norms = sum_of_shares(params, *hands, slices)
+    batch_size = mask.shape[0]
+    hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % num_devices))
+    sum_of_shares: Callable[..., tuple[Any, Array]] = share_of_one
+    if mesh:
+        split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+        sum_of_shares = jax.shard_map(
+            share_of_one,
+            mesh=mesh,
+            in_specs=(same, split, split, same),
+            out_specs=(same, split),
+            check_vma=False,
+        )
+    total, norms = sum_of_shares(params, *hands, noise)
+    if noise is not None:
+        total = jax.tree.map(
+            lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype), like, total
+        )
     return total, norms.swapaxes(0, 1).reshape(-1)[:batch_size]
 
 
-def _slices(x: Array, num_slices: int) -> Array:
-    """All entries in order, and zeros to make the slices equal: `[num_slices, …]`."""
-    flat = jnp.ravel(x)
-    return jnp.pad(flat, (0, -flat.size % num_slices)).reshape(num_slices, -1)
+def _with_slice_of_noise(
+    total: Any, noise: GaussianNoise, device: Array | int, num_devices: int
+) -> Any:
+    """Adds one device's slice of the noise of every leaf: entry i of it all has draw number i."""
+    leaves: list[grid.Total] = jax.tree.leaves(total, is_leaf=_is_total)
+    sizes = [leaf.low.size for leaf in leaves]
+    if sum(sizes) > 2**32:
+        raise ValueError(f"a sum of {sum(sizes)} entries is more than the noise has numbers for")
+    slices = [-(-size // num_devices) for size in sizes]
+    entries = [
+        sum(sizes[:i]) + device * slices[i] + jnp.arange(slices[i], dtype=jnp.uint32)
+        for i in range(len(leaves))
+    ]
+    drawn = grid.gaussian(noise.words(), jnp.concatenate(entries).astype(jnp.uint32))
+    noised = []
+    for i, leaf in enumerate(leaves):
+        own = jax.lax.slice_in_dim(drawn, sum(slices[:i]), sum(slices[: i + 1]))
+        padding = slices[i] * num_devices - sizes[i]
+        own = jnp.where(device * slices[i] + jnp.arange(slices[i]) < sizes[i], own, 0)
+
+        def add(x: Array, y: Array, begin: Any = device * slices[i], padding: int = padding) -> Array:
+            flat = jnp.pad(x.ravel(), (0, padding))
+            y += jax.lax.dynamic_slice_in_dim(flat, begin, y.size)
+            flat = jax.lax.dynamic_update_slice_in_dim(flat, y, begin, 0)
+            return flat[: x.size].reshape(x.shape)
+
+        noised.append(
+            grid.Total(
+                add(leaf.high, own >> grid.LIMB_BITS), add(leaf.low, own & grid.LIMB_MASK)
+            )
+        )
+    return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
+
+
+def _is_total(x: Any) -> bool:
+    return isinstance(x, grid.Total)
 
 
 def _sum_over_groups(
-    one_group: Callable[[Params, Any, Array], tuple[Grads, Array]],
+    one_group: Callable[[Params, Any, Array], tuple[Any, Array]],
+    like: Any,
     params: Params,
     batch: Any,
     mask: Bool[Array, " batch"],
     group_size: int,
-) -> tuple[Grads, Array]:
+    rows_per_carry: int | None,
+) -> tuple[Any, Array]:
     """Sums `one_group(params, examples, keep)` over as many groups as hold a real row.
+
+    Whole numbers are carried over to their high part after every `rows_per_carry` rows.
 
     Returns the total and the groups' numbers, one for each row of the padded batch.
     """
@@ -232,26 +317,39 @@ def _sum_over_groups(
     batch_size = mask.shape[0]
     num_padding = -batch_size % group_size if batch_size else group_size
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
-    total_shape, norm_shape = jax.eval_shape(
-        one_group, params, *_abstract_rows((padded_batch, padded_mask), group_size)
-    )
 
-    def add_group(group: Any, carry: tuple[Grads, Array]) -> tuple[Grads, Array]:
+    def add_group(group: Any, carry: Any) -> Any:
         total, norms = carry
         group_total, group_norms = one_group(
             params, rows(padded_batch, group), rows(padded_mask, group)
         )
         total = jax.tree.map(jnp.add, total, group_total)
         return total, jax.lax.dynamic_update_slice_in_dim(
-            norms, group_norms, group * group_size, axis=0
+            norms, group_norms.astype(norms.dtype), group * group_size, axis=0
         )
 
-    zero_total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total_shape)
-    zero_norms = jnp.zeros(padded_mask.shape, norm_shape.dtype)
     row_numbers = jnp.arange(padded_mask.shape[0])
     rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
     num_groups = (rows_used + group_size - 1) // group_size
-    return jax.lax.fori_loop(0, num_groups, add_group, (zero_total, zero_norms))
+    norms = jnp.zeros(padded_mask.shape, jnp.result_type(float))
+    if rows_per_carry is None:
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        return jax.lax.fori_loop(0, num_groups, add_group, (zero, norms))
+
+    groups_per_carry = rows_per_carry // group_size
+
+    def add_groups(part: Any, carry: Any) -> Any:
+        high, low, norms = carry
+        begin = part * groups_per_carry
+        end = jnp.minimum(begin + groups_per_carry, num_groups)
+        low, norms = jax.lax.fori_loop(begin, end, add_group, (low, norms))
+        high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
+        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms
+
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
+    num_parts = (num_groups + groups_per_carry - 1) // groups_per_carry
+    high, low, norms = jax.lax.fori_loop(0, num_parts, add_groups, (zero, zero, norms))
+    return jax.tree.map(grid.Total, high, low), norms
 
 
 def _num_rows(batch: Any, mask: Any) -> int:
@@ -275,7 +373,5 @@ def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
     )
 
 
-def _abstract_rows(tree_of_rows: Any, num_rows: int) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), tree_of_rows
-    )
+def _abstract_row(tree_of_rows: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree_of_rows)

@@ -25,14 +25,14 @@ from bam.privacy.accounting import PrivacyPlan, make_plan
 from bam.transforms import (
     BoundedTransformation,
     GaussianNoiseState,
-    add_gaussian_noise,
     clip_by_l2_norm,
     finish,
+    next_noise,
 )
 from bam.tree import Grads, Params
 
 # Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
-INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM, ORACLE_STREAM = 0, 1, 2, 3
+INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
 
 
 class TrainState(NamedTuple):
@@ -140,7 +140,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     oracle = parts.make_oracle(config.method, model.loss)
     clip = parts.make_clip(config.clip, plan) if private else clip_by_l2_norm(math.inf)
     sensitivity = clip.sensitivity if private else 0.0
-    bounded_like = _check_parts(oracle, clip, model, dataset, config)
+    _check_parts(oracle, clip, model, dataset, config)
     augmentation = {
         "num_views": config.augment.views,
         "shift": config.augment.shift,
@@ -151,9 +151,6 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     expected_batch_size = plan.expected_batch_size
     sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
 
-    def noise_with(key: Array) -> optax.GradientTransformation:
-        return add_gaussian_noise(plan.noise_multiplier, sensitivity, key)
-
     def prepare(images: Any) -> Float[Array, "... c"]:
         return _clip_inputs(
             jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
@@ -161,10 +158,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
 
     def with_views(split: datasets.Split, step_key: Array, index: Array) -> Any:
         """One example of a split, its image replaced by this step's views of it."""
-        key = jax.random.fold_in(step_key, index)
-        views = prepare(augment.views(key, split.images[index], **augmentation))
-        # The key is for oracles with random numbers of their own; no loss reads it.
-        own_key = jax.random.fold_in(key, ORACLE_STREAM)
+        # The second key is for oracles with random numbers of their own; no loss reads it.
+        views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
+        views = prepare(augment.views(views_key, split.images[index], **augmentation))
         return {"image": views, "label": split.labels[index], "key": own_key}
 
     def gradient_at(split: datasets.Split, step_key: Array) -> Callable[[Params, Array], Grads]:
@@ -177,7 +173,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             params=params,
             averaged=jax.tree.map(jnp.copy, params),
             opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),  # no two share memory
-            noise=noise_with(stream_key(seed, NOISE_STREAM)).init(params),
+            noise=GaussianNoiseState(stream_key(seed, NOISE_STREAM), jnp.zeros((), jnp.int32)),
             clip=jax.tree.map(jnp.copy, clip.init(params)),
             private_grad=optax.tree.zeros_like(params),
             augment_key=stream_key(seed, AUGMENT_STREAM),
@@ -190,7 +186,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         # A batch is its indices: images are fetched a microbatch at a time, so memory is flat.
         indices, mask = jnp.asarray(batch.indices), jnp.asarray(batch.mask)
         step_key = jax.random.fold_in(state.augment_key, state.step)
-        drawn, noise = noise_with(state.noise.key).update(_zeros(bounded_like), state.noise)
+        noise, noise_state = next_noise(state.noise, plan.noise_multiplier, sensitivity)
         if private:
             total, norms = clipped_sum(
                 gradient_at(train, step_key),
@@ -198,7 +194,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
                 oracle.ascend(state.params, state.private_grad),
                 indices,
                 mask=mask,
-                noise=drawn,
+                noise=noise,
                 clip_state=state.clip,
                 **sharing,
             )
@@ -221,7 +217,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             params=params,
             averaged=_average(state.averaged, params, state.step, config.ema_decay),
             opt_state=opt_state,
-            noise=noise,
+            noise=noise_state,
             clip=clip_state,
             private_grad=private_grad,
             augment_key=state.augment_key,
@@ -396,11 +392,8 @@ def _check_parts(
     model: models.Model,
     dataset: datasets.Dataset,
     config: ConfigDict,
-) -> Any:
-    """Traces one example's gradient, so that what it cannot do is known before anything is run.
-
-    Returns what the per-example transform makes of a gradient, as shapes.
-    """
+) -> None:
+    """Traces one example's gradient, so that what it cannot do is known before anything is run."""
     shape = (config.augment.views, *dataset.train.images.shape[1:])
     example = {
         "image": jax.ShapeDtypeStruct(shape, jnp.float32),
@@ -421,7 +414,6 @@ def _check_parts(
             f"diagnostics.every must be 0 with clip {config.clip.name}: it adds more to the sum "
             "than a gradient"
         )
-    return found
 
 
 def _check(config: ConfigDict) -> None:
@@ -448,13 +440,6 @@ def _check(config: ConfigDict) -> None:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
-
-
-def _zeros(bounded_like: Any) -> Grads:
-    """A sum of no gradients, of the dtypes that `clipped_sum` has."""
-    return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), bounded_like
-    )
 
 
 def _average(averaged: Params, params: Params, step: Array, decay: float) -> Params:

@@ -1,15 +1,18 @@
 """Bounding, summing and noising gradients, as optax transforms.
 
-This file and `engine.py` hold every line the privacy guarantee rests on:
+This file, `engine.py` and `grid.py` hold every line that privatises a gradient:
 
-1. each example's gradient passes a transform whose output norm is at most its declared
-   `sensitivity` (`clip_by_l2_norm`, `normalize`, `clip_per_layer`);
+1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
+   (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
 2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
 3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once;
 4. the result is divided by the *expected* batch size, a public number.
+
+That ε is what it says rests further on `sampling.py` and `privacy/accounting.py`.
 """
 
 import math
+import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,11 +22,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from bam import tree
+from bam import grid, tree
+from bam.engine import ROUNDING, clipped_sum
+from bam.grid import GaussianNoise
 from bam.tree import Grads, Params
 
 # Below this, float32 squares underflow and a norm can no longer be compared with the bound.
 SMALLEST_CLIP_NORM = 1e-12
+# With less, ε is above 10⁴ in a single step, and whole numbers of the noise's grid overflow.
+LEAST_NOISE_MULTIPLIER = 1 / 500
 
 
 class BoundedTransformation(optax.GradientTransformation):
@@ -150,7 +157,8 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
 
     def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
         norm = tree.l2_norm(grads)
-        return _scale(grads, clip_norm / (norm + gamma), jnp.isfinite(norm)), state
+        # In two steps: for a large C and a small norm their quotient could overflow.
+        return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
 
     return BoundedTransformation(_stateless, update, clip_norm)
 
@@ -263,30 +271,52 @@ class GaussianNoiseState(NamedTuple):
     step: Int[Array, ""]
 
 
+def next_noise(
+    state: GaussianNoiseState, noise_multiplier: float, sensitivity: float
+) -> tuple[GaussianNoise, GaussianNoiseState]:
+    r"""The noise of one step, of standard deviation σ·S, and the state for the next step.
+
+    Step t uses `fold_in(key, t)`, so the noise is independent across steps; within one it is
+    across entries. S is widened by 1e-5, which is what the engine's own norms may be off by.
+
+    Args:
+      state: the key, and how often it was used.
+      noise_multiplier: σ.
+      sensitivity: S, the L2 sensitivity of the sum.
+
+    Returns:
+      `(noise, state)`: give the noise to `clipped_sum`.
+    """
+    std = noise_multiplier * sensitivity * ROUNDING
+    noise = GaussianNoise(jax.random.fold_in(state.key, state.step), std)
+    return noise, state._replace(step=state.step + 1)
+
+
 def add_gaussian_noise(
     noise_multiplier: float, sensitivity: float, key: Array
 ) -> optax.GradientTransformation:
     r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients.
 
-    One draw per call: call t uses `fold_in(key, t)`, one draw cut into the leaves, so the noise
-    is independent across leaves and steps. The key lives in the state, not in the compiled program.
+    For sums from elsewhere: `clipped_sum(…, noise=…)` and `privatize` add the same noise to sums
+    that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
+    own rounding, and this one, are not covered by S.
+
+    One draw per call: call t uses `fold_in(key, t)`, and every entry has a draw of its own. The key
+    lives in the state, not in the compiled program.
 
     Args:
-      noise_multiplier: σ ≥ 0. Zero adds nothing and gives no privacy.
+      noise_multiplier: σ, 0 or at least 1/500. Zero adds nothing and gives no privacy.
       sensitivity: S, the L2 sensitivity of the sum, finite.
-      key: a JAX PRNG key that is used for nothing else.
+      key: a JAX PRNG key that is used for nothing else. `jax.random.key(i)` can be guessed by
+        trying all i: for a sum to release, use `bam.secret_key()`.
 
     Returns:
-      An optax transform of the sum. Each leaf keeps its dtype; noise is drawn in float32 or wider.
+      An optax transform of the sum. Each leaf keeps its dtype.
 
     Raises:
-      ValueError: if σ or S is negative or not finite.
+      ValueError: if σ or S is negative or not finite, or σ positive and below 1/500.
     """
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
-    if not (math.isfinite(sensitivity) and sensitivity >= 0):
-        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
-    stddev = noise_multiplier * sensitivity
+    _check_noise(noise_multiplier, sensitivity)
 
     def init(params: Params) -> GaussianNoiseState:
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
@@ -294,14 +324,34 @@ def add_gaussian_noise(
     def update(
         total: Grads, state: GaussianNoiseState, params: Any = None
     ) -> tuple[Grads, GaussianNoiseState]:
-        if stddev == 0:  # nothing to draw, which ordinary training should not pay for
-            return total, state._replace(step=state.step + 1)
-        noise_key = jax.random.fold_in(state.key, state.step)
-        noise = _normal_like(total, noise_key)
-        noised = jax.tree.map(lambda x, z: (x + stddev * z).astype(x.dtype), total, noise)
-        return noised, state._replace(step=state.step + 1)
+        noise, next_state = next_noise(state, noise_multiplier, sensitivity)
+        if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
+            return total, next_state
+        return grid.add_to_floats(noise, total), next_state
 
     return optax.GradientTransformation(init, update)
+
+
+def secret_key() -> Array:
+    """A PRNG key that nobody can know: 64 bits from the operating system.
+
+    Returns:
+      A typed threefry key, another one at every call.
+    """
+    words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+    if 0 < noise_multiplier < LEAST_NOISE_MULTIPLIER:
+        raise ValueError(
+            f"noise_multiplier {noise_multiplier} hides nothing: use 0 for none, or at least "
+            f"{LEAST_NOISE_MULTIPLIER}"
+        )
+    if not (math.isfinite(sensitivity) and sensitivity >= 0):
+        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
 
 
 class PrivatizeState(NamedTuple):
@@ -321,7 +371,7 @@ def privatize(
 
     $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
     arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
-    memory; `clipped_sum`, then `add_gaussian_noise`, then division by l is the same in constant
+    memory; `clipped_sum` with `noise`, then division by l, is the same to the bit in constant
     memory. Initialise it once per key: a new state starts the noise over.
 
     The guarantee needs the batch to be drawn by Poisson sampling with probability l/N. Rows may be
@@ -330,9 +380,10 @@ def privatize(
 
     Args:
       clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
-      noise_multiplier: σ, noise standard deviation over sensitivity.
+      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 1/500.
       expected_batch_size: l, public; never the number of rows drawn.
-      key: a JAX PRNG key used for nothing else.
+      key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
+        `jax.random.key(i)` can be guessed by trying all i.
 
     Returns:
       An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
@@ -342,6 +393,7 @@ def privatize(
     Raises:
       ValueError: if `clip` is not bounded, or a number is out of range; in `update`, if `params` is
         given and a gradient has no leading example axis.
+      TypeError: in `update`, if a gradient is not of real floating-point numbers.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -354,12 +406,14 @@ def privatize(
       >>> updates["w"].shape
       (3,)
     """
-    noise = add_gaussian_noise(noise_multiplier, sensitivity_of(clip), key)
+    sensitivity = sensitivity_of(clip)
+    _check_noise(noise_multiplier, sensitivity)
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
 
     def init(params: Params) -> PrivatizeState:
-        return PrivatizeState(clip.init(params), noise.init(params))
+        noise = GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
+        return PrivatizeState(clip.init(params), noise)
 
     def update(
         grads: Grads,
@@ -371,15 +425,17 @@ def privatize(
     ) -> tuple[Grads, PrivatizeState]:
         _check_per_example(grads, params)
 
-        def bound(grad: Grads, keep: Any) -> Grads:
-            bounded, _ = clip.update(grad, state.clip, params)
-            wide = jax.tree.map(tree.at_least_float32, bounded)  # a narrow sum would round
-            return jax.tree.map(lambda x: jnp.where(keep, x, 0), wide)
-
-        batch_size = jax.tree.leaves(grads)[0].shape[0]
-        bounded = jax.vmap(bound)(grads, jnp.ones(batch_size, bool) if mask is None else mask)
-        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), bounded)
-        noised, noise_state = noise.update(total, state.noise)
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity)
+        noised, _ = clipped_sum(
+            lambda params, row: row,
+            clip,
+            params,
+            grads,
+            mask=mask,
+            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            noise=noise,
+            clip_state=state.clip,
+        )
         mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
         private_grad, clip_state = finish(clip, mean, state.clip)
         return private_grad, PrivatizeState(clip_state, noise_state)
@@ -416,15 +472,15 @@ def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
     return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
 
 
-def _scale(grads: Grads, scale: Array, keep: Array) -> Grads:
-    """Returns `scale · grads`, or zeros where `keep` is False; never NaN from `0 · inf`.
+def _scale(grads: Grads, scale: Array, keep: Array, then: float = 1.0) -> Grads:
+    """Returns `then · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
 
     A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because
     rounding to nearest could lift the norm above the bound.
     """
 
     def one(x: Array) -> Array:
-        scaled = scale * tree.at_least_float32(x)
+        scaled = then * (scale * tree.at_least_float32(x))
         rounded = scaled.astype(x.dtype)
         if jnp.finfo(x.dtype).bits < 32:
             grew = jnp.abs(tree.at_least_float32(rounded)) > jnp.abs(scaled)
@@ -432,17 +488,3 @@ def _scale(grads: Grads, scale: Array, keep: Array) -> Grads:
         return jnp.where(keep, rounded, jnp.zeros_like(x))
 
     return jax.tree.map(one, grads)
-
-
-def _normal_like(tree_like: Grads, key: Array) -> Grads:
-    """Independent standard normals shaped like a pytree, in float32 or wider.
-
-    One draw for all leaves together, cut into pieces: no two entries share a random number.
-    """
-    leaves: list[Array] = jax.tree.leaves(tree_like)
-    dtype = jnp.result_type(jnp.float32, *(x.dtype for x in leaves))
-    draw = jax.random.normal(key, (sum(x.size for x in leaves),), dtype)
-    ends = np.cumsum([x.size for x in leaves])[:-1]
-    pieces = jnp.split(draw, ends) if leaves else []
-    shaped = [z.reshape(x.shape) for z, x in zip(pieces, leaves, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(tree_like), shaped)
