@@ -2,12 +2,13 @@
 
 Everything is read from local files. Whole CIFAR archives are checked against their published MD5
 sums, every set against its published number of rows, and the pickles of the Python archives can run
-nothing (`safe_pickle`).
+nothing (`safe_pickle`). No file is read, or unpacked, beyond what such a set can have.
 """
 
 import functools
 import gzip
 import hashlib
+import math
 import struct
 import tarfile
 import zipfile
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bam.data import safe_pickle
-from bam.data.common import DataError, Split, check_labels
+from bam.data.common import DataError, Split, check_labels, check_size, read_file
 
 MD5 = {
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -43,6 +44,9 @@ _IMAGENET32_FILES = (
     ("val_data.npz",),
 )
 _MNIST_FILES = ("train-{}-ubyte", "t10k-{}-ubyte")
+# Of a row of CIFAR in any layout: a pickle may take two bytes for one, and the file's name.
+_CIFAR_ROW_BYTES = 2 * 3074 + 256
+MIB = 2**20
 
 
 class _Layout(NamedTuple):
@@ -103,21 +107,24 @@ def _cifar(name: str, path: Path) -> tuple[Split, Split]:
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
     """The first of the data set's layouts found at `path`, and its files' bytes."""
     layouts = _LAYOUTS[name]
+    limit = max(ROWS[name]) * _CIFAR_ROW_BYTES + MIB
     for layout in layouts:
         archive = path if path.is_file() and path.name == layout.archive else path / layout.archive
         if archive.is_file():
-            return layout, _untar(archive, layout)
+            return layout, _untar(archive, layout, limit)
         for folder in (path / layout.folder, path):
             if (folder / layout.files[0][0]).is_file():
                 return layout, {
-                    file: _bytes_of(folder / file) for files in layout.files for file in files
+                    file: read_file(folder / file, limit)
+                    for files in layout.files
+                    for file in files
                 }
     expected = " or ".join(layout.archive for layout in layouts)
     raise DataError(f"{path}: neither {expected} nor what they contain")
 
 
-def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
-    """Reads the members of an archive into memory once its checksum is right."""
+def _untar(archive: Path, layout: _Layout, limit: int) -> dict[str, bytes]:
+    """Reads an archive's members, of `limit` bytes at most, once its checksum is right."""
     with archive.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != MD5[layout.archive]:
@@ -132,6 +139,7 @@ def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
             for member in tar:
                 name = member.name.removeprefix("./")
                 if name in wanted and (handle := tar.extractfile(member)) is not None:
+                    check_size(member.size, limit, f"{archive}: {name}")
                     contents[wanted[name]] = handle.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: not a readable archive: {error}") from error
@@ -151,49 +159,74 @@ def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndar
 
 
 def _imagenet32(name: str, path: Path) -> tuple[Split, Split]:
-    def parts(files: tuple[str, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def parts(files: tuple[str, ...], rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        rows_per_file = 2 * rows // len(files)  # the official ones differ little
         for name in files:
             where = path / name
             if not where.is_file():
                 raise DataError(f"{where}: missing")
             try:
-                # Opened here, because NumPy leaves a damaged file open.
-                with where.open("rb") as file, np.load(file, allow_pickle=False) as batch:
-                    pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
-            except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-                raise DataError(f"{where}: not a readable batch: {e}") from e
+                with zipfile.ZipFile(where) as batch:
+                    pixels = _npy(batch, "data", rows_per_file * 3072)
+                    labels = np.asarray(_npy(batch, "labels", rows_per_file * 8), np.int64)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+            # A damaged file raises nearly anything.
+            except Exception as error:
+                raise DataError(f"{where}: not a readable batch: {error}") from error
             yield _channels_last(pixels, str(where)), check_labels(labels - 1, 1000, str(where))
 
     train, test = (
-        _join(parts(files), rows, _CIFAR_SHAPE, path)
+        _join(parts(files, rows), rows, _CIFAR_SHAPE, path)
         for files, rows in zip(_IMAGENET32_FILES, ROWS[name], strict=True)
     )
     return train, test
 
 
+def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
+    """An array of an npz file, once its header declares no more than `limit` bytes."""
+    # NumPy writes no other; bzip2 and LZMA are not unpacked piece by piece.
+    if batch.getinfo(f"{name}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed as NumPy does not")
+    with batch.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read_header = np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        check_size(math.prod(shape) * dtype.itemsize, limit, name)
+    with batch.open(f"{name}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def _mnist(name: str, path: Path) -> tuple[Split, Split]:
-    def read_split(pattern: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images = _idx(path, pattern.format("images-idx3"), num_axes=3)[..., None]
-        labels = _idx(path, pattern.format("labels-idx1"), num_axes=1)
+    def read_split(pattern: str, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        images = _idx(path, pattern.format("images-idx3"), (rows, 28, 28))[..., None]
+        labels = _idx(path, pattern.format("labels-idx1"), (rows,))
         yield images, check_labels(labels, 10, str(path / pattern.format("labels-idx1")))
 
     train, test = (
-        _join(read_split(pattern), rows, (28, 28, 1), path)
+        _join(read_split(pattern, rows), rows, (28, 28, 1), path)
         for pattern, rows in zip(_MNIST_FILES, ROWS[name], strict=True)
     )
     return train, test
 
 
-def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
+def _idx(folder: Path, name: str, largest: tuple[int, ...]) -> np.ndarray:
     """The uint8 array of an idx file: a magic number, big-endian lengths, then the bytes."""
     file = next((f for f in (folder / f"{name}.gz", folder / name) if f.is_file()), folder / name)
-    content = _bytes_of(file)
+    num_axes = len(largest)
+    start = 4 + 4 * num_axes
+    limit = start + math.prod(largest)
     if file.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            with gzip.open(file) as unpacked:
+                content = unpacked.read(limit + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{file}: truncated or altered: {error}") from error
-    start = 4 + 4 * num_axes
+        check_size(len(content), limit, f"{file}, unpacked")
+    else:
+        content = read_file(file, limit)
     if len(content) < start or content[:4] != bytes((0, 0, 8, num_axes)):
         raise DataError(f"{file}: not an idx file of bytes with {num_axes} axes")
     shape = struct.unpack(f">{num_axes}I", content[4:start])
@@ -201,13 +234,6 @@ def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
     if len(content) - start != expected:
         raise DataError(f"{file}: {len(content) - start} bytes after the header, not {expected}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{file}: missing") from None
 
 
 def _channels_last(pixels: np.ndarray, where: str) -> np.ndarray:

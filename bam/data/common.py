@@ -1,11 +1,23 @@
-"""What every reader shares: the split, the error, decoding of images, checks of labels."""
+"""What every reader shares: the split, the error, limits on sizes, images, checks of labels.
+
+Files may come from strangers: a size that one of them declares is checked before memory is taken.
+"""
 
 import io
+import math
+import os
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt8
+
+# Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
+IMAGE_FORMATS = ("PNG", "JPEG")
+# Of the first image of a data set whose size is not known: 50 MB decoded.
+MAX_PIXELS = 2**24
 
 
 class DataError(ValueError):
@@ -28,35 +40,85 @@ class Split(NamedTuple):
     labels: Int32[np.ndarray | Array, " n"]
 
 
+def read_file(file: Path, limit: int) -> bytes:
+    """The bytes of an ordinary file that has at most `limit` of them.
+
+    Args:
+      file: its path; a pipe or a device is no ordinary file.
+      limit: the most that such a file can have, if it is what its name promises.
+
+    Returns:
+      Its content.
+
+    Raises:
+      DataError: if it is missing or larger.
+    """
+    if not file.is_file():
+        raise DataError(f"{file}: missing")
+    check_size(file.stat().st_size, limit, str(file))
+    return file.read_bytes()
+
+
+def check_size(num_bytes: int, limit: int, where: str) -> None:
+    """Refuses what declares more bytes than it can have.
+
+    Args:
+      num_bytes: as declared.
+      limit: the most that is expected.
+      where: what the error names.
+
+    Raises:
+      DataError: if they are more.
+    """
+    if num_bytes > limit:
+        raise DataError(f"{where}: {num_bytes:,} bytes, at most {limit:,} are expected")
+
+
+def check_memory(num_bytes: int, where: str) -> None:
+    """Refuses what cannot be held in this machine's memory.
+
+    Args:
+      num_bytes: that the data will take.
+      where: what the error names.
+
+    Raises:
+      DataError: if there are not so many bytes of physical memory.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory:
+        raise DataError(
+            f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; this machine has "
+            f"{memory / 2**30:,.0f}"
+        )
+
+
 def decode_images(
     encoded: Sequence[bytes | None], where: str, shape: tuple[int, int, int] | None = None
 ) -> UInt8[np.ndarray, "n h w c"]:
-    """Decodes JPEG, PNG or other still images of one size.
+    """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
     Args:
       encoded: `N` image files, at least one; None marks a missing one.
       where: what an error names before the row, for example the file's path.
-      shape: `(height, width, channels)` that every image must have; None: that of the first image.
-        Channels are 1 (grey) or 3 (RGB; palettes are looked up and transparency is dropped).
+      shape: `(height, width, channels)` that every image must have; None: that of the first image,
+        of `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are looked up and
+        transparency is dropped).
 
     Returns:
       `[N, height, width, channels]` uint8.
 
     Raises:
-      DataError: naming the first row (from 0) that is missing, unreadable, or of another shape.
+      DataError: naming the first row (from 0) that is missing, unreadable, or of another shape; if
+        the decoded images do not fit into memory.
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")
-    first = _decode(encoded[0], where, 0)
-    images = np.empty((len(encoded), *(shape or first.shape)), np.uint8)
+    shape = shape or _decode(encoded[0], where, 0, None).shape
+    check_memory(len(encoded) * math.prod(shape), where)
+    images = np.empty((len(encoded), *shape), np.uint8)
     # Small images cost Pillow's header parsing, which is Python: threads would not speed it up.
     for row, file in enumerate(encoded):
-        image = _decode(file, where, row)
-        if image.shape != images.shape[1:]:
-            raise DataError(
-                f"{where}: row {row}: image of shape {image.shape}, expected {images.shape[1:]}"
-            )
-        images[row] = image
+        images[row] = _decode(file, where, row, shape)
     return images
 
 
@@ -83,17 +145,31 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.n
     return labels.astype(np.int32)
 
 
-def _decode(encoded: bytes | None, where: str, row: int) -> np.ndarray:
+def _decode(
+    encoded: bytes | None, where: str, row: int, shape: tuple[int, ...] | None
+) -> np.ndarray:
     from PIL import Image
 
     if encoded is None:
         raise DataError(f"{where}: row {row}: no image bytes")
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)  # its header alone
+        with image:
             if image.mode not in ("1", "L", "RGB", "RGBA", "P"):
                 raise ValueError(f"mode {image.mode} is neither 8-bit grey nor RGB")
             target = "L" if image.mode in ("1", "L") else "RGB"
+            declared = (image.height, image.width, 1 if target == "L" else 3)
+            if shape is None and image.height * image.width > MAX_PIXELS:
+                raise ValueError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
+            if shape not in (None, declared):
+                raise DataError(
+                    f"{where}: row {row}: image of shape {declared}, expected {tuple(shape)}"
+                )
             pixels = np.asarray(image if image.mode == target else image.convert(target))
+    except DataError:
+        raise
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
         raise DataError(f"{where}: row {row}: unreadable image: {error}") from error

@@ -1,16 +1,27 @@
 """Reads the pickled batches of the CIFAR Python archives without running what they say.
 
 An ordinary `pickle.load` lets a file call any function. Here every name that a pickle of a NumPy
-array needs is a stand-in defined below, and any other name is refused.
+array needs is a stand-in defined below, and any other name is refused. It also lets nine bytes take
+gigabytes: here the operations are read, and their sizes checked, before any is obeyed.
 """
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 
 from bam.data.common import DataError
+
+# Those of Python 2, which made the archives (its protocol 2), and bytes; but nothing that names a
+# class, or something outside of the file, in another way than GLOBAL.
+OPERATIONS = {opcode.name for opcode in pickletools.opcodes if opcode.proto <= 3} - {
+    *("INST", "OBJ", "NEWOBJ", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID")
+}
+# An official batch has three to five for each of its rows, 50,000 at most. Each makes an object
+# of at most a hundred bytes or so, besides what it copies from the file.
+MAX_OPERATIONS = 10**6
 
 
 def parse(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +39,8 @@ def parse(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.
       DataError: for a pickle that is damaged, holds something else, or asks for a function.
     """
     try:
-        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        _check_operations(content)
+        batch = _Unpickler(content).load()
         pixels, labels = batch[b"data"].pixels(), batch[label_key]
         if not all(type(label) is int for label in labels):
             raise TypeError("labels are not integers")
@@ -69,21 +81,46 @@ def _new_array(*_: Any) -> _Array:
     return _Array()
 
 
-def _latin1(text: str, _: Any) -> bytes:
-    return text.encode("latin1")
-
-
 STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _new_array,
     ("numpy._core.multiarray", "_reconstruct"): _new_array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _DType,
-    ("_codecs", "encode"): _latin1,
 }
 
 
+def _check_operations(content: bytes) -> None:
+    """Refuses a pickle that may take much more memory than it has itself.
+
+    Raises:
+      DataError: for an operation that no batch needs, too many of them, or an entry of the memo (a
+        table as long as its largest index) beyond their number.
+      ValueError: for one that reads beyond the end, or no pickle.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name not in OPERATIONS:
+            raise DataError(f"refused: the pickle uses {opcode.name}")
+        if count >= MAX_OPERATIONS:
+            raise DataError(f"refused: the pickle has more than {MAX_OPERATIONS:,} operations")
+        if opcode.name.endswith("PUT") and (argument or 0) > count:
+            raise DataError(f"refused: the pickle asks for {argument:,} entries of its memo")
+
+
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self._remaining = len(content)
+
+    def _latin1(self, text: str, _: Any) -> bytes:
+        """How Python 3 stores bytes; a text that stands there once may be encoded many times."""
+        self._remaining -= len(text)
+        if self._remaining < 0:
+            raise DataError("refused: the pickle makes more bytes than it has")
+        return text.encode("latin1")
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):
+            return self._latin1
         if (module, name) not in STAND_INS:
             raise DataError(f"refused: the pickle asks for {module}.{name}")
         return STAND_INS[module, name]
