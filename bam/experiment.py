@@ -7,6 +7,7 @@ functions do in one step of training is `step`, inside `build`.
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -422,6 +423,7 @@ def _check(config: ConfigDict) -> None:
         "seed": (0 if config.seed is None else config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
         "num_steps": (config.num_steps, 0),
+        "dataset.num_classes": (config.dataset.num_classes, 0),
         "dataset.holdout": (config.dataset.holdout, 0),
         "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
         "eval.every": (config.eval.every, 0),
@@ -451,19 +453,22 @@ def _average(averaged: Params, params: Params, step: Array, decay: float) -> Par
 
 
 @functools.lru_cache(maxsize=2)  # several methods share one data set
-def load_dataset(name: str, source: str, path: str, holdout: int) -> datasets.Dataset:
+def load_dataset(
+    name: str, source: str, path: str, num_classes: int, holdout: int
+) -> datasets.Dataset:
     """The data of a config's `dataset` section; the last two are kept in memory.
 
     Args:
       name: as `datasets.load` takes it.
       source: likewise.
       path: likewise.
+      num_classes: likewise.
       holdout: training examples to set aside, see `datasets.hold_out`.
 
     Returns:
       A `Dataset`.
     """
-    return datasets.hold_out(datasets.load(name, source, path), holdout)
+    return datasets.hold_out(datasets.load(name, source, path, num_classes), holdout)
 
 
 def _clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
@@ -474,11 +479,11 @@ def _clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     if not public.dataset:
         raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
     same_name = public.dataset == private.name != "folder"
-    same_path = public.path and Path(public.path).resolve() == Path(private.path).resolve()
+    same_path = public.path and private.path and _place(public.path) == _place(private.path)
     if same_name or same_path:
         raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
     return _public_clip_norm(
-        (public.dataset, public.source, public.path),
+        (public.dataset, public.source, public.path, public.num_classes),
         shape,
         tuple(sorted(config.model.items())),
         public.quantile,
@@ -486,9 +491,18 @@ def _clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     )
 
 
+def _place(path: str) -> Path:
+    """The one name of a file or folder that many paths lead to."""
+    return Path(os.path.expanduser(path)).resolve()
+
+
 @functools.lru_cache  # experiments that differ by method or ε share it
 def _public_clip_norm(
-    source: tuple[str, str, str], shape: tuple[int, ...], model: Any, quantile: float, steps: int
+    source: tuple[str, str, str, int],
+    shape: tuple[int, ...],
+    model: Any,
+    quantile: float,
+    steps: int,
 ) -> float:
     public = load_dataset(*source, holdout=0)
     return public_clip.clip_norm_from_public(public, shape, dict(model), quantile, steps)

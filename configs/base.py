@@ -55,7 +55,14 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
     # say that it is public: it must share no example with the private one.
     config.public_clip = ConfigDict(
-        {"quantile": 0.0, "dataset": "", "source": "", "path": "", "num_steps": 20}
+        {
+            "quantile": 0.0,
+            "dataset": "",
+            "source": "",
+            "path": "",
+            "num_classes": 0,
+            "num_steps": 20,
+        }
     )
     config.expected_batch_size = 256  # l; Poisson sampling with q = l/N
 
@@ -73,8 +80,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.method = ConfigDict({"name": method, **METHODS[method]})
     config.model = ConfigDict({"name": "convnet", "width": 16})
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
+    # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
     # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.
-    config.dataset = ConfigDict({"name": "digits", "source": "", "path": "", "holdout": 0})
+    config.dataset = ConfigDict(
+        {"name": "digits", "source": "", "path": "", "num_classes": 0, "holdout": 0}
+    )
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
     config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none", "padding": "reflect"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it

@@ -49,6 +49,7 @@ KEYS = {
     "optimizer.learning_rate": any_float,
     "augment.views": any_int,
     "augment.shift": any_int,
+    "dataset.num_classes": any_int,
     "dataset.holdout": any_int,
     "eval.every": any_int,
     "diagnostics.num_examples": any_int,

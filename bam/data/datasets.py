@@ -1,5 +1,6 @@
 """Data sets in memory: one function for every name and source."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -67,13 +68,16 @@ CUSTOM_MEAN, CUSTOM_STD = 0.5, 0.25
 
 
 def load(
-    name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
+    name: str,
+    source: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    num_classes: int = 0,
 ) -> Dataset:
     """Loads a data set by name from one of its sources.
 
     Nothing is ever downloaded. For one's own images use the name "folder", source "parquet": sizes
-    and channels are those of the first image, classes are counted as `parquet.read` says, and the
-    normalisation is a mean of 0.5 and a deviation of 0.25 in every channel.
+    and channels are those of the first image, and the normalisation is a mean of 0.5 and a
+    deviation of 0.25 in every channel.
 
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
@@ -83,6 +87,8 @@ def load(
         as downloaded, see `archives.read`. None or "": the default.
       path: the folder (or archive) to read. None or "": with source "tfds", the environment
         variable TFDS_DATA_DIR or else `~/tensorflow_datasets`.
+      num_classes: of a "folder", if its files do not name the classes, see `parquet.read`; 0: as
+        they are named, or as it is known.
 
     Returns:
       A `Dataset`: uint8 images `[N, height, width, channels]` and int32 labels from 0. Only
@@ -90,7 +96,8 @@ def load(
 
     Raises:
       DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
-        damaged or not what the name promises; it names file and row.
+        damaged or not what the name promises, naming file and row; for a number of classes that
+        is missing or wrong.
 
     Examples:
       >>> load("digits").train.images.shape
@@ -107,10 +114,16 @@ def load(
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     if source != "sklearn" and not path:
         raise DataError(f"{name} from source {source} needs a path")
-    where = Path(path or "").expanduser()
+    if facts and num_classes not in (0, facts.num_classes):
+        raise DataError(
+            f"{name} has {facts.num_classes} classes, dataset.num_classes says {num_classes}"
+        )
+    if num_classes < 0:
+        raise DataError(f"dataset.num_classes must be at least 0, got {num_classes}")
+    where = Path(os.path.expanduser(path or ""))
 
     if facts is None:
-        train, test, num_classes = parquet.read(where)
+        train, test, num_classes = parquet.read(where, num_classes=num_classes)
         channels = train.images.shape[-1]
         mean, std = np.full(channels, CUSTOM_MEAN), np.full(channels, CUSTOM_STD)
         name = where.resolve().name
@@ -176,7 +189,13 @@ def check(dataset: Dataset) -> None:
 
 
 def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
-    """Sets evenly spaced training examples aside, in the place of the test split.
+    """Sets training examples aside, in the place of the test split: those of the least hashes.
+
+    An example's hash is of its own image and label, so neither its place nor a seed matters: with
+    one example more or less in `dataset`, `train` has exactly one more or less too, and `test` the
+    same number, with at most one exchanged. The guarantee for adding or removing an example of
+    `train` is therefore one for `dataset`. Of equal examples some may fall on either side, if
+    theirs is the last hash that is set aside; all others stay together.
 
     For choosing hyper-parameters without a look at the test split. What is chosen on held-out
     examples reveals something of them, and no ε here covers that.
@@ -197,9 +216,23 @@ def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
     if not 0 < num_examples < total:
         raise ValueError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
     aside = np.zeros(total, bool)
-    aside[np.arange(num_examples) * total // num_examples] = True
+    aside[np.argsort(_hashes(dataset.train), kind="stable")[:num_examples]] = True
     train, test = (Split(*(x[rows] for x in dataset.train)) for rows in (~aside, aside))
     return dataset._replace(train=train, test=test)
+
+
+def _hashes(split: Split) -> np.ndarray:
+    """A number of 64 bits for each example, which depends on nothing but the example."""
+    digests = [
+        hashlib.blake2b(
+            image.tobytes(),
+            digest_size=8,
+            key=b"bam hold_out",
+            salt=int(label).to_bytes(8, signed=True),
+        ).digest()
+        for image, label in zip(split.images, split.labels, strict=True)
+    ]
+    return np.frombuffer(b"".join(digests), ">u8")
 
 
 def _sklearn(name: str, path: Path) -> tuple[Split, Split]:

@@ -1,20 +1,34 @@
-"""Data sets in Parquet, in the column layout of Hugging Face image data sets."""
+"""Data sets in Parquet, in the column layout of Hugging Face image data sets.
+
+Equal images are stored once in such a file, and held once while it is read: a small file cannot
+fill the memory by repeating a large image. Within a row group a file that lies about its sizes can
+still take what the format allows: 2 GiB for a page, and 2 GiB for different images.
+"""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bam.data.common import DataError, Split, check_labels, decode_images
+from bam.data.common import (
+    DataError,
+    Split,
+    check_labels,
+    check_memory,
+    check_size,
+    decode_images,
+)
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
+MAX_ROW_GROUP = 2**30  # bytes of encoded images; Hugging Face writes 100 or 1000 rows
 
 
 def read(
-    path: Path, shape: tuple[int, int, int] | None = None, num_classes: int | None = None
+    path: Path, shape: tuple[int, int, int] | None = None, num_classes: int = 0
 ) -> tuple[Split, Split, int]:
     """Reads a folder with `train.parquet` and `test.parquet`.
 
@@ -25,29 +39,32 @@ def read(
     Args:
       path: the folder.
       shape: `(height, width, channels)` of every image; None: that of the first training image.
-      num_classes: None: the number of class names in the schema metadata or, without such, the
-        largest label plus one. The number of classes is public: name the classes in the metadata
-        if the largest label of a private set is not.
+      num_classes: 0: the number of class names in the schema metadata of the first training file.
+        It is public, so it is never counted from the labels, which are not.
 
     Returns:
       The training split, the test split, the number of classes.
 
     Raises:
-      DataError: for a missing split or column, a damaged file, image or label, naming file and row.
+      DataError: for a missing split or column, a damaged file, image or label, naming file and row;
+        if the number of classes is neither given nor named, or both and not the same.
     """
     files = {split: _files(path, split) for split in ("train", "test")}
-    tables = {split: [_table(file) for file in files[split]] for split in files}
-    named = _num_classes(tables["train"][0][2])
+    named = _num_classes(files["train"][0])
     if named and num_classes and named != num_classes:
         raise DataError(f"{files['train'][0]}: has {named} classes, expected {num_classes}")
-    if num_classes is None:
-        num_classes = named or 1 + max(
-            int(labels.max(initial=0)) for parts in tables.values() for _, labels, _ in parts
+    num_classes = num_classes or named
+    if not num_classes:
+        raise DataError(
+            f"{files['train'][0]}: how many classes there are is public and not counted from the "
+            "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
+            "--config.dataset.num_classes (of public data: --config.public_clip.num_classes)"
         )
     splits = []
     for split in ("train", "test"):
         images, labels = [], []
-        for file, (encoded, numbers, _) in zip(files[split], tables[split], strict=True):
+        for file in files[split]:
+            encoded, numbers = _table(file, math.prod(shape) if shape else 1)
             labels.append(check_labels(numbers, num_classes, str(file)))
             images.append(decode_images(encoded, str(file), shape))
             shape = shape or images[0].shape[1:]
@@ -72,12 +89,14 @@ def _files(folder: Path, split: str) -> list[Path]:
     return shards
 
 
-def _table(file: Path) -> tuple[list[bytes | None], np.ndarray, dict[bytes, bytes]]:
-    """Encoded images, labels and schema metadata of a file."""
+def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.ndarray]:
+    """Encoded images, equal ones the same object where the file repeats one, and labels."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    encoded: list[bytes | None] = []
+    numbers: list[np.ndarray] = []
     try:
         schema = pq.read_schema(file)
         image = _column(schema, IMAGE_COLUMNS, file)
@@ -87,14 +106,28 @@ def _table(file: Path) -> tuple[list[bytes | None], np.ndarray, dict[bytes, byte
             raise DataError(f"{file}: column {image} is {image_type}, not a struct with bytes")
         if not pa.types.is_integer(label_type):
             raise DataError(f"{file}: column {label} is {label_type}, not an integer")
-        table = pq.read_table(file, columns=[image, label])
+        column = f"{image}.bytes"
+        with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
+            check_memory(table.metadata.num_rows * bytes_per_image, str(file))
+            num_bytes = 0
+            for group in range(table.num_row_groups):
+                declared = table.metadata.row_group(group).total_byte_size
+                check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
+                rows = table.read_row_group(group, columns=[column, label])
+                missing = np.flatnonzero(rows[label].is_null().to_numpy())
+                if missing.size:
+                    raise DataError(f"{file}: row {len(encoded) + missing[0]}: no label")
+                for part in pc.struct_field(rows[image], "bytes").chunks:
+                    num_bytes += part.nbytes
+                    check_memory(num_bytes, str(file))
+                    different = part.dictionary.to_pylist()
+                    encoded += [
+                        None if i is None else different[i] for i in part.indices.to_pylist()
+                    ]
+                numbers.append(rows[label].to_numpy().astype(np.int64))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-    missing = np.flatnonzero(table[label].is_null().to_numpy())
-    if missing.size:
-        raise DataError(f"{file}: row {missing[0]}: no label")
-    encoded = pc.struct_field(table[image], "bytes").to_pylist()
-    return encoded, table[label].to_numpy().astype(np.int64), schema.metadata or {}
+    return encoded, np.concatenate([*numbers, np.zeros(0, np.int64)])
 
 
 def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
@@ -104,11 +137,18 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
     raise DataError(f"{file}: no column {' or '.join(names)} among {', '.join(schema.names)}")
 
 
-def _num_classes(metadata: dict[bytes, bytes]) -> int | None:
-    """The number of class names that the schema metadata give, if they do."""
+def _num_classes(file: Path) -> int:
+    """The number of class names that a file's schema metadata give; 0 if they do not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)
-        return len(names) or None
-    except (KeyError, TypeError, ValueError, StopIteration):
-        return None
+        return len(names) if isinstance(names, list) else 0
+    except (KeyError, TypeError, ValueError, StopIteration, RecursionError):
+        return 0
