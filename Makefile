@@ -79,4 +79,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-audit .venv-docs site .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-audit .venv-docs site .mypy_cache .pytest_cache .ruff_cache

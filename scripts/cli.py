@@ -6,10 +6,12 @@ import math
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import jax
@@ -114,13 +116,36 @@ def lost_processes() -> Iterator[None]:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in `.jax_cache`, so that the second run starts at once.
+    """Keeps compiled programs in a folder of the user, so that the second run starts at once.
 
-    The environment variable JAX_COMPILATION_CACHE_DIR names another folder.
+    What lies there is run without a question, so it is `$XDG_CACHE_HOME/bam/jax`, or else
+    `~/.cache/bam/jax`, never a folder that came with data or code; and one that another user owns
+    or may write to is passed over, with a line that says so. The environment variable
+    JAX_COMPILATION_CACHE_DIR names another folder, which is not checked.
     """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", ".jax_cache")
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored, says the XDG specification.
+    folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "bam" / "jax"
+    try:
+        for part in (folder.parent, folder):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_own(part)
+    except OSError as error:
+        print(f"warning: compiled programs are not kept: {error}", file=sys.stderr, flush=True)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _check_own(folder: Path) -> None:
+    """Refuses a folder that another user, root apart, can put files into."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} can be written to by others (chmod 700 {folder})")
 
 
 def _use_all_cores() -> None:
