@@ -1,0 +1,533 @@
+"""A stranger's files run nothing, take no more memory than they should, and decide nothing."""
+
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import os
+import struct
+import sys
+import tracemalloc
+import zipfile
+import zlib
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from bam import experiment
+from bam.checkpoint import Checkpoints
+from bam.data import archives, datasets, parquet, prepared, safe_pickle
+from bam.data.common import DataError, Split, decode_images
+from configs import digits
+from scripts import cli
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
+LABELS = (np.arange(12) % 5).astype(np.int32)
+TRAIN, TEST = Split(IMAGES[:10], LABELS[:10]), Split(IMAGES[10:], LABELS[10:])
+MIB = 2**20
+
+
+def resident(field):
+    """VmRSS or VmHWM of this process, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def at_most(mib, traced=True):
+    """Fails if Python and NumPy ask for more (`traced`), or if more becomes resident (on Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = resident("VmRSS") if sys.platform == "linux" else 0
+    if traced:
+        tracemalloc.start()
+    try:
+        yield
+        asked = tracemalloc.get_traced_memory()[1] / MIB
+    finally:
+        tracemalloc.stop()
+    assert asked < mib, f"{asked:.0f} MiB were asked for"
+    if sys.platform == "linux":
+        grown = resident("VmHWM") - before
+        assert grown < mib, f"{grown:.0f} MiB more became resident"
+
+
+def fails(match, *arguments, **options):
+    """`load` fails with one line that matches."""
+    with pytest.raises(DataError, match=match) as caught:
+        datasets.load(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name in archives.ROWS:
+        monkeypatch.setitem(archives.ROWS, name, (10, 2))
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A module `data.evil` that can be imported, and the file that it then makes."""
+    marker = tmp_path / "marker"
+    package = tmp_path / "stranger" / "data"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    monkeypatch.syspath_prepend(package.parent)
+    for name in ("data", "data.evil"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield marker
+    for name in ("data", "data.evil"):
+        sys.modules.pop(name, None)
+
+
+# What a file may run: nothing.
+
+
+def named_inside(features):
+    features["featuresDict"]["features"]["image"]["pythonClassName"] = "data.evil.X"
+    return features
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        named_inside,
+        lambda features: features | {"pythonClassName": "data.evil.X"},
+        lambda features: {"type": "data.evil.X", "content": {}},  # as old versions wrote it
+    ],
+    ids=["a feature", "all features", "old form"],
+)
+def test_a_prepared_folder_imports_no_module_that_it_names(rename, tmp_path, evil):
+    import tensorflow_datasets as tfds
+
+    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    features, info = folder / "features.json", folder / "dataset_info.json"
+    features.write_text(json.dumps(rename(json.loads(features.read_text()))))
+    described = json.loads(info.read_text())
+    info.write_text(json.dumps(described | {"moduleName": "data.evil"}))
+    found = datasets.load("cifar10", "tfds", tmp_path)
+    np.testing.assert_array_equal(found.train.images, TRAIN.images)
+    assert not evil.exists()
+    with contextlib.suppress(Exception):
+        tfds.builder_from_directory(folder)
+    assert evil.exists()  # the library itself imports it
+
+
+def test_a_prepared_folder_names_no_file_outside_itself(tmp_path):
+    stranger, own = tmp_path / "stranger", tmp_path / "own"
+    prepared.write("cifar10", Split(255 - TRAIN.images, TRAIN.labels), TEST, own)
+    folder = prepared.write("cifar10", TRAIN, TEST, stranger)
+    info = folder / "dataset_info.json"
+    described = json.loads(info.read_text())
+    for split in described["splits"]:
+        split["filepathTemplate"] = f"{own}/cifar10/3.0.2/{split['filepathTemplate']}"
+    info.write_text(json.dumps(described))
+    found = datasets.load("cifar10", "tfds", stranger)
+    np.testing.assert_array_equal(found.train.images, TRAIN.images)
+
+
+def test_an_image_is_no_program(tmp_path, monkeypatch):
+    """Pillow has EPS images drawn by Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    marker, ghostscript = tmp_path / "marker", tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\n[ $1 = --version ] || touch {marker}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(DataError, match="x: row 0: unreadable image: cannot identify"):
+        decode_images([program], "x")
+    assert not marker.exists()
+    with contextlib.suppress(Exception):
+        Image.open(io.BytesIO(program)).load()
+    assert marker.exists()  # Pillow itself has it run
+
+
+def test_a_checkpoint_imports_nothing_that_it_names(tmp_path, evil):
+    state = {"weights": jnp.arange(6.0).reshape(2, 3)}
+    with Checkpoints(tmp_path / "run") as checkpoints:
+        checkpoints.save(1, state, {"seed": 1})
+    for file in (tmp_path / "run" / "1").rglob("_*"):
+        content = file.read_text()
+        for name in (
+            "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
+            "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
+            "jax.Array",
+            "SingleDeviceSharding",
+        ):
+            content = content.replace(name, "data.evil.X")
+        assert "data.evil.X" in content
+        file.write_text(content)
+    with contextlib.suppress(ValueError), Checkpoints(tmp_path / "run") as checkpoints:
+        checkpoints.restore(state)
+    assert not evil.exists()
+    importlib.import_module("data.evil")
+    assert evil.exists()
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """Where `use_compilation_cache` would have JAX keep programs: `chosen()`."""
+    found = {}
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.jax, "config", type("Config", (), {"update": found.__setitem__}))
+
+    def choose():
+        found.clear()
+        cli.use_compilation_cache()
+        return found.get("jax_compilation_cache_dir")
+
+    return choose
+
+
+def test_compiled_programs_are_kept_in_a_folder_of_the_users_own(tmp_path, monkeypatch, chosen):
+    (tmp_path / ".jax_cache").mkdir()  # came with the folder we are in
+    folder = tmp_path / "cache" / "bam" / "jax"
+    assert chosen() == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert chosen() == str(tmp_path / "home" / ".cache" / "bam" / "jax")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    assert chosen() is None  # JAX reads it itself
+
+
+def test_a_cache_that_others_own_or_write_to_is_passed_over(tmp_path, monkeypatch, chosen, capsys):
+    folder = Path(chosen())
+    for part in (folder, folder.parent):
+        part.chmod(0o770)
+        assert chosen() is None
+        assert f"not kept: {part} can be written to by others" in capsys.readouterr().err
+        part.chmod(0o755)
+    assert chosen() == str(folder)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert chosen() is None
+    assert capsys.readouterr().err.count("belongs to another user") == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert chosen() is None
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# How much memory a file may take.
+
+TEXT = b"a" * 200_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x8e" + struct.pack("<Q", 2**31),  # so many bytes follow: none do
+        b"\x8d" + struct.pack("<Q", 2**31),
+        b"\x80\x04\x95" + struct.pack("<Q", 2**31),
+        b"\x8b" + struct.pack("<i", 2**31 - 1),
+        b"]r" + struct.pack("<I", 2**24) + b".",  # entry 2**24 of a table
+        b"]p%d\n." % 2**24,
+        # A text that stands there once is copied a thousand times.
+        b"\x80\x02X" + struct.pack("<I", len(TEXT)) + TEXT + b"q\x00c_codecs\nencode\nq\x01]("
+        + b"h\x01h\x00U\x06latin1\x86R" * 1000 + b"e.",
+    ],
+    ids=["bytes", "text", "frame", "long", "memo", "memo in text", "copies"],
+)  # fmt: skip
+def test_a_small_pickle_takes_little_memory(content):
+    with at_most(64), pytest.raises(DataError, match=r"x: (refused|not a CIFAR batch)"):
+        safe_pickle.parse(content, "x", b"labels")
+
+
+def test_a_pickle_makes_no_object_of_every_byte():
+    content = b"(" + b"]" * 2_000_000 + b"l."
+    with (
+        at_most(64, traced=False),
+        pytest.raises(DataError, match="more than 1,000,000 operations"),
+    ):
+        safe_pickle.parse(content, "x", b"labels")
+
+
+def write_npz(file, shape, num_bytes, compression=zipfile.ZIP_DEFLATED):
+    """One whose data declare a shape, and are so many zeros."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    with zipfile.ZipFile(file, "w", compression, compresslevel=1) as batch:
+        with batch.open("data.npy", "w") as data:
+            data.write(b"\x93NUMPY\x01\x00" + header.getvalue()[8:])
+            for _ in range(num_bytes // MIB):
+                data.write(bytes(MIB))
+        with batch.open("labels.npy", "w") as labels:
+            np.save(labels, np.ones(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mib", "compression", "match"),
+    [
+        ((40_960, 3072), 120, zipfile.ZIP_DEFLATED, "data: 125,829,120 bytes, at most 6,144 are"),
+        ((2**40, 3072), 0, zipfile.ZIP_STORED, "data: 3,377,699,720,527,872 bytes, at most 6,144"),
+        ((1, 3072), 0, zipfile.ZIP_LZMA, "data is compressed as NumPy does not"),
+    ],
+)
+def test_an_npz_batch_takes_what_its_rows_can(shape, mib, compression, match, tmp_path, small):
+    write_npz(tmp_path / "train_data_batch_1.npz", shape, mib * MIB, compression)
+    with at_most(64):
+        fails(rf"train_data_batch_1.npz: .*{match}", "imagenet32", "archive", tmp_path)
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_an_idx_file_takes_what_its_rows_can(unpacked, tmp_path, small):
+    name = "train-images-idx3-ubyte"
+    if unpacked:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(120 * MIB)
+    else:
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(bytes(120 * MIB), 1))
+    with at_most(64):
+        fails(f"{name}.*: .* bytes, at most 7,856 are expected", "mnist", "archive", tmp_path)
+
+
+@pytest.mark.parametrize("file", ["cifar-10-batches-py/data_batch_1", "data_batch_1.bin"])
+def test_a_cifar_batch_takes_what_its_rows_can(file, tmp_path, small):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    with (tmp_path / file).open("wb") as batch:
+        batch.truncate(120 * MIB)
+    with at_most(64):
+        fails("data_batch_1.*: 125,829,120 bytes, at most", "cifar10", "archive", tmp_path)
+
+
+def test_descriptions_and_devices_are_not_read_to_their_end(tmp_path, small):
+    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    info = folder / "dataset_info.json"
+    info.write_text("[" * 500_000)
+    fails("3.0.2: not a prepared data set", "cifar10", "tfds", tmp_path)
+    os.truncate(info, 120 * MIB)
+    with at_most(64):
+        fails("dataset_info.json: 125,829,120 bytes, at most 1,048", "cifar10", "tfds", tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").symlink_to("/dev/zero")
+    fails("train-images-idx3-ubyte: missing", "mnist", "archive", tmp_path)
+
+
+def test_a_prepared_split_has_no_more_rows_than_the_official_one(tmp_path, monkeypatch):
+    prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    monkeypatch.setitem(archives.ROWS, "cifar10", (9, 2))
+    fails("train: 10 rows, the official split has 9", "cifar10", "tfds", tmp_path)
+
+
+def test_prepared_rows_are_no_larger_than_images(tmp_path):
+    from array_record.python import array_record_module
+
+    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    file = next(folder.glob("*-train.array_record*"))
+    writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
+    for _ in range(10):
+        writer.write(bytes(16 * MIB))
+    writer.close()
+    assert file.stat().st_size < MIB
+    with at_most(100):
+        fails("train: damaged files: row 0: .*: 16,777,216 bytes, at", "cifar10", "tfds", tmp_path)
+
+
+def png(height, width):
+    """A black grey image, whose pixels need not be in memory."""
+    packer = zlib.compressobj(1)
+    rows = b"".join(packer.compress(bytes(1 + width)) for _ in range(height)) + packer.flush()
+
+    def chunk(kind, content):
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
+
+
+def test_an_image_of_another_size_is_not_unpacked():
+    good, large = png(28, 28), png(9_000, 9_000)
+    assert decode_images([good], "x").shape == (1, 28, 28, 1)
+    with at_most(64):
+        with pytest.raises(DataError, match=r"x: row 1: image of shape \(9000, 9000, 1\), expect"):
+            decode_images([good, large], "x")
+        with pytest.raises(
+            DataError, match=r"x: row 0: .*9000 × 9000 pixels, more than 16,777,216"
+        ):
+            decode_images([large], "x")
+
+
+@pytest.mark.parametrize("size", [13_000, 60_000])  # Pillow warns, Pillow refuses
+def test_an_enormous_image_is_refused_without_a_warning(size):
+    header = png(1, size).replace(struct.pack(">II", size, 1), struct.pack(">II", size, size))
+    # The header's checksum no longer holds; make it hold.
+    header = header[:29] + struct.pack(">I", zlib.crc32(header[12:29])) + header[33:]
+    with at_most(64), pytest.raises(DataError, match="x: row 0: unreadable image: Image size"):
+        decode_images([header], "x")
+
+
+def test_an_image_that_a_parquet_file_repeats_is_held_once(tmp_path):
+    column = pa.array([{"bytes": bytes(MIB)}] * 10)
+    table = pa.table({"img": pa.chunked_array([column] * 20), "label": pa.array([0] * 200)})
+    pq.write_table(table, tmp_path / "train.parquet", compression="zstd")
+    pq.write_table(table[:1], tmp_path / "test.parquet")
+    assert (tmp_path / "train.parquet").stat().st_size < 20_000
+    del column, table
+    with at_most(100):
+        fails("train.parquet: row 0: unreadable image", "cifar10", "parquet", tmp_path)
+
+
+def test_what_exceeds_the_machines_memory_is_refused_before_it_is_read(folder, monkeypatch):
+    datasets.load("cifar10", "parquet", folder)
+    page = os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": page}.get)
+    fails(r"train.parquet: 0 GiB in memory; this machine has 0", "cifar10", "parquet", folder)
+
+
+def test_a_row_group_too_large_to_be_read_at_once_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(parquet, "MAX_ROW_GROUP", 10_000)
+    fails("train.parquet: row group 0: .* bytes, at most 10,000", "cifar10", "parquet", folder)
+
+
+def test_images_of_many_row_groups_are_read_in_order(folder):
+    file = folder / "train.parquet"
+    pq.write_table(pq.read_table(file), file, row_group_size=3, use_dictionary=False)
+    found = datasets.load("cifar10", "parquet", folder)
+    np.testing.assert_array_equal(found.train.images, TRAIN.images)
+    np.testing.assert_array_equal(found.train.labels, TRAIN.labels)
+
+
+# The number of classes is public.
+
+
+def write_parquet(file, split, names=None):
+    def encoded(image):
+        content = io.BytesIO()
+        Image.fromarray(image).save(content, "PNG")
+        return {"bytes": content.getvalue(), "path": None}
+
+    images, labels = [encoded(i) for i in split.images], pa.array(split.labels, pa.int64())
+    table = pa.table({"img": images, "label": labels})
+    if names is not None:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
+    pq.write_table(table, file)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_parquet(tmp_path / "train.parquet", TRAIN)
+    write_parquet(tmp_path / "test.parquet", TEST)
+    return tmp_path
+
+
+def test_classes_that_nobody_names_are_not_counted(folder):
+    remedies = "schema metadata .*, or set --config.dataset.num_classes"
+    fails(rf"train.parquet: .*not counted from the labels: .*{remedies}", "folder", None, folder)
+    assert datasets.load("folder", None, folder, num_classes=7).num_classes == 7
+    for names in ("abcdefghij", [], None, 5):
+        write_parquet(folder / "train.parquet", TRAIN, names)
+        if names != []:
+            fails("not counted from the labels", "folder", None, folder)
+
+
+def test_one_private_label_changes_no_model(folder):
+    train = folder / "train.parquet"
+    large = Split(TRAIN.images, np.where(np.arange(10) == 3, 9, TRAIN.labels))
+    for names, options in ((None, {"num_classes": 10}), ([f"kind {i}" for i in range(10)], {})):
+        for split in (TRAIN, large):
+            write_parquet(train, split, names)
+            assert datasets.load("folder", None, folder, **options).num_classes == 10
+    write_parquet(train, large)
+    fails("train.parquet: row 3: label 9 is not from 0 to 4", "folder", None, folder, num_classes=5)
+
+
+def test_numbers_of_classes_that_disagree_are_refused(folder):
+    write_parquet(folder / "train.parquet", TRAIN, ["a", "b", "c", "d", "e"])
+    fails("train.parquet: has 5 classes, expected 6", "folder", None, folder, num_classes=6)
+    assert datasets.load("folder", None, folder, num_classes=5).num_classes == 5
+    fails("digits has 10 classes, dataset.num_classes says 9", "digits", num_classes=9)
+    assert datasets.load("digits", num_classes=10).num_classes == 10
+    fails("num_classes must be at least 0, got -1", "folder", None, folder, num_classes=-1)
+
+
+def test_a_config_says_how_many_classes_there_are(folder):
+    config = digits.get_config("dp_sgd")
+    config.dataset.update({"name": "folder", "path": str(folder)})
+    with pytest.raises(ValueError, match=r"--config\.dataset\.num_classes"):
+        experiment.load_dataset(**config.dataset)
+    config.dataset.num_classes = 8
+    assert experiment.load_dataset(**config.dataset).num_classes == 8
+
+
+# Which examples are private.
+
+
+def test_two_names_of_one_folder_are_one_data_set(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    (folder.parent / "other").symlink_to(folder)
+    config = digits.get_config("dp_sgd")
+    config.model.name, config.num_steps = "linear", 1
+    config.expected_batch_size = config.microbatch_size = 2
+    config.dataset.update({"name": "folder", "path": f"~/{folder.name}"})
+    config.public_clip.update({"quantile": 0.5, "dataset": "folder"})
+    with config.unlocked():
+        config.dataset.num_classes = config.public_clip.num_classes = 5
+    for path in (folder, folder.parent / "other", folder / ".." / folder.name):
+        config.public_clip.path = str(path)
+        with pytest.raises(ValueError, match="is the private data set"):
+            experiment.build(config)
+
+
+def by_position(dataset, num_examples):
+    """How 0.1.0 held examples out."""
+    total = len(dataset.train.labels)
+    aside = np.zeros(total, bool)
+    aside[np.arange(num_examples) * total // num_examples] = True
+    train, test = (Split(*(x[rows] for x in dataset.train)) for rows in (~aside, aside))
+    return dataset._replace(train=train, test=test)
+
+
+def moved(hold_out, dataset, num_examples, row):
+    """How many examples of either split another one, in `row`, adds, takes away or exchanges."""
+
+    def splits(keep):
+        found = hold_out(dataset._replace(train=Split(*(x[keep] for x in dataset.train))), 300)
+        return [{image.tobytes() for image in split.images} for split in (found.train, found.test)]
+
+    everything = np.arange(len(dataset.train.labels))
+    with_it, without = splits(everything), splits(everything != row)
+    return [len(one ^ other) for one, other in zip(with_it, without, strict=True)]
+
+
+def test_an_example_more_is_one_more_to_train_on_and_exchanges_at_most_one_other():
+    dataset = datasets.load("digits")
+    _, different = np.unique(dataset.train.images, axis=0, return_index=True)
+    dataset = dataset._replace(train=Split(*(x[np.sort(different)] for x in dataset.train)))
+    rows = range(0, len(different), 29)
+    found = [moved(datasets.hold_out, dataset, 300, row) for row in rows]
+    assert all(train == 1 and test in (0, 2) for train, test in found)
+    assert {test for _, test in found} == {0, 2}
+    # Held out by position, they are others from there on.
+    assert max(train for train, _ in (moved(by_position, dataset, 300, row) for row in rows)) > 100
+
+
+def test_what_is_held_out_does_not_depend_on_the_order():
+    dataset = datasets.load("digits")
+    order = RNG.permutation(len(dataset.train.labels))
+    shuffled = dataset._replace(train=Split(*(x[order] for x in dataset.train)))
+
+    def held_out(dataset):
+        test = datasets.hold_out(dataset, 300).test
+        return sorted((i.tobytes(), int(y)) for i, y in zip(*test, strict=True))
+
+    assert held_out(dataset) == held_out(shuffled)
+    labels = datasets.hold_out(dataset, 300).test.labels
+    assert np.bincount(labels, minlength=10).min() > 15  # of every class some, 30 expected
