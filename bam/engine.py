@@ -251,6 +251,8 @@ def _sum_over_devices(
         total = jax.tree.map(
             lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype), like, total
         )
+        # What follows must not be merged into this rounding, or it would depend on what follows.
+        total = jax.lax.optimization_barrier(total)
     return total, norms.swapaxes(0, 1).reshape(-1)[:batch_size]
 
 
