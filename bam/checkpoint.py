@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bam import tree
@@ -142,6 +143,40 @@ class Checkpoints:
             )
         state = jax.tree.map(_data_to_key, like, found.state)
         return step, state, found.facts
+
+
+def read(folder: Path, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Reads parts of the newest checkpoint on the host, and leaves the rest unread.
+
+    Args:
+      folder: where the checkpoints lie; it is only read.
+      like: the parts by name, as pytrees of arrays or shapes. Shapes are not compared.
+
+    Returns:
+      `(parts, facts)`, arrays of NumPy, or None if there is no checkpoint.
+
+    Raises:
+      ValueError: if the checkpoint cannot be read, or has no such parts.
+    """
+    if not folder.is_dir():
+        return None
+    options = ocp.CheckpointManagerOptions(create=False)
+    problem = ""
+    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        step = manager.latest_step()
+        if step is None:
+            return None
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        parts = ocp.args.PyTreeRestore(like, restore_args=on_host, partial_restore=True)
+        try:
+            found = manager.restore(
+                step, args=ocp.args.Composite(state=parts, facts=ocp.args.JsonRestore())
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            problem = type(error).__name__
+    if problem:
+        raise ValueError(f"checkpoint {folder / str(step)} could not be read ({problem})")
+    return found.state, found.facts
 
 
 def _key_to_data(leaf: Any) -> Any:

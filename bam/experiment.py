@@ -153,9 +153,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
 
     def prepare(images: Any) -> Float[Array, "... c"]:
-        return _clip_inputs(
-            jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm
-        )
+        return clip_inputs(jnp.asarray(datasets.normalize(dataset, images)), config.input_clip_norm)
 
     def with_views(split: datasets.Split, step_key: Array, index: Array) -> Any:
         """One example of a split, its image replaced by this step's views of it."""
@@ -508,7 +506,7 @@ def _public_clip_norm(
     return public_clip.clip_norm_from_public(public, shape, dict(model), quantile, steps)
 
 
-def _clip_inputs(inputs: Array, input_clip_norm: float) -> Array:
+def clip_inputs(inputs: Array, input_clip_norm: float) -> Array:
     """Scales inputs `[..., h, w, c]` to L2 norm at most b each; b = 0 leaves them as they are."""
     if input_clip_norm == 0:
         return inputs

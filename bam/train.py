@@ -22,13 +22,23 @@ from bam.experiment import (
     without_noise_key,
 )
 from bam.privacy.accounting import PrivacyPlan
-from bam.report import RunFiles, device_name, versions
+from bam.report import RunFiles, device_name, git_commit, versions
 from bam.tree import Params
 
 __all__ = [
     "Experiment", "Result", "StoppedError", "TrainState", "build", "estimate_seconds", "evaluate",
     "not_private", "summarize", "train",
 ]  # fmt: skip
+
+# What a release says of the randomness; a run records it, so that it is that of the code that ran.
+NOISE = (
+    "Gaussian in 32-bit floating point, by jax.random.normal (threefry-2x32, a key of 64 bits); "
+    "not a cryptographic generator, and not made against attacks on floating-point noise"
+)
+SAMPLING = (
+    "Poisson: each example is in each batch independently with probability q, by NumPy's PCG64; "
+    "not a cryptographic generator"
+)
 
 
 class Result(NamedTuple):
@@ -84,6 +94,7 @@ def train(
         for a checkpoint.
     """
     plan, dataset = experiment.plan, experiment.dataset
+    git_commit()  # now: by the end the files may be others
     config = experiment.config.copy_and_resolve_references()
     config.seed = seed
     on_device = devices.replicate(dataset.train, experiment.mesh)
@@ -204,6 +215,10 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
     return {
         "method": experiment.config.method.name,
         "dataset": experiment.dataset.name,
+        "num_classes": experiment.dataset.num_classes,
+        "image_shape": list(experiment.dataset.train.images.shape[1:]),
+        "mean": experiment.dataset.mean.tolist(),
+        "std": experiment.dataset.std.tolist(),
         "model": experiment.config.model.name,
         "num_params": experiment.num_params,
         **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
@@ -212,12 +227,15 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
         "sensitivity": experiment.sensitivity,
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
+        "noise": NOISE,
+        "sampling": SAMPLING,
         "test_accuracy": last_row["test_accuracy"],
         "seconds": last_row["seconds"],
         "device": device_name(),
         "num_devices": experiment.mesh.size if experiment.mesh else 1,
         "num_processes": jax.process_count(),
         "versions": versions(),
+        "commit": git_commit(),
     }
 
 
