@@ -1,0 +1,321 @@
+"""What may be released of a run: its averaged weights, and what they guarantee.
+
+A release is a folder of its own. Nothing in it comes from private data except the weights: it is
+put together from a list of what may be in it, never by leaving things out.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import traverse_util
+from jaxtyping import Array, Float
+
+import bam
+from bam import checkpoint, models, report, statement
+from bam.data import datasets
+from bam.experiment import clip_inputs
+from bam.privacy import accounting
+from bam.tree import Params
+
+__all__ = ["Released", "export", "load"]
+
+Shapes: TypeAlias = Any  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+
+FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
+
+# The settings that a release states, by section of the config. What is not here stays behind: the
+# seed, paths, what was found by timing, options of a user's own functions, any key yet to come.
+SETTINGS = {
+    "": (
+        "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
+        "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
+    ),
+    "clip": ("name", "gamma"),
+    "after_noise": ("name",),
+    "public_clip": ("quantile", "dataset", "source", "num_steps"),
+    "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
+    "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
+    "dataset": ("name", "source", "holdout", "num_classes"),
+    "augment": ("views", "shift", "flip", "padding"),
+    "optimizer": ("name", "learning_rate"),
+    "eval": ("every",),
+    "checkpoint": ("every",),
+    "diagnostics": ("every", "num_examples"),
+}  # fmt: skip
+# Numbers, and names or expressions without a folder in them.
+_PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
+# What a run records for its release; 0.1.0 did not.
+_RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
+
+
+class Released(NamedTuple):
+    """A released model, ready to use.
+
+    Attributes:
+      params: the weights.
+      logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
+        the data set has them (uint8 pixels, or float features in their own units).
+      prepare: `images -> inputs`: their normalisation, the first thing that `logits` does.
+      model: the network as functions of such inputs, for training on.
+    """
+
+    params: Params
+    logits: Callable[[Params, Any], Float[Array, "n classes"]]
+    prepare: Callable[[Any], Any]
+    model: models.Model
+
+
+class _Run(NamedTuple):
+    """The records of a finished run."""
+
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    summary: dict[str, Any]
+    diagnosed: bool  # whether there are figures that are not private
+
+
+def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
+    """Writes what may be released of a finished private run, all of it or nothing.
+
+    The folder gets `weights.safetensors` and `weights.npz` (the same averaged weights under the
+    same names, like `Dense_0/kernel`), `model.json` (what the network is), `config.json` (the
+    settings) and `PRIVACY.md`.
+
+    Args:
+      workdir: the run's folder; it is only read. Its data set is not needed.
+      out: folder to create; it may exist if it is empty.
+      nominal: also take a run with a seed, whose ε holds against nobody who knows or guesses it;
+        `PRIVACY.md` begins by saying so.
+
+    Raises:
+      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, or its
+        records disagree. FileExistsError: if `out` holds anything. Then nothing is written.
+    """
+    run = _read_run(workdir)
+    _check(workdir, run, nominal)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} is not empty; choose another --out")
+    facts = _model_facts(run)
+    params = _averaged(workdir, run, _build(facts).like)
+    named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
+    settings = _settings(run)
+    text = statement.privacy(
+        settings,
+        run.plan,
+        run.summary,
+        data=_data_in_words(run),
+        diagnosed=run.diagnosed,
+        exported_by=f"bam {bam.__version__}, commit {report.git_commit()}",
+    )
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        partial.mkdir()
+    except FileExistsError:
+        raise FileExistsError(
+            f"{partial} is left of an export that was cut short; delete it"
+        ) from None
+    try:
+        (partial / "weights.safetensors").write_bytes(safetensors.numpy.save(named))
+        np.savez(partial / "weights.npz", allow_pickle=False, **named)
+        report.write_json(partial / "model.json", facts)
+        report.write_json(partial / "config.json", settings)
+        report.write_text(partial / "PRIVACY.md", text)
+        load(partial)
+        partial.replace(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+
+
+def load(folder: Path) -> Released:
+    """Reads a release back. Nothing in the folder is run: it may be a stranger's.
+
+    Args:
+      folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
+
+    Returns:
+      A `Released`; its predictions are those of the run, on the same device to the bit.
+
+    Raises:
+      ValueError: if the files are not such a release.
+    """
+    facts = _read_json(folder / "model.json")
+    try:
+        built = _build(facts)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'model.json'} has no {error}") from None
+    try:
+        named = safetensors.numpy.load_file(folder / "weights.safetensors")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
+    params = traverse_util.unflatten_dict(named, sep="/")
+    _check_shapes(folder, params, built.like)
+    params = jax.tree.map(jnp.asarray, params)
+
+    @jax.jit
+    def logits(params: Params, images: Any) -> Float[Array, "n classes"]:
+        return built.model.logits(params, built.prepare(images))
+
+    return Released(params, logits, built.prepare, built.model)
+
+
+class _Built(NamedTuple):
+    """A network made from its facts, without weights; `like` has their shapes."""
+
+    model: models.Model
+    prepare: Callable[[Any], Any]
+    like: Shapes
+
+
+def _build(facts: dict[str, Any]) -> _Built:
+    shape = tuple(facts["image_shape"])
+    module = models.create(num_classes=facts["num_classes"], **facts["model"])
+    # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
+    model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
+    none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+    mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
+    dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
+
+    def prepare(images: Any) -> Float[Array, "... c"]:
+        normalised = jnp.asarray(datasets.normalize(dataset, images))
+        return clip_inputs(normalised, facts["input_clip_norm"])
+
+    return _Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _read_run(workdir: Path) -> _Run:
+    if not (workdir / "config.json").exists():
+        raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
+    if not (workdir / "summary.json").exists():
+        raise ValueError(f"the run in {workdir} is not finished; only a finished one is released")
+    config, plan, summary = (
+        _read_json(workdir / f"{name}.json") for name in ("config", "plan", "summary")
+    )
+    metrics = workdir / "metrics.jsonl"
+    diagnosed = metrics.exists() and '"not_private/' in metrics.read_text(encoding="utf-8")
+    return _Run(config, plan, summary, diagnosed)
+
+
+def _check(workdir: Path, run: _Run, nominal: bool) -> None:
+    """Refuses what must not be released, or not with this statement."""
+    config, plan, summary = run.config, run.plan, run.summary
+    if config["method"]["name"] == "non_private" or plan["epsilon"] is None:
+        raise ValueError(f"the run in {workdir} is not private; there is nothing to state")
+    missing = [key for key in _RECORDED if key not in summary]
+    if missing:
+        raise ValueError(
+            f"{workdir} was trained by a version that did not record {', '.join(missing)} and "
+            "whose noise falls short of its claim (docs/privacy.md); train again"
+        )
+    if any(summary.get(key) != value for key, value in plan.items()):
+        raise ValueError(f"plan.json and summary.json of {workdir} disagree")
+    if summary["seed"] is not None and not nominal:
+        raise ValueError(
+            f"the run in {workdir} has a seed: whoever knows or guesses it can remove the noise. "
+            "Train without --config.seed, or give --nominal to release it with that said"
+        )
+    begun = summary.get("steps_begun", 0)
+    if begun > plan["num_steps"]:
+        raise ValueError(
+            f"{workdir}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
+        )
+    settings = ("noise_multiplier", "sampling_prob", "num_steps", "delta", "accountant")
+    epsilon = accounting.epsilon(**{key: plan[key] for key in settings})
+    if not epsilon <= plan["epsilon"] * (1 + 1e-9):
+        raise ValueError(
+            f"{workdir} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "
+            "dp-accounting that is installed here"
+        )
+
+
+def _settings(run: _Run) -> dict[str, Any]:
+    """What a release says of the config, nested as the config is."""
+    settings: dict[str, Any] = {}
+    for section, keys in SETTINGS.items():
+        found = run.config[section] if section else run.config
+        plain = {key: found[key] for key in keys if key in found and _is_plain(found[key])}
+        settings |= {section: plain} if section else plain
+    settings["dataset"]["name"] = _known_name(run) or "folder"
+    return settings
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return bool(_PLAIN.fullmatch(value))
+    return isinstance(value, bool | int | float)
+
+
+def _known_name(run: _Run) -> str:
+    """The name of a well-known data set, or nothing: a name of one's own is part of a path."""
+    name: str = run.summary["dataset"]
+    return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
+
+
+def _data_in_words(run: _Run) -> str:
+    name = _known_name(run)
+    return f"the data set `{name}`" if name else "a data set of its author's own"
+
+
+def _model_facts(run: _Run) -> dict[str, Any]:
+    """What it takes to make the network again; public, all of it."""
+    section = run.config["model"]
+    unknown = [key for key in section if key not in SETTINGS["model"]]
+    if unknown:
+        raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
+    return {
+        "model": section,
+        "num_classes": run.summary["num_classes"],
+        "image_shape": run.summary["image_shape"],
+        "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
+        "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",
+        "mean": run.summary["mean"],
+        "std": run.summary["std"],
+        "input_clip_norm": run.config["input_clip_norm"],
+        "precision": run.config["precision"],
+    }
+
+
+def _averaged(workdir: Path, run: _Run, like: Shapes) -> dict[str, Any]:
+    """The averaged weights after the last step: of the checkpoint nothing else is read."""
+    found = checkpoint.read(
+        workdir / "checkpoints",
+        {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)},
+    )
+    if found is None:
+        raise ValueError(
+            f"the run in {workdir} kept no weights; train with --config.checkpoint.every above 0"
+        )
+    state, facts = found
+    taken = run.summary.get("steps_taken", run.plan["num_steps"])
+    if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
+        raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
+    _check_shapes(workdir, state["averaged"], like)
+    averaged: dict[str, Any] = state["averaged"]
+    return averaged
+
+
+def _check_shapes(where: Path, params: dict[str, Any], like: Shapes) -> None:
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
+    if shapes(params) != shapes(like):
+        raise ValueError(f"the weights in {where} are not those of the model it describes")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not of one run")
+    return found

@@ -1,0 +1,312 @@
+"""`PRIVACY.md`: what a released model guarantees, in words and in numbers that can be recomputed.
+
+Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
+"""
+
+import decimal
+import math
+from typing import Any
+
+from bam.privacy.accounting import FINE
+
+DIGITS = 4
+NOT_RECORDED = "not recorded"
+# How often a test accuses wrongly, where the best test is stated.
+FALSE_ALARMS = (0.001, 0.01, 0.05)
+
+ACCOUNTANTS = {
+    "pld": "privacy loss distributions (PLD): an upper bound, numerically tight",
+    "rdp": "Rényi differential privacy (RDP): an upper bound",
+}
+CLIPS = {
+    "l2": "scaled down to an L2 norm of at most C",
+    "normalize": "scaled, up or down, to an L2 norm of at most C",
+    "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
+}
+
+
+def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
+    """A number in a few significant digits, rounded to a stated side.
+
+    Args:
+      value: finite, at least 0.
+      up: towards infinity; False: towards 0.
+      digits: significant ones.
+
+    Returns:
+      Decimal text.
+
+    Examples:
+      >>> rounded(2.9996, up=True), rounded(2.9996, up=False), rounded(1.4e-5, up=True)
+      ('3', '2.999', '1.4e-05')
+    """
+    side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    exact = decimal.Decimal(repr(float(value)))  # the shortest text that is this number
+    short = decimal.Context(prec=digits, rounding=side).plus(exact).normalize()
+    return f"{short:f}" if value == 0 or 1e-3 <= value < 1e6 else str(float(short))
+
+
+def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
+    """The most often that a test recognises a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+
+    Args:
+      epsilon: ε.
+      delta: δ.
+      false_alarm: α, how often the test says "participant" of data without.
+
+    Returns:
+      A probability (Kairouz, Oh & Viswanath 2015).
+
+    Examples:
+      >>> round(most_power(1.0, 1e-5, 0.01), 5)
+      0.02719
+    """
+    straight = math.exp(epsilon) * false_alarm + delta
+    reversed_ = 1 - math.exp(-epsilon) * (1 - delta - false_alarm)
+    return min(1.0, straight, reversed_)
+
+
+def privacy(
+    config: dict[str, Any],
+    plan: dict[str, Any],
+    summary: dict[str, Any],
+    *,
+    data: str,
+    diagnosed: bool,
+    exported_by: str,
+) -> str:
+    """The text of `PRIVACY.md`.
+
+    Args:
+      config: those of the run's settings that may be published.
+      plan: its `plan.json`.
+      summary: its `summary.json`.
+      data: the data set, in words that may be published.
+      diagnosed: whether the run's records hold figures of training examples.
+      exported_by: version and commit of the code that writes this.
+
+    Returns:
+      Markdown.
+    """
+    nominal = summary["seed"] is not None
+    epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
+    parts = [
+        "# Privacy of this model",
+        *([_NOMINAL.format(epsilon=epsilon)] if nominal else []),
+        _OPENING.format(
+            data=data, kind="*nominal* " if nominal else "", epsilon=epsilon, delta=delta
+        ),
+        _in_words(plan, nominal),
+        _facts(config, plan, summary, nominal),
+        _unaccounted(config, diagnosed),
+        _check(plan),
+        _LIMITS.format(exported_by=exported_by),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+_NOMINAL = """\
+**The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
+or guesses the seed can compute the noise and subtract it; then none of the limits below holds.**
+Seeds are often small numbers, and trying millions of them is cheap. ε = {epsilon} is what these
+settings would give with secret randomness; it is no protection of the people in the data."""
+
+_OPENING = """\
+The weights in this folder were trained on {data}, with {kind}({epsilon}, {delta})-differential
+privacy for each single training example. Nothing else in the folder was computed from the data; it
+repeats what is treated as public (listed below)."""
+
+
+def _in_words(plan: dict[str, Any], nominal: bool) -> str:
+    epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
+    rows = "\n".join(
+        f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
+        for alarm in FALSE_ALARMS
+    )
+    one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
+    two = rounded(2 * epsilon, up=True), rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
+    return f"""\
+## In plain words
+
+**What is protected.** Each single training example: one row of the data set, that is one image or
+record with its label. Random noise was added during training, so that the same weights could have
+come out without that example too; ε and δ limit how much less likely that would have been.
+
+**From whom.** From anyone who has this folder, whatever else they have: the program, all settings
+below, every other training example, other data, and any amount of computing short of what it takes
+to find the random numbers that were used{" (here: the seed)" if nominal else ""}; see "noise".
+
+**What ε and δ mean.** Suppose somebody tests whether one given example was among the training
+examples. However clever the test, if it says "yes" of weights that were trained without the example
+as often as on the left, it says "yes" of weights that were trained with it at most as often as on
+the right:
+
+| "yes" if trained without it, % | "yes" if trained with it, at most % |
+|---:|---:|
+{rows}
+
+The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
+and δ alone; those of this very training, which are lower, are printed by the last command under
+"Check it". The right side is at most
+e^ε times the left plus δ, and the same holds of "no". A smaller ε brings the sides together. δ is
+the part of the difference that no factor limits; here it is {rounded(delta, up=True)}. It has to be
+far below one in the number of training examples: a δ of {one_in} would allow publishing an
+example outright.
+
+**What is not protected.**
+
+- *People with several examples.* The promise is per example. With two, a person has
+  ({two[0]}, {two[1]}) instead; with more examples, less protection still. The same pair limits how
+  well two versions of one example can be told apart.
+- *What holds for people in general.* A model that learns from many that a habit goes with an
+  illness says so of everybody with that habit, in the data or not.
+- *What is treated as public:* the number of training examples ({num_examples}), their size and
+  format, the classes, the constants that normalise the inputs, and all settings.
+- *Anything released besides this folder.* Other models and figures from the same data add their ε
+  to this one, roughly. The run's own folder, checkpoints above all, is not for release.
+- *Test examples,* and what else stands under "Looked at without accounting"."""
+
+
+def _facts(
+    config: dict[str, Any], plan: dict[str, Any], summary: dict[str, Any], nominal: bool
+) -> str:
+    versions, clip = summary["versions"], config["clip"]["name"]
+    noise_std = plan["noise_multiplier"] * summary["sensitivity"]
+    own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
+    source = "**a seed** (see the top)" if nominal else "secret and never saved"
+    rows: list[tuple[str, object, object]] = [
+        ("unit of privacy", "one training example", ""),
+        ("adjacency", "one example added or removed", f"`{plan['adjacency']}`"),
+        ("ε, rounded up", rounded(plan["epsilon"], up=True), plan["epsilon"]),
+        ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
+        ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
+        ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
+        ("N, number of training examples", "", plan["num_examples"]),
+        ("l, expected batch size", "", plan["expected_batch_size"]),
+        ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
+        ("sampling", summary["sampling"], ""),
+        ("T, steps that ε pays for", "", plan["num_steps"]),
+        ("steps begun, lost ones included", "", summary.get("steps_begun", NOT_RECORDED)),
+        ("steps taken", "", summary.get("steps_taken", NOT_RECORDED)),
+        ("method", "", f"`{config['method']['name']}`"),
+        ("each example's gradient is", CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
+        ("C, clip norm", "", plan["clip_norm"]),
+        ("S, sensitivity", "how far one example moves the sum, in L2", summary["sensitivity"]),
+        (
+            "σ, noise multiplier, rounded down",
+            rounded(plan["noise_multiplier"], up=False),
+            plan["noise_multiplier"],
+        ),
+        (
+            "σS, standard deviation of the noise on a step's sum, rounded down",
+            rounded(noise_std, up=False),
+            noise_std,
+        ),
+        ("noise", summary["noise"], ""),
+        ("noise and batches come from", source, summary["noise_key"]),
+        ("code by others than bam that the guarantee rests on", ", ".join(own) or "none", ""),
+        ("device", summary["device"], ""),
+        ("libraries", ", ".join(f"{k} {v}" for k, v in versions.items()), ""),
+        ("commit of bam's code", summary["commit"], ""),
+    ]
+    lines = "\n".join(f"| {name} | {value} | {exact} |" for name, value, exact in rows)
+    return f"""\
+## Facts
+
+Each step takes the gradients of a random batch, bounds each example's own, adds them up, adds noise
+once, and divides by l. Training uses the training examples for nothing else.
+
+| fact | in words, or rounded | exactly, as used |
+|---|---|---|
+{lines}"""
+
+
+def _unaccounted(config: dict[str, Any], diagnosed: bool) -> str:
+    holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
+    measured = "none in the run's records"
+    if config["diagnostics"]["every"] or diagnosed:
+        measured = (
+            "**yes**: losses, norms and clipping bias were measured and shown during training"
+        )
+    aside = "none"
+    if holdout:
+        aside = (
+            f"**{holdout}** were set aside and stood in for test examples; they are not among the "
+            "N, and no ε covers them"
+        )
+    tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
+    clip_norm = "a setting"
+    if config["public_clip"]["quantile"]:
+        clip_norm = "from another data set, which whoever trained declares public"
+    return f"""\
+## Looked at without accounting
+
+ε does not cover what follows. No figure of it is in this folder, but people may have seen it and
+acted on it. What is "not known to this file" is for whoever releases the model to say.
+
+| what | in this run |
+|---|---|
+| figures of training examples | {measured} |
+| training examples held out | {aside} |
+| accuracy on test examples | {tested}; test examples are not protected |
+| C, the clip norm | {clip_norm} |
+| constants that normalise the inputs | taken as public, whatever they were computed from |
+| hyper-parameters chosen by looking at this data | not known to this file |
+| this run chosen among several | not known to this file |
+| other releases from the same data | not known to this file |"""
+
+
+def _check(plan: dict[str, Any]) -> str:
+    sigma, prob, steps, delta = (
+        plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    )
+    if plan["accountant"] == "pld":
+        alone = (
+            "from dp_accounting.pld import privacy_loss_distribution as pld; "
+            f"step = pld.from_gaussian_mechanism({sigma}, sampling_prob={prob}, "
+            f"value_discretization_interval={FINE}); "
+            f"print(step.self_compose({steps}).get_epsilon_for_delta({delta}))"
+        )
+    else:
+        alone = (
+            "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
+            f"step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
+            f"print(RdpAccountant().compose(step, {steps}).get_epsilon({delta}))"
+        )
+    warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
+    return f"""\
+## Check it
+
+The first command computes ε from σ, q, T and δ, and prints {plan["epsilon"]}:
+
+```console
+python -c "import bam; print(bam.epsilon(noise_multiplier={sigma}, sampling_prob={prob}, \
+num_steps={steps}, delta={delta}, accountant='{plan["accountant"]}'))"
+```
+
+The second does so without bam, and may differ in late digits{warned}:
+
+```console
+python -c "{alone}"
+```
+
+The third, from the root of bam's code, prints what any attacker can gain from this training, tighter
+than ε and δ alone say (column "composed"):
+
+```console
+python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
+  --delta={delta}
+```
+
+That q is l/N, and that the noise is σ times what one example can move, stands in the table. That
+the program does what the table says can be read, and tested, in its code at that commit (where it
+says "modified", with changes that are in no commit)."""
+
+
+_LIMITS = """\
+## What this file cannot show
+
+A program ({exported_by})
+wrote it from the records of the run. That training went as recorded, on data with one example
+per person if that is claimed, and that nothing else was released, is the word of whoever releases
+the model."""

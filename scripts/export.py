@@ -1,0 +1,31 @@
+"""Writes what may be released of a finished run: weights, settings and a privacy statement.
+
+python -m scripts.export --workdir=runs/digits --out=release
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from bam import export
+from scripts import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", "", "folder of a finished run, trained without a seed")
+_OUT = flags.DEFINE_string("out", "", "folder to write, new or empty")
+_NOMINAL = flags.DEFINE_bool(
+    "nominal", False, "also take a run with a seed; its PRIVACY.md begins by saying what that means"
+)
+
+
+def main() -> None:
+    """Writes the folder, or says in one line why it cannot be released."""
+    with cli.one_line_errors():
+        for name, value in (("workdir", _WORKDIR.value), ("out", _OUT.value)):
+            if not value:
+                raise ValueError(f"--{name} is required")
+        export.export(Path(_WORKDIR.value), Path(_OUT.value), nominal=_NOMINAL.value)
+    print(f"{', '.join(export.FILES)} in {_OUT.value}; read PRIVACY.md before you pass it on")
+
+
+if __name__ == "__main__":
+    cli.run(main)

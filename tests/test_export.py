@@ -1,0 +1,514 @@
+"""What a release holds, what it must not hold, and who is refused one."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+
+from bam import checkpoint, export, models, report, statement, train
+from bam.data import datasets
+from bam.report import _flat
+from configs import base, digits
+from tests.cases import assert_same_bits, run_command
+
+SEED = 8675309
+OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
+# Keys of the config that no release repeats: secrets, places, how it was computed and not what.
+STAY_BEHIND = {
+    "seed", "dataset.path", "public_clip.path", "microbatch_size", "convolution", "dry_run",
+}  # fmt: skip
+
+
+def own_data():
+    """Images that cannot be loaded again once the run is over."""
+    rng = np.random.default_rng(5)
+    splits = [
+        datasets.Split(
+            rng.integers(0, 256, (n, 4, 4, 1), np.uint8), rng.integers(0, 3, n, np.int32)
+        )
+        for n in (60, 37)
+    ]
+    scale = np.full(1, 0.4321, np.float32), np.full(1, 0.1234, np.float32)
+    return datasets.Dataset(OWN_NAME, *splits, 3, *scale)
+
+
+def tiny(method="dp_sgd", **overrides):
+    config = digits.get_config(method)
+    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 20})
+    config.update({"ema_decay": 0.9, "input_clip_norm": 2.5, "delta": 1.4e-5, "microbatch_size": 7})
+    config.model.name, config.dataset.path = "linear", OWN_PATH
+    config.eval.every = 0
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return train.build(tiny(), own_data())
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    """A run without a seed: its workdir and what it left in memory."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    return workdir, train.train(experiment, None, workdir)
+
+
+@pytest.fixture(scope="module")
+def seeded(experiment, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("seeded") / "run"
+    train.train(experiment, SEED, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def release(finished, tmp_path_factory):
+    out = tmp_path_factory.mktemp("release") / "out"
+    export.export(finished[0], out)
+    return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run, to be spoiled."""
+    return shutil.copytree(finished[0], tmp_path / "run")
+
+
+def edit(path, change):
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+def contents(folder):
+    return b"\n".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+def logits_of_the_run(experiment, params, images):
+    """As `Experiment.evaluate` computes them, written down once more."""
+    module = models.create(num_classes=3, **experiment.config.model)
+    model = models.as_functions(module, (4, 4, 1), convolution="xla")
+
+    @jax.jit
+    def logits(params, images):
+        inputs = (images.astype(jnp.float32) / 255 - jnp.float32(0.4321)) / jnp.float32(0.1234)
+        norms = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
+        return model.logits(params, inputs / jnp.maximum(1.0, norms / 2.5))
+
+    return logits(params, images)
+
+
+def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finished, release):
+    result, (images, labels) = finished[1], experiment.dataset.test
+    loaded = export.load(release)
+    found = np.asarray(loaded.logits(loaded.params, images))
+    expected = logits_of_the_run(experiment, result.state.averaged, images)
+    np.testing.assert_array_equal(found, np.asarray(expected))
+    judged = train.evaluate(experiment, loaded.params)
+    assert judged["test_accuracy"] == np.mean(found.argmax(axis=1) == labels)
+    assert judged.items() <= result.rows[-1].items()
+    not_averaged = np.asarray(loaded.logits(result.state.params, images))
+    assert not np.array_equal(found, not_averaged)
+
+
+def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_path):
+    config = tiny(num_steps=1, precision="bfloat16")
+    config.model = {"name": "convnet", "width": 4}
+    experiment = train.build(config, own_data())
+    state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))  # compiling a step is slow
+    write_run(tmp_path / "run", experiment, state)
+    export.export(tmp_path / "run", tmp_path / "out")
+    loaded = export.load(tmp_path / "out")
+
+    @jax.jit
+    def evaluate(params, images, labels):  # as `experiment.build` writes it
+        logits = loaded.model.logits(params, loaded.prepare(images))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
+
+    test = experiment.dataset.test
+    expected = experiment.evaluate(state.averaged, *test)
+    assert_same_bits(evaluate(loaded.params, *test), expected)
+    assert json.loads((tmp_path / "out/model.json").read_text())["model"] == config.model.to_dict()
+
+
+def write_run(workdir, experiment, state):
+    """The files of a finished run without a seed, whose last state is given."""
+    plan, facts = experiment.plan.to_json(), {"test_accuracy": 0.5, "seconds": 1.0}
+    workdir.mkdir()
+    report.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
+    report.write_json(workdir / "plan.json", plan)
+    report.write_json(workdir / "summary.json", train.summarize(experiment, None, facts))
+    with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(
+            int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}
+        )
+
+
+def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finished, release):
+    state = finished[1].state
+    tensors = safetensors.numpy.load_file(release / "weights.safetensors")
+    with np.load(release / "weights.npz", allow_pickle=False) as arrays:
+        assert_same_bits(dict(arrays), tensors)
+    assert set(tensors) == {"Dense_0/bias", "Dense_0/kernel"}
+    np.testing.assert_array_equal(
+        tensors["Dense_0/kernel"], np.asarray(state.averaged["Dense_0"]["kernel"])
+    )
+    assert not np.array_equal(tensors["Dense_0/kernel"], state.params["Dense_0"]["kernel"])
+
+
+def test_a_release_holds_no_figure_no_seed_and_no_path(experiment, finished, seeded, tmp_path):
+    export.export(finished[0], tmp_path / "out")
+    export.export(seeded, tmp_path / "nominal", nominal=True)
+    for workdir, out in ((finished[0], tmp_path / "out"), (seeded, tmp_path / "nominal")):
+        assert sorted(path.name for path in out.iterdir()) == sorted(export.FILES)
+        rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        figures = {key: row[key] for row in rows for key in row if key not in ("step", "epsilon")}
+        assert {"test_accuracy", "test_loss", "seconds"} <= set(figures)
+        checksum = train._fingerprint(experiment.dataset)
+        forbidden = [str(SEED), str(checksum), OWN_NAME, OWN_PATH, "ward", str(tmp_path)]
+        forbidden += [str(workdir), "tensorboard", "seconds", "microbatch", "not_private"]
+        forbidden += [repr(value) for value in figures.values() if len(repr(value)) > 4]
+        for text in forbidden:
+            assert text.encode() not in contents(out), text
+        records = b"".join(path.read_bytes() for path in workdir.rglob("*") if path.is_file())
+        for text in (str(checksum), OWN_NAME, OWN_PATH, "seconds", "microbatch"):
+            assert text.encode() in records, text  # the search can find what is there
+
+
+def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
+    secrets = {
+        "token": "s3cret1", "clip.gamma": "/home/s3cret2", "optimizer.decay_file": "s3cret3",
+        "method.radius": ["s3cret4"], "dataset.cache": "s3cret5", "new.section": "s3cret6",
+        "public_clip.dataset": "~/s3cret7",
+    }  # fmt: skip
+
+    def add(config):
+        for key, value in secrets.items():
+            *section, last = key.split(".")
+            (config.setdefault(section[0], {}) if section else config)[last] = value
+
+    edit(run / "config.json", add)
+    export.export(run, tmp_path / "out")
+    assert b"s3cret" not in contents(tmp_path / "out")
+    assert b"s3cret7" in (run / "config.json").read_bytes()
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["epsilon"] == 3.0 and settings["model"] == {"name": "linear", "width": 16}
+    assert settings["dataset"] == {"name": "folder", "source": "", "holdout": 0}
+
+
+def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
+    on_list = {f"{s}.{key}" if s else key for s, keys in export.SETTINGS.items() for key in keys}
+    for method in base.METHODS:
+        keys = set(_flat(base.get_config(method).to_dict()))
+        assert keys <= on_list | STAY_BEHIND, keys - on_list - STAY_BEHIND
+    assert not on_list & STAY_BEHIND
+
+
+def unfinished(run):
+    (run / "summary.json").unlink()
+
+
+def no_config(run):
+    (run / "config.json").unlink()
+
+
+def many_runs(run):
+    (run / "summary.json").write_text("[]")
+
+
+def not_private(run):
+    edit(run / "config.json", lambda config: config["method"].update(name="non_private"))
+
+
+def no_weights(run):
+    shutil.rmtree(run / "checkpoints")
+
+
+def empty_checkpoints(run):
+    no_weights(run)
+    (run / "checkpoints").mkdir()
+
+
+def seed_given(run):
+    edit(run / "summary.json", lambda summary: summary.update(seed=SEED))
+
+
+def old_version(run):
+    edit(run / "summary.json", lambda summary: summary.pop("noise"))
+
+
+def too_many_steps(run):
+    edit(run / "summary.json", lambda summary: summary.update(steps_begun=4))
+
+
+def earlier_checkpoint(run):
+    edit(run / "summary.json", lambda summary: summary.update(steps_taken=2))
+
+
+def other_plan(run):
+    edit(run / "plan.json", lambda plan: plan.update(noise_multiplier=9.0))
+
+
+def less_noise(run):
+    for name in ("plan", "summary"):
+        edit(run / f"{name}.json", lambda found: found.update(noise_multiplier=0.9))
+
+
+def other_checkpoint(run):
+    for name in ("plan", "summary"):
+        edit(run / f"{name}.json", lambda found: found.update(clip_norm=0.5))
+
+
+def damaged_checkpoint(run):
+    (run / "checkpoints/3/state/manifest.ocdbt").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (unfinished, "is not finished"),
+        (no_config, "not the folder of one run"),
+        (many_runs, "is not of one run"),
+        (not_private, "is not private"),
+        (no_weights, "kept no weights; train with --config.checkpoint.every above 0"),
+        (empty_checkpoints, "kept no weights"),
+        (seed_given, "has a seed: .* --nominal"),
+        (old_version, "did not record noise .* train again"),
+        (too_many_steps, "4 steps were begun, the plan pays for 3"),
+        (earlier_checkpoint, "not of the end of this run"),
+        (other_plan, "plan.json and summary.json of .* disagree"),
+        (less_noise, r"claims epsilon 2\.9.*, but its plan gives"),
+        (other_checkpoint, "not of the end of this run"),
+        (damaged_checkpoint, "could not be read"),
+    ],
+)
+def test_what_cannot_be_released_is_refused_in_one_line(run, tmp_path, spoil, message):
+    export.export(run, tmp_path / "control")
+    spoil(run)
+    with pytest.raises(ValueError, match=message) as error:
+        export.export(run, tmp_path / "new" / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_holds_something_is_refused_and_left_as_it_was(finished, tmp_path):
+    full, file, empty = tmp_path / "full", tmp_path / "file", tmp_path / "empty"
+    full.mkdir()
+    (full / "mine").write_text("mine")
+    file.write_text("mine")
+    for out in (full, file):
+        with pytest.raises(FileExistsError, match="is not empty; choose another --out"):
+            export.export(finished[0], out)
+    assert [path.name for path in full.iterdir()] == ["mine"] and file.read_text() == "mine"
+    empty.mkdir()
+    export.export(finished[0], empty)
+    assert len(list(empty.iterdir())) == len(export.FILES)
+
+
+def test_a_release_that_cannot_be_written_whole_is_not_written(finished, tmp_path, monkeypatch):
+    def fail(*unused, **also_unused):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", fail)
+        with pytest.raises(OSError, match="no space left"):
+            export.export(finished[0], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    export.export(finished[0], tmp_path / "out")
+    (tmp_path / "again.partial").mkdir()
+    with pytest.raises(FileExistsError, match="cut short; delete it"):
+        export.export(finished[0], tmp_path / "again")
+
+
+def test_the_same_run_gives_the_same_files(finished, release, tmp_path):
+    export.export(finished[0], tmp_path / "again")
+    for name in export.FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (release / name).read_bytes()
+
+
+def test_the_command_refuses_a_seed_in_one_line_and_writes_beside_a_run(seeded, tmp_path):
+    run = shutil.copytree(seeded, tmp_path / "run")
+    command = ("scripts.export", f"--workdir={run}", f"--out={run}/release")
+    refused = run_command(*command)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "--nominal" in refused.stderr and not (run / "release").exists()
+    done = run_command(*command, "--nominal")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PRIVACY.md" in done.stdout and (run / "release" / "PRIVACY.md").exists()
+
+
+def test_a_run_with_a_seed_is_called_nominal_in_the_first_sentence(seeded, release, tmp_path):
+    export.export(seeded, tmp_path / "out", nominal=True)
+    first = (tmp_path / "out" / "PRIVACY.md").read_text().splitlines()[2]
+    assert first.startswith("**The ε in this file is nominal")
+    assert "nominal" not in (release / "PRIVACY.md").read_text()
+
+
+def test_a_stranger_s_release_is_checked_and_runs_nothing(release, tmp_path):
+    def spoiled(name, change):
+        folder = shutil.copytree(release, tmp_path / name)
+        change(folder)
+        return folder
+
+    def other_model(folder):
+        edit(folder / "model.json", lambda facts: facts.update(num_classes=4))
+
+    def imports(folder):
+        edit(folder / "model.json", lambda facts: facts["model"].update(name="antigravity:fly"))
+
+    def cut(folder):
+        path = folder / "weights.safetensors"
+        path.write_bytes(path.read_bytes()[:-9])
+
+    def keyless(folder):
+        edit(folder / "model.json", lambda facts: facts.pop("mean"))
+
+    export.load(spoiled("control", lambda folder: None))
+    for change, message in (
+        (other_model, "not those of the model"),
+        (imports, "unknown model 'antigravity:fly'"),
+        (cut, "is damaged"),
+        (keyless, "has no 'mean'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export.load(spoiled(change.__name__, change))
+
+
+def records(accountant="rdp", **changes):
+    """A plan, a config and a summary without a run."""
+    plan = {
+        "num_examples": 1437, "expected_batch_size": 256, "sampling_prob": 256 / 1437,
+        "num_steps": 4, "noise_multiplier": 1.2345678, "clip_norm": 1.0, "epsilon": 2.9996,
+        "delta": 1.4e-5, "accountant": accountant, "adjacency": "add_or_remove_one",
+    }  # fmt: skip
+    summary = {
+        "sensitivity": 1.0, "seed": None, "noise_key": "operating system", "noise": "N(0, σ²)",
+        "sampling": "Poisson", "device": "cpu", "commit": "1d4e",
+        "versions": {"dp-accounting": "0.6.0"},
+    }  # fmt: skip
+    config = base.get_config("dp_sgd").to_dict()
+    for key, value in changes.items():
+        section, _, last = key.partition("__")
+        config[section][last] = value
+    words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
+    return statement.privacy(config, plan, summary, **words)
+
+
+def row_of(text, name):
+    return next(line for line in text.splitlines() if line.startswith(f"| {name}"))
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_commands_in_the_statement_reproduce_its_epsilon(accountant):
+    from bam.privacy import accounting
+
+    steps = {"sampling_prob": 256 / 1437, "num_steps": 4, "delta": 1.4e-5}
+    exact = accounting.epsilon(noise_multiplier=1.2345678, accountant=accountant, **steps)
+    commands = re.findall(r'^python -c "(.*)"$', records(accountant), re.MULTILINE)
+    printed = []
+    for command in commands:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(command, {})
+        printed.append(float(output.getvalue()))
+    assert len(printed) == 2 and "import bam" not in commands[1]
+    assert printed[0] == exact
+    assert printed[1] == pytest.approx(exact, rel=1e-4)
+
+
+def test_the_command_in_a_release_prints_the_epsilon_that_it_claims(finished, release):
+    text = (release / "PRIVACY.md").read_text()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(re.search(r'^python -c "(import bam.*)"$', text, re.MULTILINE)[1], {})
+    claimed = finished[1].summary["epsilon"]
+    assert float(output.getvalue()) == claimed
+    assert f"prints {claimed}:" in text and row_of(text, "ε, rounded up").endswith(f"{claimed} |")
+
+
+def test_what_is_rounded_claims_less_than_what_is_exact():
+    text = records()
+    assert "(3, 1.4e-05)-differential\nprivacy" in text
+    assert row_of(text, "ε, rounded up") == "| ε, rounded up | 3 | 2.9996 |"
+    assert row_of(text, "δ, rounded up") == "| δ, rounded up | 1.4e-05 | 1.4e-05 |"
+    assert "| 0.1782 | 0.178148" in row_of(text, "q = l/N, rounded up")
+    assert "| 1.234 | 1.2345678 |" in row_of(text, "σ, noise multiplier, rounded down")
+    for value in (1.4e-5, 1.00001e-5, 2.9996, 1e-7 / 3, 256.0, 0.99999, 123456.7, 0.0):
+        above, below = (float(statement.rounded(value, up=up)) for up in (True, False))
+        assert below <= value <= above and above - below <= 1.1e-3 * value
+    assert float(f"{1.4e-5:.1g}") < 1.4e-5  # how 0.1.0 printed δ
+
+
+def test_the_best_test_is_bounded_as_randomised_response_attains():
+    for epsilon in (0.1, 1.0, 5.0):  # it answers truly with odds e^ε
+        wrong = 1 / (1 + np.exp(epsilon))
+        assert statement.most_power(epsilon, 0.0, wrong) == pytest.approx(1 - wrong)
+    assert statement.most_power(0.0, 0.01, 0.05) == pytest.approx(0.06)
+    assert statement.most_power(256.0, 1e-5, 0.001) == 1.0
+
+
+def test_what_was_looked_at_without_accounting_is_said():
+    quiet = records()
+    assert row_of(quiet, "figures of training examples").endswith("| none in the run's records |")
+    assert row_of(quiet, "training examples held out").endswith("| none |")
+    assert row_of(quiet, "code by others than bam").endswith("| none |  |")
+    for key, value, row, said in (
+        ("diagnostics__every", 20, "figures of training examples", "**yes**"),
+        ("dataset__holdout", 50, "training examples held out", "**50** were set aside"),
+        ("eval__every", 7, "accuracy on test examples", "every 7 steps and at the end"),
+        ("public_clip__quantile", 0.5, "C, the clip norm", "from another data set"),
+        ("clip__name", "mine:clip", "code by others than bam", "clip `mine:clip`"),
+        ("method__name", "mine:sgd", "code by others than bam", "method `mine:sgd`"),
+    ):
+        assert said in row_of(records(**{key: value}), row) and said not in row_of(quiet, row)
+
+
+def test_figures_that_an_earlier_part_of_the_run_looked_at_are_said(run, release, tmp_path):
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1, "not_private/bias_norm": 0.5}\n')
+    export.export(run, tmp_path / "out")
+    for folder, said in ((tmp_path / "out", True), (release, False)):
+        row = row_of((folder / "PRIVACY.md").read_text(), "figures of training examples")
+        assert ("**yes**" in row) == said
+
+
+def test_steps_begun_and_taken_are_stated_where_they_were_counted(run, release, tmp_path):
+    edit(run / "summary.json", lambda summary: summary.update(steps_begun=3, steps_taken=3))
+    export.export(run, tmp_path / "out")
+    counted, not_counted = ((f / "PRIVACY.md").read_text() for f in (tmp_path / "out", release))
+    assert row_of(counted, "steps begun") == "| steps begun, lost ones included |  | 3 |"
+    assert row_of(not_counted, "steps begun").endswith("| not recorded |")
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+        return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+
+    (tmp_path / "bam").mkdir()
+    file = tmp_path / "bam" / "report.py"
+    file.write_text("")
+    (tmp_path / "other").write_text("")
+    git("init")
+    git("add", "other")
+    git("commit", "-m", "one")
+    monkeypatch.setattr(report, "__file__", str(file))
+    commit = report.git_commit.__wrapped__
+    assert commit() == "not known"  # the code lies in a project that does not know it
+    git("add", "bam")
+    git("commit", "-m", "two")
+    head = git("rev-parse", "HEAD").stdout.strip()
+    assert commit() == head
+    file.write_text("changed")
+    assert commit() == f"{head} (modified)"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() == "not known"  # no git
