@@ -147,11 +147,10 @@ the right:
 
 The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
 and δ alone; those of this very training, which are lower, are printed by the last command under
-"Check it". The right side is at most
-e^ε times the left plus δ, and the same holds of "no". A smaller ε brings the sides together. δ is
-the part of the difference that no factor limits; here it is {rounded(delta, up=True)}. It has to be
-far below one in the number of training examples: a δ of {one_in} would allow publishing an
-example outright.
+"Check it". The right side is at most e^ε times the left plus δ, and the same holds of "no". A
+smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
+is {rounded(delta, up=True)}. It has to be far below one in the number of training examples:
+a δ of {one_in} would allow publishing an example outright.
 
 **What is not protected.**
 
@@ -290,12 +289,12 @@ The second does so without bam, and may differ in late digits{warned}:
 python -c "{alone}"
 ```
 
-The third, from the root of bam's code, prints what any attacker can gain from this training, tighter
-than ε and δ alone say (column "composed"):
+The third, from the root of bam's code, prints what any attacker can gain from this training, a
+tighter limit than ε and δ alone give (column "composed"):
 
 ```console
 python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
-  --delta={delta}
+--delta={delta}
 ```
 
 That q is l/N, and that the noise is σ times what one example can move, stands in the table. That

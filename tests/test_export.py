@@ -270,7 +270,8 @@ def other_checkpoint(run):
 
 
 def damaged_checkpoint(run):
-    (run / "checkpoints/3/state/manifest.ocdbt").write_bytes(b"")
+    shutil.rmtree(run / "checkpoints/3/state")
+    (run / "checkpoints/3/state").write_bytes(b"junk")
 
 
 @pytest.mark.parametrize(
