@@ -276,16 +276,16 @@ def _with_slice_of_noise(
         padding = slices[i] * num_devices - sizes[i]
         own = jnp.where(device * slices[i] + jnp.arange(slices[i]) < sizes[i], own, 0)
 
-        def add(x: Array, y: Array, begin: Any = device * slices[i], padding: int = padding) -> Array:
+        def add(
+            x: Array, y: Array, begin: Any = device * slices[i], padding: int = padding
+        ) -> Array:
             flat = jnp.pad(x.ravel(), (0, padding))
             y += jax.lax.dynamic_slice_in_dim(flat, begin, y.size)
             flat = jax.lax.dynamic_update_slice_in_dim(flat, y, begin, 0)
             return flat[: x.size].reshape(x.shape)
 
         noised.append(
-            grid.Total(
-                add(leaf.high, own >> grid.LIMB_BITS), add(leaf.low, own & grid.LIMB_MASK)
-            )
+            grid.Total(add(leaf.high, own >> grid.LIMB_BITS), add(leaf.low, own & grid.LIMB_MASK))
         )
     return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
 

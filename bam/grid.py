@@ -55,9 +55,7 @@ class Total(NamedTuple):
     low: Int32[Array, "..."]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["std"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["std"])
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
     """Noise for one sum, not yet drawn.

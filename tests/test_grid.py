@@ -1,0 +1,247 @@
+"""The noise is a rounded Gaussian, far into its tails, and sums are exact.
+
+The law of a draw is not estimated: it is computed from the tables that are drawn from.
+"""
+
+import decimal
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bam import grid
+
+SLOTS = 2**grid.SLOT_BITS
+KEY = jnp.array([3, 5], jnp.uint32)
+
+
+def probabilities(table):
+    """Numerators, over 2^96, of what a table draws: each slot's share goes to it and its alias."""
+    share = 2 ** (grid.TABLE_BITS - grid.SLOT_BITS)
+    found = [0] * SLOTS
+    for slot, (first, second, third, alias) in enumerate(zip(*(x.tolist() for x in table))):
+        own = share if alias == slot else (first << 64) + (second << 32) + third
+        found[slot] += own
+        found[alias] += share - own
+    return found
+
+
+@functools.cache
+def laws():
+    """Probabilities of a and of b, as floats of full relative precision."""
+    return [np.array([w / 2**96 for w in probabilities(t)]) for t in grid._tables()]
+
+
+def law_at(residue):
+    """Probabilities of the draws that leave this residue by COARSE, and these draws."""
+    coarse, fine = laws()
+    numbers = np.arange(SLOTS) - SLOTS // 2
+    of_residue = numbers % grid.COARSE == residue
+    # b = COARSE·j + residue, so that the draw is COARSE·(a + j) + residue.
+    steps = (numbers[of_residue] - residue) // grid.COARSE
+    found = np.convolve(coarse, fine[of_residue])
+    draws = grid.COARSE * (numbers[0] + steps[0] + np.arange(len(found))) + residue
+    return found, draws
+
+
+def rounded_normal(draws):
+    """Φ((n + ½)/s) − Φ((n − ½)/s), by its series: the terms left out are below 1e-20."""
+    z = draws / grid.NOISE_STD
+    return stats.norm.pdf(z) / grid.NOISE_STD * (1 + (z**2 - 1) / (24 * grid.NOISE_STD**2))
+
+
+# The law.
+
+
+def test_the_tables_give_the_weights_to_the_last_of_96_bits():
+    for table, std in zip(grid._tables(), (grid.COARSE_STD, grid.FINE_STD), strict=True):
+        weights = grid.weights(std)
+        assert probabilities(table) == weights
+        assert sum(weights) == 2**96
+
+
+@pytest.mark.parametrize("std", [grid.COARSE_STD, grid.FINE_STD])
+def test_the_weights_are_a_discrete_gaussian_to_the_last_of_96_bits(std):
+    """So each table is off by at most 2^15 · 2^-96, below 5e-25, in total variation."""
+    weights = grid.weights(std)
+    assert weights[0] == 0  # what lies beyond the table is below its resolution
+    with decimal.localcontext(prec=60):
+        exact = [(-(decimal.Decimal(a) ** 2) / (2 * std**2)).exp() for a in range(SLOTS // 2)]
+        total = exact[0] + 2 * sum(exact) - 2 * exact[0]
+        for a in (1, 2, 77, 1365, 5000, 9000, 13000, SLOTS // 2 - 1):
+            for found in (weights[SLOTS // 2 + a], weights[SLOTS // 2 - a]):
+                assert 0 <= 2**96 * exact[a] / total - found <= 1
+        middle = weights[SLOTS // 2] - 2**96 * exact[0] / total
+        assert 0 <= middle <= SLOTS  # what all the others were rounded down by
+
+
+@pytest.mark.parametrize("residue", [0, 1, 100, 383, 384, 767])
+def test_a_draw_is_a_rounded_gaussian_far_into_its_tails(residue):
+    found, draws = law_at(residue)
+    z = np.abs(draws) / grid.NOISE_STD
+    error = np.abs(found / rounded_normal(draws) - 1)
+    assert np.max(error[z < 5]) < 1e-11  # what floats of 64 bits can tell
+    assert np.max(error[z < 9]) < 1e-6
+    assert np.max(error[z < 10]) < 1e-2
+
+
+def test_the_variance_is_that_of_a_gaussian_and_of_its_rounding():
+    numbers = np.arange(SLOTS) - SLOTS // 2
+    coarse, fine = (np.sum(law * numbers.astype(float) ** 2) for law in laws())
+    variance = grid.COARSE**2 * coarse + fine
+    assert variance == pytest.approx(grid.NOISE_STD**2 + 1 / 12, rel=1e-13)
+
+
+# The support.
+
+
+def reach(values):
+    """How far, on both sides, every whole number that is a draw has others within one step."""
+    return min(-values.min(), values.max()) / grid.NOISE_STD
+
+
+def possible_draws():
+    coarse, fine = (np.flatnonzero(law) - SLOTS // 2 for law in laws())
+    assert np.all(np.diff(coarse) == 1) and np.all(np.diff(fine) == 1)  # no holes in either
+    assert len(fine) >= grid.COARSE  # so none between two steps
+    return grid.COARSE * coarse
+
+
+def float32_inversion():
+    """All that `jax.random.normal` can be in its tails: 23 random bits, then an inverse CDF."""
+    bits = np.r_[np.arange(64), np.arange(2**23 - 64, 2**23)].astype(np.uint32)
+    uniform = (bits | np.float32(1).view(np.uint32)).view(np.float32) - np.float32(1)
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = np.maximum(low, uniform * (np.float32(1) - low) + low)
+    return grid.NOISE_STD * np.asarray(np.sqrt(2) * jax.lax.erf_inv(jnp.asarray(uniform)))
+
+
+def test_every_whole_number_to_nine_standard_deviations_is_possible():
+    assert reach(possible_draws()) > 10.5
+    # Controls: what 0.1.0 drew, and a normal cut off at six.
+    drawn = np.asarray(jax.random.normal(jax.random.key(0), (10**6,)))
+    inverted = float32_inversion()
+    assert np.max(np.abs(drawn)) <= np.max(np.abs(inverted)) / grid.NOISE_STD
+    assert 5.2 < reach(inverted) < 5.3
+    truncated = stats.truncnorm(-6, 6).ppf(np.linspace(0, 1, 1001)) * grid.NOISE_STD
+    assert reach(truncated) < 9
+    assert len(np.unique(inverted[inverted > 4.5 * grid.NOISE_STD])) < 100
+
+
+# The draws.
+
+
+@functools.cache
+def draws(num):
+    return np.asarray(jax.jit(lambda: grid.gaussian(KEY, jnp.arange(num, dtype=jnp.uint32)))())
+
+
+def p_value(sample):
+    """Of the law: a χ² test of counts in 2,000 cells of equal probability."""
+    edges = stats.norm.ppf(np.linspace(0, 1, 2001)[1:-1])
+    counts = np.bincount(np.searchsorted(edges, sample / grid.NOISE_STD), minlength=2000)
+    return stats.chisquare(counts).pvalue
+
+
+def test_draws_follow_the_law():
+    assert p_value(draws(2**20)) > 1e-6
+    assert p_value(1.02 * draws(2**20)) < 1e-6  # control: a fiftieth too wide
+    low_bits = np.bincount(draws(2**20) % 256, minlength=256)
+    assert stats.chisquare(low_bits).pvalue > 1e-6
+    # Control: 24-bit floats of deviation 2^20 rarely have all their low bits.
+    floats = np.asarray(jax.random.normal(jax.random.key(0), (2**20,)) * 2.0**30 / 2**10)
+    assert not np.array_equal(floats, np.round(floats))
+
+
+def test_neighbouring_entries_and_keys_are_independent():
+    z = draws(2**20) / grid.NOISE_STD
+    for lag in (1, 2, 3, 768, 2**15, 2**16):
+        assert abs(np.mean(z[lag:] * z[:-lag])) < 5 / math.sqrt(len(z) - lag)
+    other = np.asarray(grid.gaussian(KEY + 1, jnp.arange(2**16, dtype=jnp.uint32)))
+    assert abs(np.mean(z[: 2**16] * other / grid.NOISE_STD)) < 5 / 2**8
+
+
+def test_a_draw_depends_on_its_number_alone_not_on_what_is_drawn_with_it():
+    whole = draws(2**20)
+    for entries in (np.arange(10), np.arange(70_000, 200_000), np.array([2**20 - 1, 5, 5])):
+        some = grid.gaussian(KEY, jnp.asarray(entries, jnp.uint32))
+        np.testing.assert_array_equal(some, whole[entries])
+
+
+@pytest.mark.slow
+def test_tails_have_the_counts_of_the_normal_law():
+    """5·10⁸ draws: beyond 5.5 standard deviations 19 are expected."""
+    limits, size, num = np.array([4.0, 5.0, 5.5]), 2**22, 120
+
+    @jax.jit
+    def counts(sample):
+        return jnp.stack([jnp.sum(jnp.abs(sample) > limit) for limit in limits])
+
+    @jax.jit
+    def ours(i):
+        entries = i * size + jnp.arange(size, dtype=jnp.uint32)
+        return counts(grid.gaussian(KEY, entries) / grid.NOISE_STD)
+
+    @jax.jit
+    def inverted(i):
+        return counts(jax.random.normal(jax.random.fold_in(jax.random.key(0), i), (size,)))
+
+    expected = num * size * 2 * stats.norm.sf(limits)
+
+    def plausible(found):
+        low, high = stats.poisson.ppf(5e-7, expected), stats.poisson.ppf(1 - 5e-7, expected)
+        return (low <= found) & (found <= high)
+
+    found = sum(np.asarray(ours(jnp.uint32(i)), np.int64) for i in range(num))
+    assert np.all(plausible(found)), (found, expected)
+    of_floats = sum(np.asarray(inverted(jnp.uint32(i)), np.int64) for i in range(num))
+    assert not np.all(plausible(of_floats)), (of_floats, expected)
+    truncated = np.where(limits < 5, found - found[1], 0)  # the same, cut off at five
+    assert not np.all(plausible(truncated))
+
+
+# Whole numbers.
+
+
+def test_cutting_never_lengthens_and_keeps_whole_multiples():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=10_000).astype(np.float32)
+    cut = np.asarray(grid.cut(jnp.asarray(x), 2.0**-10)) * 2.0**-10
+    assert np.all(np.abs(cut) <= np.abs(x)) and np.all(np.abs(x - cut) < 2.0**-10)
+    assert np.all(np.sign(cut) * np.sign(x) >= 0)
+    whole = np.arange(-(2**20), 2**20, 999)
+    np.testing.assert_array_equal(
+        grid.cut(jnp.asarray(whole * 2.0**-9, jnp.float32), 2.0**-9), whole
+    )
+    # Control: rounding to nearest does lengthen.
+    assert np.any(np.abs(np.round(x * 2**10) / 2**10) > np.abs(x))
+
+
+def test_a_total_has_one_way_to_be_written_and_one_float():
+    one = grid.carried(grid.Total(jnp.int32(3), jnp.int32(2**16 + 5)))
+    other = grid.carried(grid.Total(jnp.int32(5), jnp.int32(5 - 2**16)))
+    assert one == other == grid.Total(4, 5)
+    rng = np.random.default_rng(0)
+    high, low = rng.integers(-(2**29), 2**29, 1000), rng.integers(-(2**31), 2**31, 1000)
+    total = grid.carried(grid.Total(jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)))
+    exact = high * 2**16 + low
+    np.testing.assert_array_equal(
+        np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low), exact
+    )
+    assert np.all((0 <= total.low) & (total.low < 2**16))
+    floats = np.asarray(grid.to_float(total, 0.25, np.dtype(np.float32)), np.float64)
+    np.testing.assert_allclose(floats, exact / 4, rtol=3e-7)
+
+
+def test_noise_added_to_floats_is_added_to_the_nearest_whole_number_of_spacings():
+    noise = grid.GaussianNoise(jax.random.key(1), 2.0**20)  # a spacing of one
+    drawn = np.asarray(grid.gaussian(noise.words(), jnp.arange(5, dtype=jnp.uint32)))
+    total = jnp.array([0.0, 0.4, -0.6, 2.0**40, 2.0**80], jnp.float32)
+    found = grid.add_to_floats(noise, total)
+    np.testing.assert_array_equal(found[:3], drawn[:3] + [0, 0, -1])
+    assert float(found[3]) == np.float32(2.0**40 + drawn[3])
+    assert float(found[4]) == 2.0**80  # its last bit is larger than any noise
