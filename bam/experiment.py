@@ -121,11 +121,14 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     config = _tuned(config, dataset, mesh)
     num_examples = len(dataset.train.labels)
     private = config.method.name != "non_private"
+    training_steps = config.num_steps or config.num_epochs * (
+        num_examples // config.expected_batch_size
+    )
     plan = make_plan(
         num_examples=num_examples,
         expected_batch_size=config.expected_batch_size,
-        num_steps=config.num_steps
-        or config.num_epochs * (num_examples // config.expected_batch_size),
+        num_steps=training_steps + config.spare_steps,
+        spare_steps=config.spare_steps,
         target_epsilon=config.epsilon if private else math.inf,
         delta=config.delta,
         clip_norm=_clip_norm(config, dataset.train.images.shape[1:]) if private else math.inf,
@@ -422,6 +425,7 @@ def _check(config: ConfigDict) -> None:
         "expected_batch_size": (config.expected_batch_size, 1),
         "num_steps": (config.num_steps, 0),
         "dataset.num_classes": (config.dataset.num_classes, 0),
+        "spare_steps": (config.spare_steps, 0),
         "dataset.holdout": (config.dataset.holdout, 0),
         "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
         "eval.every": (config.eval.every, 0),

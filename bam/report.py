@@ -5,17 +5,20 @@ import fcntl
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
+import secrets
 from pathlib import Path
 from typing import IO, Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
-from bam import devices
+from bam import devices, ledger
 from bam.privacy.accounting import PrivacyPlan
 
 
@@ -32,10 +35,11 @@ AUTOMATIC = ("microbatch_size", "convolution")
 class RunFiles:
     """Writes the files of one run; a context manager.
 
-    They are `config.json`, `plan.json`, `metrics.jsonl`, TensorBoard events, checkpoints, and at
-    the end `summary.json`. With `workdir=None` it writes nothing, and of several processes only the
-    first does: the others check and read. The folder of a finished run, of
-    another run and of a run that is going on are refused, so that no result is ever overwritten.
+    They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
+    TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. With
+    `workdir=None` it writes nothing, and of several processes only the first does: the others check
+    and read. The folder of a finished run, of another run and of one that is going on are refused,
+    so that no result is ever overwritten.
 
     Attributes:
       checkpoints: folder for checkpoints, or None.
@@ -50,16 +54,21 @@ class RunFiles:
           plan: the privacy plan.
 
         Raises:
-          ValueError: if the folder holds a run of another config; the message names the key.
+          ValueError: if the folder holds a run of another config or plan; the message says what.
           FinishedError: if the run there is finished.
           BlockingIOError: if another process is writing there.
         """
         self._workdir = workdir
         self._writes = workdir is not None and devices.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
+        self._plan = plan
+        lost_steps_count = config.seed is None and math.isfinite(plan.epsilon)
+        self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
         if workdir is None:
             return
         check_resumable(workdir, config)
+        if (workdir / "plan.json").exists():
+            check_plan(workdir, json.loads((workdir / "plan.json").read_text("utf-8")), plan)
         if not self._writes:
             return
         workdir.mkdir(parents=True, exist_ok=True)
@@ -70,9 +79,43 @@ class RunFiles:
             except BlockingIOError:
                 raise BlockingIOError(f"another process is training in {workdir}") from None
             check_resumable(workdir, config)  # once more: it may have finished meanwhile
+            if self._ledger_path and not (workdir / "config.json").exists():
+                ledger.create(self._ledger_path)  # first: a run without its ledger is refused
             write_json(workdir / "config.json", _as_json(config))
             write_json(workdir / "plan.json", plan.to_json())
             on_error.pop_all()
+
+    def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
+        """The run's ledger; it has a file if lost steps count.
+
+        Args:
+          step: the step that the run goes on from; 0 for a fresh start.
+          at_least: steps begun when that step was saved.
+
+        Returns:
+          A `Ledger`, open until this is.
+
+        Raises:
+          ValueError: if its file is not whole.
+        """
+        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least)
+        return self._ledger
+
+    def data_key(self) -> bytes:
+        """A secret of this run, made when it is first asked for and gone when the run is finished.
+
+        Checkpoints hold a fingerprint of the training data under it, which means nothing without.
+
+        Returns:
+          32 bytes, the same in every process.
+        """
+        key = bytes(32)
+        if self._workdir is not None and self._writes:
+            path = self._workdir / "data_key"
+            if not path.exists():
+                write_text(path, secrets.token_hex(32))
+            key = bytes.fromhex(path.read_text(encoding="utf-8"))
+        return np.asarray(devices.first_ones(np.frombuffer(key, np.uint32)), np.uint32).tobytes()
 
     def start_after(self, step: int) -> list[dict[str, Any]]:
         """Opens the metrics for the steps after `step`; later rows of a broken-off run go.
@@ -101,7 +144,7 @@ class RunFiles:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for name in ("_metrics", "_events", "_lock"):
+        for name in ("_metrics", "_events", "_ledger", "_lock"):
             if hasattr(self, name):
                 getattr(self, name).close()
 
@@ -127,6 +170,7 @@ class RunFiles:
         """
         if self._workdir is not None and self._writes:
             write_json(self._workdir / "summary.json", summary)
+            (self._workdir / "data_key").unlink(missing_ok=True)
 
 
 def check_free(workdir: Path) -> None:
@@ -175,6 +219,25 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
+
+
+def check_plan(where: Path | None, found: dict[str, Any], plan: PrivacyPlan) -> None:
+    """Refuses what belongs to a run of another plan: its ε would not be this run's.
+
+    Args:
+      where: its folder.
+      found: the plan it was written with, as JSON.
+      plan: this run's.
+
+    Raises:
+      ValueError: if they differ; the message names the first difference.
+    """
+    for key, wanted in plan.to_json().items():
+        if found.get(key) != wanted:
+            raise ValueError(
+                f"{where} is of a run with the privacy plan's {key} = {found.get(key)!r}, not "
+                f"{wanted!r}; choose another --workdir"
+            )
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:

@@ -1,8 +1,8 @@
 """Private training: take the planned steps of an experiment, and not one more."""
 
+import hashlib
 import math
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from bam.experiment import (
     without_noise_key,
 )
 from bam.privacy.accounting import PrivacyPlan
-from bam.report import RunFiles, device_name, git_commit, versions
+from bam.report import RunFiles, check_plan, device_name, git_commit, versions
 from bam.tree import Params
 
 __all__ = [
@@ -62,6 +62,7 @@ def train(
     workdir: Path | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Takes the planned steps, from the start or from where an earlier call stopped.
 
@@ -74,12 +75,13 @@ def train(
         resumed or not. Runs of different methods with one seed share batches and noise, which
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
         the noise. None, for a run to release: the operating system's randomness, new in every
-        process and never saved. Steps taken again after a crash then have new batches and noise,
-        so what was seen of the lost ones is a release that the plan does not count.
+        process and never saved. Steps that a crash lost are taken again with new batches and noise,
+        so they count (see `bam.ledger`), and the run may end before its last step.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
+      say: called with one line if steps of this run were lost and count.
 
     Returns:
       A `Result`.
@@ -87,8 +89,8 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      ValueError: if the run in `workdir` is of another config, plan or data set, or its checkpoint
-        cannot be read.
+      ValueError: if the run in `workdir` is of another config, plan or data set, its checkpoint
+        cannot be read or is of another step, or its ledger is not whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
@@ -102,53 +104,71 @@ def train(
     sampling_seed = _seed_from_system() if seed is None else seed
     first_seed = _seed_from_system() if seed is None else seed
     state = experiment.init(first_seed)
-    identity = {"plan": plan.to_json(), "data": _fingerprint(dataset) if workdir else None}
-    done, seconds = -1, 0.0  # step 0 is the evaluation before the first step
+    done, seconds, saved = -1, 0.0, 0  # step 0 is the evaluation before the first step
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
+        data = _fingerprint(dataset, files.data_key()) if workdir else None
+        identity = {"plan": plan.to_json(), "data": data}
         restored = checkpoints.restore(state)
         if restored is not None:
             done, state, facts = restored
-            _check_same(files.checkpoints, facts["identity"], identity)
-            seconds = facts["seconds"]
+            check_plan(files.checkpoints, facts["identity"]["plan"], plan)
+            seconds, saved = facts["seconds"], facts["steps_begun"]
+            if int(state.step) != done:
+                raise ValueError(
+                    f"{files.checkpoints}/{done} is renamed: it is of step {state.step}"
+                )
+        taken = max(0, done)
+        ledger = files.open_ledger(taken, saved)
+        end = ledger.last_step(taken)
+        if restored is not None and taken < end and facts["identity"]["data"] != data:
+            raise ValueError(
+                f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
+                "gone; choose another --workdir"
+            )
+        if ledger.begun > taken:
+            say(_lost(plan, ledger.begun - taken, end))
         if from_system:
             state = with_noise_key(state, noise_key_from_system())
         if config.checkpoint.every:
             checkpoints.check_room(state)
         rows = files.start_after(done)
-        for step in range(done + 1, plan.num_steps + 1):
+        for step in range(done + 1, end + 1):
             if step > 0:
-                plan.check_steps(step)
                 started = time.perf_counter()
+                ledger.begin()
                 indices = sampling.poisson_sample(
                     sampling_seed, step, plan.num_examples, plan.sampling_prob
                 )
                 state = experiment.step(
                     state, on_device, sampling.pad(indices, experiment.capacity)
                 )
+                ledger.force()
                 jax.block_until_ready(state.step)
                 seconds += time.perf_counter() - started
-            last = step == plan.num_steps
+            last = step == end
             measurements: dict[str, float] = {}
             if _due(step, config.eval.every) or last:
                 measurements |= evaluate(experiment, state.averaged)
             if _due(step, config.diagnostics.every):
                 measurements |= not_private(experiment, state, on_device)
             if measurements:
-                rows.append(_row(plan, step, measurements, seconds))
+                rows.append(_row(plan, step, ledger.begun, measurements, seconds))
                 files.add_row(rows[-1])
                 on_row(rows[-1])
             stopping = not last and devices.any_of(should_stop())
             save = last or (step > 0 and _due(step, config.checkpoint.every))
             if stopping or (config.checkpoint.every and save):
                 to_save = without_noise_key(state) if from_system else state
-                checkpoints.save(step, to_save, {"seconds": seconds, "identity": identity})
+                facts = {"seconds": seconds, "identity": identity, "steps_begun": ledger.begun}
+                checkpoints.save(step, to_save, facts)
             if stopping:
-                raise StoppedError(f"stopped after step {step} of {plan.num_steps}")
+                raise StoppedError(f"stopped after step {step} of {end}")
 
-        if not rows or rows[-1]["step"] != plan.num_steps:  # lost between checkpoint and summary
+        # The last row was lost between checkpoint and summary, or steps that count were.
+        if not rows or (rows[-1]["step"], rows[-1]["steps_begun"]) != (end, ledger.begun):
             measurements = evaluate(experiment, state.averaged)
-            rows.append(_row(plan, plan.num_steps, measurements, seconds))
+            rows.append(_row(plan, end, ledger.begun, measurements, seconds))
             files.add_row(rows[-1])
         summary = summarize(experiment, seed, rows[-1])
         files.finish(summary)
@@ -177,7 +197,7 @@ def estimate_seconds(experiment: Experiment) -> float:
         state = experiment.step(state, on_device, batch)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - started
-    return seconds * plan.num_steps * max(1, plan.expected_batch_size / microbatch_size)
+    return seconds * plan.training_steps * max(1, plan.expected_batch_size / microbatch_size)
 
 
 def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
@@ -229,6 +249,8 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
         "noise_key": "operating system" if seed is None else "seed",
         "noise": NOISE,
         "sampling": SAMPLING,
+        "steps_taken": last_row["step"],
+        "steps_begun": last_row["steps_begun"],
         "test_accuracy": last_row["test_accuracy"],
         "seconds": last_row["seconds"],
         "device": device_name(),
@@ -262,12 +284,23 @@ def not_private(
 
 
 def _row(
-    plan: PrivacyPlan, step: int, measurements: dict[str, float], seconds: float
+    plan: PrivacyPlan, step: int, begun: int, measurements: dict[str, float], seconds: float
 ) -> dict[str, Any]:
-    """A row of `metrics.jsonl`; ε is None for a non-private run."""
-    spent = plan.epsilon_after(step)
-    row = {"step": step, "epsilon": None if spent == math.inf else spent}
+    """A row of `metrics.jsonl`; ε is that of the steps begun, None for a non-private run."""
+    spent = plan.epsilon_after(begun)
+    row = {"step": step, "steps_begun": begun, "epsilon": None if spent == math.inf else spent}
     return row | measurements | {"seconds": seconds}
+
+
+def _lost(plan: PrivacyPlan, lost: int, end: int) -> str:
+    """What lost steps mean for the run, in one line."""
+    lost_steps = "1 step was lost and counts" if lost == 1 else f"{lost} steps were lost and count"
+    if end == plan.training_steps:
+        return f"{lost_steps}: {plan.spare_steps} spare steps were planned for that"
+    return (
+        f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
+        f"for that with --config.spare_steps={lost}"
+    )
 
 
 def _seed_from_system() -> int:
@@ -275,22 +308,12 @@ def _seed_from_system() -> int:
     return int.from_bytes(devices.random_bits(4).tobytes())
 
 
-def _fingerprint(dataset: datasets.Dataset) -> int:
-    """CRC-32 of the training split. NOT PRIVATE: it is kept in checkpoints alone."""
-    images, labels = (np.ascontiguousarray(x) for x in dataset.train)
-    return zlib.crc32(labels.view(np.uint8).data, zlib.crc32(images.view(np.uint8).data))
-
-
-def _check_same(where: Path | None, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuses a checkpoint of another plan or of other data: their ε would not be this run's."""
-    if found["data"] != wanted["data"]:
-        raise ValueError(f"{where} is of a run on other training data; choose another --workdir")
-    for key in wanted["plan"]:
-        if found["plan"].get(key) != wanted["plan"][key]:
-            raise ValueError(
-                f"{where} is of a run with the privacy plan's {key} = {found['plan'].get(key)!r}, "
-                f"not {wanted['plan'][key]!r}; choose another --workdir"
-            )
+def _fingerprint(dataset: datasets.Dataset, key: bytes) -> str:
+    """Keyed BLAKE2 of the training split: without the key it confirms no guess at a row."""
+    mac = hashlib.blake2b(key=key, digest_size=16)
+    for array in dataset.train:
+        mac.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return mac.hexdigest()
 
 
 def _due(step: int, every: int) -> bool:

@@ -69,6 +69,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
     config.num_epochs = 10
     config.num_steps = 0
+    # Steps beyond these that the noise is planned for. Without a seed a step that a crash loses
+    # counts, and is made up for out of these; without any left the run ends earlier by as many.
+    config.spare_steps = 0
     # Examples whose gradients are held in memory at once; "auto": the fastest, by timing a few.
     config.microbatch_size = config_dict.placeholder(object)
     config.microbatch_size = 32

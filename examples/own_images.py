@@ -22,6 +22,7 @@ from PIL import Image
 
 from bam import train
 from bam.data import datasets
+from bam.privacy.accounting import rounded_up
 from configs import digits
 
 
@@ -55,4 +56,6 @@ def main() -> dict:
 
 if __name__ == "__main__":
     summary = main()
-    print(f"ε = {summary['epsilon']:.2f}, test accuracy {summary['test_accuracy']:.1%}")
+    print(
+        f"ε = {rounded_up(summary['epsilon'], '.2f')}, test accuracy {summary['test_accuracy']:.1%}"
+    )

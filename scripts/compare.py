@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bam import plotting, report, train
+from bam.privacy.accounting import rounded_up
 from scripts import cells, cli, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
@@ -96,7 +97,9 @@ def _title(runs: list[Run]) -> str:
     text = f"{', '.join(sorted({s['dataset'] for s in first}))}, "
     text += f"{len({s['seed'] for s in first})} seeds"
     if private:
-        budgets = " and ".join(f"({e:.3g}, {d:.0e})-DP" for e, d in private.items())
+        budgets = " and ".join(
+            f"({rounded_up(e, '.3g')}, {rounded_up(d, '.3g')})-DP" for e, d in private.items()
+        )
         text += f", private methods at {budgets}"
     return text
 
@@ -135,7 +138,7 @@ def _trained(workdir: Path) -> dict[str, list[Run]]:
         tasks = {
             method: progress.add_task(
                 plotting.LABELS.get(method, method),
-                total=_NUM_SEEDS.value * experiment.plan.num_steps,
+                total=_NUM_SEEDS.value * experiment.plan.training_steps,
                 note="",
                 start=False,
             )
@@ -195,7 +198,7 @@ def as_cells(row: dict[str, Any]) -> list[str]:
         accuracy += f" ± {100 * row['test_accuracy_sd']:.1f}"
     return [
         plotting.LABELS.get(row["method"], row["method"]),
-        number(row["epsilon"], ".2f"),
+        "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".2f"),
         accuracy,
         number(row["bias_norm_mean"], ".3f"),
         number(row["gradient_norm_mean"], ".3f"),
@@ -227,7 +230,9 @@ def _progress_note(progress: Progress, task: Any, seed: int, experiment: train.E
         note = f"seed {seed}"
         if "test_accuracy" in row:
             note += f"  test {row['test_accuracy']:.1%}"
-        progress.update(task, completed=seed * experiment.plan.num_steps + row["step"], note=note)
+        progress.update(
+            task, completed=seed * experiment.plan.training_steps + row["step"], note=note
+        )
 
     return on_row
 

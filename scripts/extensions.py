@@ -12,6 +12,7 @@ from absl import flags
 from rich.console import Console
 
 from bam import report, train
+from bam.privacy.accounting import rounded_up
 from configs import extensions
 from scripts import cli, tables
 
@@ -39,7 +40,7 @@ def main() -> None:
         cells.append(
             [
                 row["name"],
-                f"{row['epsilon']:.2f}",
+                rounded_up(row["epsilon"], ".2f"),
                 f"{row['noise_multiplier']:.3f} × {row['sensitivity']:.3f}",
                 _mean_and_sd([100 * x for x in row["accuracies"]]),
                 "–" if row is rows[0] else _mean_and_sd(gains, "+"),

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from bam import plotting, report
 from bam.privacy import accounting, gdp
+from bam.privacy.accounting import rounded_down, rounded_up
 from scripts import cli
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
@@ -64,12 +65,14 @@ def main() -> None:
             draw(found, Path(_PLOT.value))
     console = Console()
     console.print(
-        f"σ = {sigma:.5g}, q = {sampling_prob:g}, T = {num_steps}, "
-        f"δ = {_DELTA.value:g}, add/remove one example\n",
+        f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
+        f"δ = {rounded_up(found['delta'], 'g')}, add/remove one example\n",
         highlight=False,
     )
     for name in accounting.ACCOUNTANTS:
-        console.print(f"ε = {found['epsilon'][name]:8.4f}   {NAMES[name]}", highlight=False)
+        console.print(
+            f"ε = {rounded_up(found['epsilon'][name], '8.4f')}   {NAMES[name]}", highlight=False
+        )
     console.print(f"μ = {found['mu']:8.4f}   of the central limit\n", highlight=False)
     console.print(over_training(found))
     console.print(attacker(found))
@@ -129,7 +132,9 @@ def over_training(found: dict[str, Any]) -> Table:
     for heading in ("step", "PLD", "RDP", "GDP (asymptotic)"):
         table.add_column(heading, justify="right")
     for row in found["over_training"]:
-        table.add_row(str(row["step"]), *(f"{row[n]:.4f}" for n in accounting.ACCOUNTANTS))
+        table.add_row(
+            str(row["step"]), *(rounded_up(row[n], ".4f") for n in accounting.ACCOUNTANTS)
+        )
     return table
 
 
@@ -143,7 +148,10 @@ def attacker(found: dict[str, Any]) -> Table:
     for row in found["best_true_positive_rate"]:
         table.add_row(
             f"{row['false_positive_rate']:.1%}",
-            *(f"{row[name]:.1%}" for name in ("composed", "epsilon_delta", "gdp")),
+            *(
+                f"{rounded_up(100 * row[name], '.1f')}%"
+                for name in ("composed", "epsilon_delta", "gdp")
+            ),
         )
     return table
 
@@ -178,8 +186,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for name, look in looks.items()
     ]
     title = (
-        f"σ = {found['noise_multiplier']:.4g}, q = {found['sampling_prob']:g}, "
-        f"T = {found['num_steps']}, δ = {found['delta']:g}"
+        f"σ = {rounded_down(found['noise_multiplier'], '.4g')}, "
+        f"q = {rounded_up(found['sampling_prob'], 'g')}, "
+        f"T = {found['num_steps']}, δ = {rounded_up(found['delta'], 'g')}"
     )
     charts = [
         plotting.Panel("type II error against type I error", "type I (false positives)", lines),

@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam import devices, report, train
+from bam.privacy.accounting import rounded_up
 from scripts import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
@@ -57,6 +58,7 @@ def main() -> None:
                 Path(_WORKDIR.value),
                 on_row=lambda row: show(describe_row(row), flush=True),
                 should_stop=should_stop,
+                say=lambda line: show(line, flush=True),
             )
     except train.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
@@ -84,7 +86,9 @@ def devices_of(experiment: train.Experiment) -> str:
 
 def describe_row(row: dict) -> str:
     """One line of progress."""
-    spent = "not private" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3f}"
+    spent = (
+        "not private" if row["epsilon"] is None else f"epsilon {rounded_up(row['epsilon'], '.3f')}"
+    )
     parts = [f"step {row['step']:>6}", spent]
     if "test_accuracy" in row:
         parts.append(f"test accuracy {row['test_accuracy']:.2%}")

@@ -6,6 +6,7 @@ The mechanism is T steps of a Poisson-sampled Gaussian; Google's `dp-accounting`
 
 import contextlib
 import dataclasses
+import decimal
 import functools
 import math
 import re
@@ -37,6 +38,28 @@ FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 class BudgetExhaustedError(RuntimeError):
     """Raised instead of taking a step that the privacy plan does not cover."""
+
+
+def rounded_up(value: float, form: str) -> str:
+    """A number as text that is never below it: what is printed of ε or δ is no stronger claim.
+
+    Args:
+      value: to be shown; its shortest decimal form counts as the number itself.
+      form: a format of `float`, such as ".3f" or ".4g".
+
+    Returns:
+      The text.
+
+    Examples:
+      >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
+      ('2e-05', '3', '1e-05')
+    """
+    return _rounded(value, form, decimal.ROUND_CEILING)
+
+
+def rounded_down(value: float, form: str) -> str:
+    """A number as text that is never above it, as a claim of noise must be; as `rounded_up`."""
+    return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -184,13 +207,14 @@ class PrivacyPlan:
       num_examples: N, the number of training examples, treated as public.
       expected_batch_size: l.
       sampling_prob: q = l/N; the sampler and the accountant both read it here.
-      num_steps: T, the most steps the run may take.
+      num_steps: the most steps the run may begin; ε covers them all.
       noise_multiplier: σ.
       clip_norm: C, the L2 sensitivity of the sum.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
       adjacency: "add_or_remove_one".
+      spare_steps: how many of these steps are a margin for steps that a crash loses.
     """
 
     num_examples: int
@@ -203,12 +227,18 @@ class PrivacyPlan:
     delta: float
     accountant: str
     adjacency: str = ADJACENCY
+    spare_steps: int = 0
+
+    @property
+    def training_steps(self) -> int:
+        """T, the steps that training takes: all but the spare ones."""
+        return self.num_steps - self.spare_steps
 
     def epsilon_after(self, num_steps: int) -> float:
-        """ε spent once `num_steps` of the planned steps are taken.
+        """ε spent once `num_steps` of the planned steps are begun.
 
         Args:
-          num_steps: steps taken, from 0 to the planned number.
+          num_steps: steps begun, lost ones included, from 0 to the planned number.
 
         Returns:
           ε by the plan's accountant, at the plan's δ.
@@ -229,7 +259,7 @@ class PrivacyPlan:
         """Refuses a step count that the plan does not cover.
 
         Args:
-          num_steps: steps taken, the one about to be taken included.
+          num_steps: steps begun, lost ones and the one about to be taken included.
 
         Raises:
           BudgetExhaustedError: if `num_steps` is more than planned.
@@ -249,13 +279,17 @@ class PrivacyPlan:
         """The plan in a few lines of plain text, for people."""
         if math.isinf(self.epsilon):
             clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
-            return f"NOT PRIVATE: {clipping}, no noise; {self.num_steps} steps"
+            return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
+        epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
+        spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
         return (
-            f"({self.epsilon:.4g}, {self.delta:.1g})-DP, {self.accountant} accountant, "
+            f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
             f"add/remove one of {self.num_examples} examples\n"
-            f"{self.num_steps} steps, Poisson sampling with q = {self.expected_batch_size}/"
-            f"{self.num_examples} = {self.sampling_prob:.4g}\n"
-            f"noise multiplier {self.noise_multiplier:.4g}, clip norm {self.clip_norm:.4g}"
+            f"{self.training_steps} steps{spare}, Poisson sampling with q = "
+            f"{self.expected_batch_size}/{self.num_examples} = "
+            f"{rounded_up(self.sampling_prob, '.4g')}\n"
+            f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
+            f"clip norm {self.clip_norm:.4g}"
         )
 
 
@@ -268,17 +302,20 @@ def make_plan(
     delta: float,
     clip_norm: float,
     accountant: str = "pld",
+    spare_steps: int = 0,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
     Args:
       num_examples: N ≥ 1.
       expected_batch_size: l, from 1 to N.
-      num_steps: T ≥ 1.
+      num_steps: the most steps the run may begin, ≥ 1.
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
       delta: δ, positive and below 1/N.
       clip_norm: C.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
+      spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
+        `bam.ledger`; from 0 to one less.
 
     Returns:
       A `PrivacyPlan` whose ε is at most the target.
@@ -293,6 +330,8 @@ def make_plan(
         )
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    if not 0 <= spare_steps < num_steps:
+        raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
     if not 0 < delta < 1 / num_examples:
@@ -325,7 +364,15 @@ def make_plan(
         epsilon=epsilon(noise_multiplier=sigma, accountant=accountant, **steps),
         delta=delta,
         accountant=accountant,
+        spare_steps=spare_steps,
     )
+
+
+def _rounded(value: float, form: str, rounding: str) -> str:
+    with decimal.localcontext() as context:
+        context.rounding = rounding
+        shown = format(decimal.Decimal(repr(float(value))), form)
+    return format(float(shown), form)
 
 
 def _epsilon_by_pld(

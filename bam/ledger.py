@@ -1,0 +1,120 @@
+"""The ledger of a run: how many steps it has begun, on disk, and never fewer.
+
+Without a seed, a step that a crash lost is taken again with another batch and other noise; of the
+lost one something may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
+step is written here before it is taken, and is forced to the disk before anything of it is shown or
+saved. A run begins at most the steps of its plan, `plan.num_steps`: the T that training takes, and
+the spare ones. Lost steps are made up for out of the spare ones; without any left the run ends
+earlier by as many.
+
+With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
+the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from bam import devices
+from bam.privacy.accounting import PrivacyPlan
+
+
+def create(path: Path) -> None:
+    """Makes an empty ledger, forced to the disk.
+
+    Args:
+      path: the file. It has one byte for each step begun.
+
+    Raises:
+      ValueError: if there is one that has steps: they are of a run that is not known any more.
+    """
+    if path.exists() and path.stat().st_size:
+        raise ValueError(
+            f"{path} has steps of a run without a config.json; choose another --workdir"
+        )
+    with path.open("ab") as file:
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # the file's name, too, outlives a power cut
+    os.close(folder)
+
+
+class Ledger:
+    """Counts the steps that a run begins.
+
+    Of several processes the first writes, and all count the same.
+
+    Attributes:
+      begun: steps begun so far, lost ones included.
+    """
+
+    def __init__(self, path: Path | None, plan: PrivacyPlan, step: int, at_least: int) -> None:
+        """Reads what was begun before.
+
+        Args:
+          path: the file, which `create` made; None where lost steps cost nothing.
+          plan: the privacy plan.
+          step: the step that the run goes on from; 0 for a fresh start.
+          at_least: steps begun when that step was saved.
+
+        Raises:
+          ValueError: if the file is missing, or has fewer steps than were begun when the checkpoint
+            was saved.
+        """
+        self._plan, self._path, self._file = plan, path, None
+        self.begun = step
+        if path is None:
+            return
+        found = int(devices.first_ones(np.int32(path.stat().st_size if path.exists() else -1)))
+        if found < at_least:
+            what = "is missing" if found < 0 else f"has {found} steps, its checkpoint {at_least}"
+            raise ValueError(
+                f"{path} {what}: what this run has spent is not known; choose another --workdir"
+            )
+        self.begun = min(found, plan.num_steps)  # one that was counted and then refused
+        if devices.writes():
+            self._file = path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file:
+            self._file.close()
+
+    def last_step(self, step: int) -> int:
+        """The step that training ends after: T, or less if too many were lost.
+
+        Args:
+          step: the step that the run goes on from.
+
+        Returns:
+          From `step` to the plan's `training_steps`.
+        """
+        return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
+
+    def begin(self) -> None:
+        """Counts one more step, which may then be taken. A process that is killed keeps the count.
+
+        Raises:
+          BudgetExhaustedError: if the plan does not cover it.
+          BlockingIOError: if another process counts in the same file.
+          OSError: if it cannot be written.
+        """
+        self._plan.check_steps(self.begun + 1)
+        if self._file and self._path:
+            try:
+                self._file.write(b".")
+            except OSError as error:
+                raise OSError(f"no step can be counted in {self._path}: {error.strerror}") from None
+            if os.fstat(self._file.fileno()).st_size != self.begun + 1:
+                raise BlockingIOError(f"another process is training in {self._path.parent}")
+        self.begun += 1
+
+    def force(self) -> None:
+        """Returns when all steps begun are on the disk, where a power cut keeps the count, too.
+
+        To be called before anything of the last step is shown or saved. It may already be computed
+        meanwhile, which hides the time that this takes.
+        """
+        if self._file:
+            os.fsync(self._file.fileno())

@@ -1,0 +1,480 @@
+"""A run without a seed, killed and resumed at will, never takes more steps than its ε covers."""
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+from bam import sampling, train
+from bam.checkpoint import Checkpoints
+from bam.ledger import Ledger
+from bam.report import RunFiles
+from configs import digits
+from tests.cases import assert_same_bits, run_command
+
+NUM_STEPS = 5
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: nothing in `bam` handles it."""
+
+
+def tiny(method="dp_sgd", **overrides):
+    config = digits.get_config(method)
+    settings = {"model.name": "linear", "accountant": "rdp", "num_steps": NUM_STEPS}
+    settings |= {"eval.every": 1, "checkpoint.every": 2}
+    config.update_from_flattened_dict(settings | overrides)
+    return config
+
+
+POINTS = ("counted", "computed", "shown", "unsaved", "saved")
+
+
+class Steps:
+    """Runs an experiment, counts the steps it computes by itself, and kills it at some point.
+
+    The points, in the loop's order: a step is "counted" (its batch is about to be drawn), then
+    "computed", "shown" (its row is written and printed), still "unsaved", and "saved".
+    """
+
+    def __init__(self, experiment, monkeypatch):
+        self.computed, self.seen = 0, set()
+        self.before_step = lambda: None
+        self.kill, self.passed = ("never", 0), 0
+        step, sample, save = experiment.step, sampling.poisson_sample, Checkpoints.save
+
+        def counted_step(*arguments):
+            self.before_step()
+            self.computed += 1
+            state = step(*arguments)
+            self.at("computed")
+            return state
+
+        def killable_sample(*arguments):
+            self.at("counted")
+            return sample(*arguments)
+
+        def killable_save(*arguments):
+            save(*arguments)
+            self.at("saved")
+
+        monkeypatch.setattr(sampling, "poisson_sample", killable_sample)
+        monkeypatch.setattr(Checkpoints, "save", killable_save)
+        self.experiment = dataclasses.replace(experiment, step=counted_step)
+
+    def at(self, point):
+        self.passed += point == self.kill[0]
+        if (point, self.passed) == self.kill:
+            raise KilledError
+
+    def run(self, workdir, seed=None, kill=("never", 0), **options):
+        self.kill, self.passed = kill, 0
+
+        def stop():
+            self.at("unsaved")
+            return False
+
+        on_row = lambda row: row["step"] and self.at("shown")  # noqa: E731
+        return train.train(self.experiment, seed, workdir, on_row, stop, **options)
+
+    def run_killed(self, workdir, kills, seed=None):
+        """Killed at each of these points, then let alone; returns its summary."""
+        for kill in kills:
+            try:
+                return self.run(workdir, seed, kill).summary  # too few steps left to be killed in
+            except KilledError:
+                assert not (workdir / "summary.json").exists()
+            finally:  # now: TensorBoard's files of one second have one name
+                self.seen |= releases(workdir)
+        summary = self.run(workdir, seed).summary
+        self.seen |= releases(workdir)
+        return summary
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return train.build(tiny())
+
+
+@pytest.fixture(scope="module")
+def spared():
+    return train.build(tiny(spare_steps=2))
+
+
+@pytest.fixture
+def steps(experiment, monkeypatch):
+    return Steps(experiment, monkeypatch)
+
+
+@pytest.fixture
+def killed(steps, tmp_path):
+    """A run that was killed after its fourth row, two steps after its checkpoint."""
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, kill=("shown", 4))
+    return tmp_path
+
+
+def begun(workdir):
+    """Steps in the ledger."""
+    return (workdir / "steps_begun").stat().st_size
+
+
+def releases(workdir):
+    """What TensorBoard's files show of the weights after a step: every loss they had, by step."""
+    found = set()
+    for path in (workdir / "tensorboard").iterdir():
+        data = path.read_bytes()
+        while len(data) >= 12:  # length, its checksum, the event, its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            if len(data) < length + 16:
+                break  # killed while writing
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            losses = [v.simple_value for v in event.summary.value if v.tag == "test_loss"]
+            found |= {(event.step, loss) for loss in losses if event.step > 0}
+            data = data[length + 16 :]
+    return found
+
+
+def rows_of(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+RANDOM = random.Random(0)
+KILLS = [
+    *([(point, n), (point, 1)] for point in POINTS for n in (1, 3)),
+    *([(point, 1)] * 7 for point in POINTS),
+    *([(RANDOM.choice(POINTS), RANDOM.randint(1, 3)) for _ in range(5)] for _ in range(3)),
+]
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=str)
+def test_steps_computed_and_seen_are_in_the_ledger_and_the_ledger_in_the_plan(
+    steps, tmp_path, kills
+):
+    plan = steps.experiment.plan
+    summary = steps.run_killed(tmp_path, kills)
+    assert steps.computed <= plan.num_steps
+    assert steps.computed <= begun(tmp_path) <= plan.num_steps
+    assert len(steps.seen) <= steps.computed
+    rows = rows_of(tmp_path)
+    assert summary["steps_begun"] == rows[-1]["steps_begun"] == begun(tmp_path)
+    assert summary["steps_taken"] == rows[-1]["step"] <= summary["steps_begun"]
+    assert rows[-1]["epsilon"] == plan.epsilon_after(begun(tmp_path)) <= summary["epsilon"]
+    assert all(row["epsilon"] == plan.epsilon_after(row["steps_begun"]) for row in rows)
+    with pytest.raises(FileExistsError, match="finished run"):
+        steps.run(tmp_path)
+
+
+def test_without_a_ledger_a_killed_run_takes_and_shows_more_steps_than_planned(
+    steps, tmp_path, monkeypatch
+):
+    """Control: the rule of 0.1.0."""
+    read = Ledger.__init__
+    monkeypatch.setattr(Ledger, "__init__", lambda self, path, *rest: read(self, None, *rest))
+    summary = steps.run_killed(tmp_path, [("shown", 1)] * 7)
+    assert steps.computed == len(steps.seen) == 7 + NUM_STEPS
+    assert summary["steps_begun"] == summary["num_steps"] == NUM_STEPS  # which it denies
+
+
+def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
+    said = []
+    result = steps.run(killed, say=said.append)
+    assert said == [
+        "2 steps were lost and count: the run ends after step 3 of 5; a new run can plan for that "
+        "with --config.spare_steps=2"
+    ]
+    assert int(result.state.step) == 3
+    counts = [(row["step"], row["steps_begun"]) for row in result.rows]
+    assert counts == [(0, 0), (1, 1), (2, 2), (3, 5)]
+    summary = json.loads((killed / "summary.json").read_text())
+    assert [summary[key] for key in ("steps_taken", "steps_begun", "num_steps")] == [3, 5, 5]
+    with Checkpoints(killed / "checkpoints") as checkpoints:
+        assert checkpoints.restore(result.state)[0] == 3
+
+
+def test_when_all_steps_were_lost_before_a_checkpoint_only_fresh_weights_are_left(steps, tmp_path):
+    summary = steps.run_killed(tmp_path, [("shown", 1)] * NUM_STEPS)
+    assert (summary["steps_taken"], summary["steps_begun"]) == (0, NUM_STEPS)
+    assert rows_of(tmp_path)[-1]["epsilon"] == summary["epsilon"]
+
+
+def test_spare_steps_are_planned_for_with_more_noise_and_make_up_for_lost_ones(
+    experiment, spared, monkeypatch, tmp_path
+):
+    assert spared.plan.noise_multiplier > experiment.plan.noise_multiplier
+    assert spared.plan.epsilon <= spared.config.epsilon
+    assert (spared.plan.num_steps, spared.plan.training_steps) == (NUM_STEPS + 2, NUM_STEPS)
+    assert "5 steps and 2 spare ones" in spared.plan.describe()
+    steps = Steps(spared, monkeypatch)
+    for lost, taken, line in [
+        (1, NUM_STEPS, "1 step was lost and counts: 2 spare steps were planned for that"),
+        (2, NUM_STEPS, "2 steps were lost and count: 2 spare steps were planned for that"),
+        (3, NUM_STEPS - 1, "3 steps were lost and count: the run ends after step 4 of 5"),
+    ]:
+        workdir, said = tmp_path / str(lost), []
+        for _ in range(lost):
+            with pytest.raises(KilledError):
+                steps.run(workdir, kill=("shown", 1))
+        summary = steps.run(workdir, say=said.append).summary
+        assert len(said) == 1 and said[0].startswith(line)
+        assert (summary["steps_taken"], summary["steps_begun"]) == (taken, taken + lost)
+    plan = json.loads((workdir / "plan.json").read_text())
+    assert (plan["num_steps"], plan["spare_steps"]) == (NUM_STEPS + 2, 2)
+
+
+def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_path):
+    calls = iter(range(3))
+    with pytest.raises(train.StoppedError, match="after step 3 of 5"):
+        train.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
+    assert begun(tmp_path) == 3  # told to stop, it loses nothing
+    result = train.train(spared, None, tmp_path, say=pytest.fail)
+    assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
+    assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
+
+
+def test_with_a_seed_lost_steps_are_repeated_to_the_bit_and_need_no_ledger(
+    experiment, steps, tmp_path
+):
+    whole = train.train(experiment, 0)
+    kills = [("shown", 1), ("shown", 4), ("computed", 2)]
+    summary = steps.run_killed(tmp_path, kills, seed=0)
+    assert summary["steps_taken"] == summary["steps_begun"] == NUM_STEPS < steps.computed
+    assert not (tmp_path / "steps_begun").exists()
+    losses = [np.float32(row["test_loss"]) for row in whole.rows[1:]]
+    assert steps.seen == set(enumerate(losses, start=1))  # all that was ever to be seen
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        assert_same_bits(checkpoints.restore(whole.state)[1].params, whole.state.params)
+
+
+def test_ordinary_training_has_nothing_to_spend_and_needs_no_ledger(monkeypatch, tmp_path):
+    steps = Steps(train.build(tiny("non_private")), monkeypatch)
+    assert steps.run_killed(tmp_path, [("shown", 3), ("shown", 3)])["steps_taken"] == NUM_STEPS
+    assert not (tmp_path / "steps_begun").exists()
+
+
+def test_a_step_is_counted_before_it_is_computed_and_on_the_disk_before_it_is_seen(
+    steps, tmp_path, monkeypatch
+):
+    """A power cut keeps what was forced to the disk, and perhaps no more."""
+    forced, counted, seen = {}, [], []
+    fsync, add_row, save = os.fsync, RunFiles.add_row, Checkpoints.save
+
+    def note_fsync(descriptor):
+        fsync(descriptor)
+        forced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    def note_row(files, row):
+        seen.append((row["step"], forced[str(tmp_path / "steps_begun")]))
+        add_row(files, row)
+
+    def note_save(checkpoints, step, *rest):
+        seen.append((step, forced[str(tmp_path / "steps_begun")]))
+        save(checkpoints, step, *rest)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(RunFiles, "add_row", note_row)
+    monkeypatch.setattr(Checkpoints, "save", note_save)
+    steps.before_step = lambda: counted.append(begun(tmp_path))
+    steps.run(tmp_path)
+    assert counted == [1, 2, 3, 4, 5]
+    assert str(tmp_path) in forced  # the folder, and so the file's name
+    assert seen == [(n, n) for n in (0, 1, 2, 2, 3, 4, 4, 5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "steps_begun is missing: what this run has spent is not known"),
+        (b"", "steps_begun has 0 steps, its checkpoint 2"),
+        (b".", "steps_begun has 1 steps, its checkpoint 2"),
+    ],
+)
+def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
+    steps, killed, content, message
+):
+    (killed / "steps_begun").unlink()
+    if content is not None:
+        (killed / "steps_begun").write_bytes(content)
+    before = {p: p.read_bytes() for p in killed.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=message) as refused:
+        steps.run(killed)
+    assert "\n" not in str(refused.value)
+    assert {p: p.read_bytes() for p in killed.rglob("*") if p.is_file()} == before
+
+
+def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(steps, tmp_path):
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, kill=("shown", 2))
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, kill=("saved", 1))  # of step 2, when 4 were begun
+    (tmp_path / "steps_begun").write_bytes(b"...")
+    with pytest.raises(ValueError, match="steps_begun has 3 steps, its checkpoint 4"):
+        steps.run(tmp_path)
+
+
+def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(steps, killed):
+    shutil.rmtree(killed / "checkpoints")
+    content = (killed / "steps_begun").read_bytes()
+    (killed / "steps_begun").unlink()
+    with pytest.raises(ValueError, match="steps_begun is missing"):
+        steps.run(killed)
+    (killed / "steps_begun").write_bytes(content)
+    assert steps.run(killed).summary["steps_taken"] == 1
+    assert begun(killed) == steps.computed == NUM_STEPS
+
+
+def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, steps, killed):
+    shutil.rmtree(killed / "checkpoints")
+    plan = dataclasses.replace(experiment.plan, noise_multiplier=0.5)
+    with pytest.raises(ValueError, match=r"plan's noise_multiplier = .*, not 0\.5"):
+        train.train(dataclasses.replace(experiment, plan=plan), None, killed)
+    (killed / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"has steps of a run without a config\.json"):
+        steps.run(killed)
+    assert begun(killed) == 4
+
+
+def test_two_processes_that_no_lock_keeps_apart_take_no_step_that_is_not_counted(steps, tmp_path):
+    """On some network file systems a lock keeps nobody out."""
+
+    def intrude(row):
+        if row["step"] == 2 and steps.computed == 2:
+            (tmp_path / "lock").unlink()
+            with pytest.raises(KilledError):
+                steps.run(tmp_path, kill=("shown", 1))
+
+    with pytest.raises(BlockingIOError, match="another process is training in"):
+        train.train(steps.experiment, None, tmp_path, on_row=intrude)
+    assert (steps.computed, begun(tmp_path)) == (3, 4)  # the fourth was counted, then refused
+    assert steps.run(tmp_path).summary["steps_taken"] == 3
+    assert (steps.computed, begun(tmp_path)) == (4, NUM_STEPS)
+
+
+def test_a_step_that_cannot_be_counted_is_not_taken(experiment, tmp_path):
+    path = tmp_path / "steps_begun"
+    path.symlink_to("/dev/full")
+    ledger = Ledger(path, experiment.plan, 0, 0)
+    with pytest.raises(OSError, match=r"no step can be counted in .*steps_begun: No space left"):
+        ledger.begin()
+    assert ledger.begun == 0
+    ledger.close()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("name", [1, 4])
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(steps, killed, name, seed):
+    workdir = killed / "seeded" if seed == 0 else killed
+    if seed == 0:
+        with pytest.raises(KilledError):
+            steps.run(workdir, 0, ("shown", 4))
+    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / str(name))
+    taken = steps.computed
+    with pytest.raises(ValueError, match=f"checkpoints/{name} is renamed: it is of step 2"):
+        steps.run(workdir, seed)
+    assert steps.computed == taken
+
+
+def fingerprint(experiment, workdir):
+    """What a checkpoint says of the training data."""
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        return checkpoints.restore(experiment.init(0))[2]["identity"]["data"]
+
+
+def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_data(
+    experiment, steps, killed, tmp_path
+):
+    other = tmp_path / "other"
+    with pytest.raises(KilledError):
+        steps.run(other, kill=("shown", 4))
+    ours, theirs = (fingerprint(experiment, folder) for folder in (killed, other))
+    assert ours != theirs  # of the same data, under keys that no checkpoint holds
+    key = (killed / "data_key").read_bytes()
+    held = [p for p in (killed / "checkpoints").rglob("*") if p.is_file()]
+    assert not any(key in p.read_bytes() or bytes.fromhex(key.decode()) in p.read_bytes()
+                   for p in held)  # fmt: skip
+
+    dataset = experiment.dataset  # control: what it is for
+    images = dataset.train.images.copy()
+    images[5, 3, 3] += 1
+    changed = dataset._replace(train=dataset.train._replace(images=images))
+    with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):
+        train.train(dataclasses.replace(experiment, dataset=changed), None, killed)
+
+    (other / "data_key").unlink()
+    with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):
+        steps.run(other)
+    steps.run(killed)
+    assert not (killed / "data_key").exists()
+
+
+def command(workdir, **settings):
+    config = {"model.name": "linear", "accountant": "rdp", "eval.every": 1} | settings
+    flags = [f"--config.{key}={value}" for key, value in config.items()]
+    return ["tests.counted_train", "--config=configs/digits.py:dp_sgd", f"--workdir={workdir}",
+            *flags]  # fmt: skip
+
+
+def test_a_real_process_killed_while_it_saves_goes_on_within_its_plan(tmp_path, monkeypatch):
+    workdir, log = tmp_path / "run", tmp_path / "log"
+    monkeypatch.setenv("STEPS_LOG", str(log))
+    arguments = command(workdir, **{"num_steps": 8, "checkpoint.every": 2})
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    for kill_saving, status in (("2", -9), ("0", 0)):
+        monkeypatch.setenv("KILL_SAVING", kill_saving)
+        done = run_command(*arguments)
+        assert done.returncode == status, done.stderr
+        computed = log.read_text().count("step")
+        assert computed <= begun(workdir) <= 8
+        assert len(releases(workdir)) <= computed
+    assert computed == begun(workdir) == 8
+    summary = json.loads((workdir / "summary.json").read_text())
+    lost = 8 - summary["steps_taken"]
+    assert lost in (0, 2)  # whether the checkpoint of step 4 was complete or not
+    assert (f"{lost} steps were lost and count: the run ends after" in done.stdout) == (lost > 0)
+    assert f"test accuracy {summary['test_accuracy']:.2%}" in done.stdout
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_a_run_shows_no_more_steps_than_its_ledger_has(tmp_path):
+    workdir, log, rng = tmp_path / "run", tmp_path / "log", random.Random(0)
+    env = os.environ | {"STEPS_LOG": str(log), "JAX_NUM_CPU_DEVICES": "1"}
+    settings = {"num_steps": 500, "spare_steps": 150, "checkpoint.every": 7}
+    printed = []
+    log.touch()
+    for attempt in itertools.count():
+        size = log.stat().st_size
+        with subprocess.Popen(
+            [sys.executable, "-m", *command(workdir, **settings)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        ) as process:  # fmt: skip
+            if attempt < 25:
+                while log.stat().st_size == size and process.poll() is None:
+                    time.sleep(0.002)
+                time.sleep(rng.expovariate(1 / 0.2))
+                process.kill()
+            output, errors = process.communicate(timeout=240)
+        printed += [line for line in output.splitlines() if line.startswith("step ")]
+        printed = [line for line in printed if line.split()[1] != "0"]
+        computed = log.read_text().count("step")
+        assert computed <= begun(workdir) <= 650, attempt
+        assert len(releases(workdir)) <= computed
+        assert len(printed) <= computed + attempt  # what is left is measured again
+        if (workdir / "summary.json").exists():
+            break
+        assert process.returncode == -9, errors
+    summary = json.loads((workdir / "summary.json").read_text())
+    print(f"{attempt} kills, {summary['steps_taken']} steps taken, {computed} computed, "
+          f"{begun(workdir)} begun")  # fmt: skip
+    assert computed > summary["steps_taken"]  # the kills did lose some
+    assert summary["steps_begun"] == begun(workdir)
+    assert summary["steps_taken"] == min(500, 650 - (begun(workdir) - summary["steps_taken"]))
