@@ -3,6 +3,8 @@
 python -m examples.with_flax
 """
 
+import secrets
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from flax import linen as nn
 import bam
 from bam import sampling
 from bam.data import datasets
+from bam.experiment import noise_key_from_system
 
 BATCH, STEPS, DELTA, EPSILON = 256, 60, 1e-5, 3.0
 
@@ -33,7 +36,9 @@ def main() -> float:
     )
     params = model.init(jax.random.key(0), images[0])
     clip = bam.clip_by_l2_norm(1.0)
-    tx = optax.chain(bam.privatize(clip, sigma, BATCH, key=jax.random.key(1)), optax.adam(1e-2))
+    # Secret, and new in every run: whoever guesses the 1 of jax.random.key(1) removes the noise.
+    noise_key, sampling_seed = noise_key_from_system(), secrets.randbits(128)
+    tx = optax.chain(bam.privatize(clip, sigma, BATCH, key=noise_key), optax.adam(1e-2))
     state = tx.init(params)
 
     @jax.jit
@@ -42,8 +47,9 @@ def main() -> float:
         updates, state = tx.update(grads, state, params, mask=mask)
         return optax.apply_updates(params, updates), state
 
-    for t in range(STEPS):  # Poisson batches: the seed here is for the example, not for a release
-        rows, mask = sampling.pad(sampling.poisson_sample(0, t, len(labels), q), capacity=384)
+    for t in range(STEPS):
+        rows = sampling.poisson_sample(sampling_seed, t, len(labels), q)
+        rows, mask = sampling.pad(rows, capacity=384)
         params, state = step(params, state, rows, mask)
     logits = model.apply(params, jnp.asarray(data.test.images.reshape(-1, 64) / 16.0))
     return float(np.mean(np.argmax(logits, axis=-1) == data.test.labels))

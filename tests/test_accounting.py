@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import random
+import re
 import signal
 
 import dp_accounting
@@ -250,6 +252,48 @@ def test_an_infinite_target_plans_no_noise_and_says_so():
     assert plan.epsilon == math.inf
     assert "NOT PRIVATE" in plan.describe()
     assert "NOT PRIVATE" not in bam.make_plan(**PLAN).describe()
+
+
+def shown(plan):
+    """ε, δ, q and σ as `describe` prints them."""
+    found = re.search(
+        r"^\((.+), (.+)\)-DP(?:.|\n)* = (.+)\nnoise multiplier (.+),", plan.describe()
+    )
+    return [float(text) for text in found.groups()]
+
+
+@pytest.mark.parametrize("target", [0.70001, 2.0, 12.3456])
+@pytest.mark.parametrize("delta", [1e-5, 1.4e-5, 7.7777e-6, 1 / 123457])
+def test_a_plan_in_words_is_no_stronger_claim_than_the_plan(target, delta):
+    plan = bam.make_plan(**{**PLAN, "target_epsilon": target, "delta": delta, "num_examples": 999})
+    epsilon, printed_delta, q, sigma = shown(plan)
+    assert plan.epsilon <= epsilon < 1.002 * plan.epsilon
+    assert plan.delta <= printed_delta < 1.02 * plan.delta
+    assert plan.sampling_prob <= q < 1.002 * plan.sampling_prob
+    assert 0.998 * plan.noise_multiplier < sigma <= plan.noise_multiplier
+    exact = dataclasses.replace(plan, delta=1e-5, epsilon=3.0)  # what is short stays as it is
+    assert exact.describe().startswith("(3, 1e-05)-DP")
+
+
+@pytest.mark.parametrize("form", [".1g", ".4g", ".3f", "8.4f", ".2e"])
+def test_rounding_up_and_down_enclose_a_number_and_are_one_digit_apart(form):
+    rng, nearest_fails = random.Random(0), 0
+    for value in (10 ** rng.uniform(-3, 2) for _ in range(300)):
+        down, up = (f(value, form) for f in (accounting.rounded_down, accounting.rounded_up))
+        assert float(down) <= value <= float(up)
+        assert format(value, form) in (down, up)
+        nearest_fails += float(format(value, form)) < value
+    assert nearest_fails > 100  # control
+    assert accounting.rounded_up(math.inf, form).strip() == "inf"
+
+
+def test_spare_steps_are_some_of_the_steps_that_epsilon_covers():
+    plan = bam.make_plan(**PLAN, spare_steps=4)
+    assert plan.training_steps == 16
+    assert dataclasses.replace(plan, spare_steps=0) == bam.make_plan(**PLAN)
+    for wrong in (-1, 20):
+        with pytest.raises(ValueError, match="spare_steps must be from 0 to 19"):
+            bam.make_plan(**PLAN, spare_steps=wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -442,6 +443,10 @@ def test_a_real_process_killed_while_it_saves_goes_on_within_its_plan(tmp_path, 
     assert lost in (0, 2)  # whether the checkpoint of step 4 was complete or not
     assert (f"{lost} steps were lost and count: the run ends after" in done.stdout) == (lost > 0)
     assert f"test accuracy {summary['test_accuracy']:.2%}" in done.stdout
+    spent = {row["step"]: row["epsilon"] for row in rows_of(workdir)}
+    printed = re.findall(r"step +([0-9]+)  epsilon ([0-9.]+)", done.stdout)
+    assert len(printed) >= 4
+    assert all(spent[int(step)] <= float(epsilon) for step, epsilon in printed)  # rounded up
 
 
 @pytest.mark.slow

@@ -144,10 +144,29 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     assert "the same command goes on from there" in outputs[0][0]
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
+    assert (workdir / "steps_begun").stat().st_size == before[-1]["step"]  # counted once, not twice
     result = train.train(built(seed=None), None, workdir)
     assert result.rows[: len(before)] == before
     assert result.summary["num_processes"] == 1
     assert result.summary["test_accuracy"] > 0.5  # batches and noise made sense together
+    assert result.summary["steps_taken"] == result.summary["steps_begun"] == 24
+
+
+def test_steps_that_were_lost_count_for_every_process(tmp_path):
+    workdir = tmp_path / "run"
+
+    def crash(row):
+        if row["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(built(seed=None), None, workdir, on_row=crash)
+    with two_processes(workdir, seed="") as processes:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "3 steps were lost and count: the run ends after step 21 of 24" in outputs[0][0]
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert (summary["steps_taken"], summary["steps_begun"]) == (21, 24)
 
 
 @pytest.mark.parametrize(

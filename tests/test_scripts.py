@@ -49,6 +49,18 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
     assert [row["num_seeds"] for row in found] == [2, 1]
 
 
+def test_a_comparison_rounds_epsilon_and_delta_up():
+    summary = {"dataset": "digits", "seed": 0, "epsilon": 1.2341, "delta": 1.44441e-5}
+    assert "(1.24, 1.45e-05)-DP" in compare._title([compare.Run({}, [], summary)])
+    row = {key: None for key in (
+        "bias_norm_mean", "gradient_norm_mean", "relative_bias_mean", "cosine_mean",
+        "test_accuracy_sd",
+    )}  # fmt: skip
+    row |= {"method": "dp_sgd", "epsilon": 1.2341, "test_accuracy_mean": 0.9, "seconds": 1.0}
+    assert compare.as_cells(row)[1] == "1.24"
+    assert compare.as_cells(row | {"epsilon": None})[1] == "–"
+
+
 def test_comparing_nothing_is_one_line(tmp_path):
     for wrong, message in (
         ((), "--config is required"),

@@ -268,6 +268,7 @@ def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_pa
         ({"dataset__source": "tfds"}, "no source 'tfds' of digits"),
         ({"input_clip_norm": -1.0}, "input_clip_norm"),
         ({"num_steps": -1}, "num_steps"),
+        ({"spare_steps": -1}, "spare_steps must be at least 0"),
     ],
 )
 def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, message):
