@@ -1,22 +1,31 @@
-"""Audits the training step of every method: lower bounds on ε beside the claim.
+"""Audits what the code that trains gives away: lower bounds on ε beside the claim.
 
 python -m scripts.audit --out=docs/audit.json --trials=4000
+
+of every method, from thousands of short runs with and without a canary; and of whole runs, cut and
+resumed, what the proof assumes of noise and batches. Or, of a run of your own, from training once:
+
+python -m scripts.audit --one_run --config=configs/digits.py:dp_sgd
+
+adds canaries to the training data. It is for the audit alone: nothing of it may be released.
 """
 
+import functools
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
-from bam import experiment, plotting, report
-from bam.privacy import audit
+from bam import experiment, one_run, plotting, report, whole_run
+from bam.privacy import audit, checks
 from configs import base
-from scripts import cli, tables
+from scripts import cli, tables, train
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
@@ -24,32 +33,130 @@ _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam,bam_exact", "meth
 _EPSILON = flags.DEFINE_float("epsilon", 4.0, "claimed ε, at δ = 1e-5")
 _STEPS = flags.DEFINE_integer("steps", 4, "training steps per run", lower_bound=1)
 _CONFIDENCE = flags.DEFINE_float("confidence", 0.95, "of every lower bound")
+_ONE_RUN = flags.DEFINE_bool("one_run", False, "train --config once, with canaries; --out keeps it")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD, of --one_run")
+_CANARIES = flags.DEFINE_integer("canaries", 1000, "of --one_run, half of which take part", 20)
 
 # N and expected batch size: every example in every step, and one in four.
 SETTINGS = ((8, 8), (40, 10))
+# Of the whole runs: N, expected batch size, steps.
+WHOLE_RUN = (80, 20, 120)
 COLUMNS = ("method", "q", "claimed ε", "ε at least", "ε at least, any mechanism", "runs")
+ONE_RUN_COLUMNS = (
+    "run", "canaries", "q", "T", "right guesses", "claimed ε", "ε at least",
+    "ε at least, any mechanism", "test accuracy",
+)  # fmt: skip
 
 
 def main() -> None:
-    """Runs the settings that are missing, keeping each as it is done, and prints the table."""
+    """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
     with cli.one_line_errors():
-        if not _OUT.value:
+        if _ONE_RUN.value != (_CONFIG.value is not None):
+            raise ValueError("--one_run and --config=configs/NAME.py:METHOD belong together")
+        if not _OUT.value and not _ONE_RUN.value:
             raise ValueError("--out is required: the JSON file to write")
-        out = Path(_OUT.value)
-        rows = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
-        out.parent.mkdir(parents=True, exist_ok=True)
+        out = Path(_OUT.value) if _OUT.value else None
+        rows = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else []
         cli.use_compilation_cache()
-        for method in _METHODS.value:
-            for num_examples, batch_size in SETTINGS:
-                config = config_of(method, batch_size)
-                wanted = {"method": method, "sampling_prob": batch_size / num_examples}
-                wanted |= {"num_trials": _TRIALS.value, "num_steps": _STEPS.value}
-                wanted |= {"target_epsilon": _EPSILON.value, "confidence": _CONFIDENCE.value}
-                if not any(wanted.items() <= row.items() for row in rows):
-                    rows.append(run(config, num_examples, wanted))
-                    report.write_json(out, rows)
-                    report.write_text(out.with_suffix(".md"), markdown(rows))
-    Console().print(as_table(rows))
+    if _ONE_RUN.value:
+        audit_one_run(rows, out)
+    elif out:
+        with cli.one_line_errors():
+            audit_methods(rows, out)
+
+
+def audit_methods(rows: list[dict[str, Any]], out: Path) -> None:
+    """Adds the settings that are missing."""
+    for method in _METHODS.value:
+        for num_examples, batch_size in SETTINGS:
+            config = config_of(method, batch_size)
+            wanted = {"method": method, "sampling_prob": batch_size / num_examples}
+            wanted |= {"num_trials": _TRIALS.value, "num_steps": _STEPS.value}
+            wanted |= {"target_epsilon": _EPSILON.value, "confidence": _CONFIDENCE.value}
+            if not any(wanted.items() <= row.items() for row in rows):
+                rows.append(run(config, num_examples, wanted))
+                keep(rows, out)
+    Console().print(as_table(of_many_runs(rows)))
+
+
+def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
+    """Trains once, prints the bound, and puts it in the place of an earlier one of this config."""
+    config = _CONFIG.value
+    started = time.perf_counter()
+    with cli.one_line_errors():
+        built = one_run.build(config, _CANARIES.value)
+        plan = built.plan
+        print(f"{config.method.name} on {built.dataset.name} with {_CANARIES.value} canaries")
+        print(plan.describe(), flush=True)
+        found = one_run.run(
+            built, config.seed, on_row=lambda row: print(train.describe_row(row), flush=True)
+        )
+        bounds = one_run.bounds(found, plan, _CONFIDENCE.value)
+    which = {
+        "kind": "one_run",
+        "method": config.method.name,
+        "dataset": built.dataset.name,
+        "model": config.model.name,
+    }
+    row = which | {
+        "num_params": built.num_params,
+        "num_examples": plan.num_examples - _CANARIES.value,
+        "num_canaries": _CANARIES.value,
+        "num_included": int(found.included.sum()),
+        "expected_batch_size": plan.expected_batch_size,
+        "sampling_prob": plan.sampling_prob,
+        "num_steps": plan.num_steps,
+        "noise_multiplier": plan.noise_multiplier,
+        "claimed_epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "confidence": _CONFIDENCE.value,
+        "num_guesses": bounds.num_guesses,
+        "num_correct": bounds.num_correct,
+        "empirical_epsilon_lower": bounds.epsilon_lower,
+        "empirical_epsilon_lower_any_mechanism": bounds.epsilon_lower_any,
+        "test_accuracy": found.test_accuracy,
+        "seed": config.seed,
+        "device": report.device_name(),
+        "seconds": time.perf_counter() - started,
+        "versions": report.versions(),
+    }
+    Console().print(tables.terminal(ONE_RUN_COLUMNS, [as_one_run_cells(row)]))
+    print(describe(row))
+    if out:
+        rows = [other for other in rows if not which.items() <= other.items()]
+        keep([*rows, row], out)
+    if max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon:
+        sys.exit(1)
+
+
+def describe(row: dict[str, Any]) -> str:
+    """What one run says, in words."""
+    claimed, sure = row["claimed_epsilon"], f"at {row['confidence']:.0%} confidence"
+    any_mechanism = row["empirical_epsilon_lower_any_mechanism"]
+    gaussian = row["empirical_epsilon_lower"]
+    text = (
+        f"{row['num_correct']} of {row['num_guesses']} guesses are right: ε is at least "
+        f"{any_mechanism:.2f} {sure}, and at least {gaussian:.2f} if the mechanism is a "
+        f"Poisson-sampled Gaussian; claimed {claimed:.2f} at δ = {row['delta']:g}"
+    )
+    return text + (". THE CLAIM IS WRONG" if max(any_mechanism, gaussian) > claimed else "")
+
+
+def keep(rows: list[dict[str, Any]], out: Path) -> None:
+    """Writes all rows, and a table of each kind that there is beside them."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report.write_json(out, rows)
+    if of_many_runs(rows):
+        report.write_text(out.with_suffix(".md"), markdown(of_many_runs(rows)))
+    if one_runs := [row for row in rows if row.get("kind") == "one_run"]:
+        cells = [as_one_run_cells(row) for row in one_runs]
+        path = out.with_name(f"{out.stem}_one_run.md")
+        report.write_text(path, tables.markdown(ONE_RUN_COLUMNS, cells))
+
+
+def of_many_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that are not of one run; those of 0.1.0 have no kind."""
+    return [row for row in rows if row.get("kind") != "one_run"]
 
 
 def config_of(method: str, batch_size: int) -> ConfigDict:
@@ -93,13 +200,28 @@ def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[s
         "empirical_epsilon_lower_any_mechanism": found.epsilon_lower_any,
         "false_positive_rate_upper": found.false_positive_rate,
         "false_negative_rate_upper": found.false_negative_rate,
-        "noise_p_values": audit.noise_p_values(config, num_examples, 200),
+        "whole_run_p_values": whole_run_p_values(wanted["method"]),
         "device": report.device_name(),
         "seconds": time.perf_counter() - started,
         "versions": report.versions(),
     }
-    print(f"{row['method']} q = {row['sampling_prob']:g}: {found.epsilon_lower:.2f}", flush=True)
+    failed = checks.failures(row["whole_run_p_values"])
+    print(
+        f"{row['method']} q = {row['sampling_prob']:g}: {found.epsilon_lower:.2f}",
+        f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches as planned",
+        flush=True,
+    )
     return row
+
+
+@functools.cache
+def whole_run_p_values(method: str) -> dict[str, float]:
+    """Of three runs of a method, cut and resumed, see `bam.whole_run`."""
+    num_examples, batch_size, num_steps = WHOLE_RUN
+    config = config_of(method, batch_size)
+    config.num_steps = num_steps
+    dataset = audit.canary_dataset(num_examples, num_classes=10, num_features=36)
+    return whole_run.audit(experiment.build(config, dataset))
 
 
 def as_cells(row: dict[str, Any]) -> list[str]:
@@ -111,6 +233,22 @@ def as_cells(row: dict[str, Any]) -> list[str]:
         f"{row['empirical_epsilon_lower']:.2f}",
         f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
         f"2 × {row['num_trials']}",
+    ]
+
+
+def as_one_run_cells(row: dict[str, Any]) -> list[str]:
+    """Likewise, in the order of `ONE_RUN_COLUMNS`."""
+    method = plotting.LABELS.get(row["method"], row["method"])
+    return [
+        f"{row['dataset']}, {row['model']}, {method}",
+        f"{row['num_canaries']} beside {row['num_examples']}",
+        f"{row['sampling_prob']:.3g}",
+        f"{row['num_steps']}",
+        f"{row['num_correct']} of {row['num_guesses']}",
+        f"{row['claimed_epsilon']:.2f}",
+        f"{row['empirical_epsilon_lower']:.2f}",
+        f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
+        f"{row['test_accuracy']:.1%}",
     ]
 
 

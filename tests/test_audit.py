@@ -1,18 +1,24 @@
 """The audit passes the code that trains, and catches bugs that are planted in it."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
+from scipy import stats
 
-from bam import experiment, sampling
-from bam.privacy import audit, gdp
-from bam.transforms import BoundedTransformation
+from bam import experiment, sampling, train, whole_run
+from bam.privacy import audit, checks, gdp
+from bam.transforms import BoundedTransformation, clip_by_l2_norm
 from configs import base
 
 METHODS = [method for method in base.METHODS if method != "non_private"]
 WHOLE = {"num_examples": 8, "expected_batch_size": 8, "num_steps": 4}  # q = 1
 SAMPLED = {"num_examples": 40, "expected_batch_size": 10, "num_steps": 1}  # q = 1/4
+NUM_STEPS, CUT = 120, 60  # of a whole run
 
 
 def config_of(method="dp_sgd", expected_batch_size=8, num_steps=4, **augment):
@@ -36,6 +42,18 @@ def epsilon_lower(setting, num_trials, method="dp_sgd", **augment):
     ).epsilon_lower
 
 
+def build(num_steps=NUM_STEPS, clip="l2"):
+    """A linear model of two leaves, 10 and 360 numbers, on 80 examples."""
+    config = config_of("dp_sgd", 20, num_steps)
+    config.clip.name = clip
+    return experiment.build(config, audit.canary_dataset(80, num_classes=10, num_features=36))
+
+
+@functools.cache  # compiled once for all that is planted around its step
+def right():
+    return build()
+
+
 # The code as it is.
 
 
@@ -48,13 +66,224 @@ def test_with_sampling_the_bound_is_below_the_claim_too():
     assert epsilon_lower(SAMPLED, 200, "bam_sam") <= 4.0
 
 
-def test_noise_and_batches_are_what_the_plan_says():
-    assert min(audit.noise_p_values(config_of(), 8, 100).values()) > 1e-3
-    sizes = [len(sampling.poisson_sample(0, step, 40, 0.25)) for step in range(400)]
-    assert audit.batch_size_p_value(sizes, 40, 0.25) > 1e-3
+def test_whole_runs_cut_and_resumed_with_and_without_a_seed_are_what_the_plan_says():
+    assert checks.failures(whole_run.audit(right())) == []
 
 
-# Planted bugs.
+def test_with_a_seed_the_whole_run_alone_is_what_the_plan_says_at_a_stricter_level():
+    found = whole_run.p_values(right(), [whole_run.record(right(), 0)])
+    assert checks.failures(found, 1e-3) == []
+
+
+def test_a_run_cut_and_resumed_is_recorded_as_the_run_that_was_not():
+    whole, resumed = whole_run.record(right(), 3), whole_run.record(right(), 3, CUT)
+    np.testing.assert_array_equal(whole.members, resumed.members)
+    np.testing.assert_array_equal(whole.noise, resumed.noise)
+    found = checks.failures(whole_run.p_values(right(), [whole, resumed]))
+    assert {"steps", "batch pairs"} <= set(found)  # one seed twice is no two runs
+
+
+def of_another_sensitivity(plan):
+    return clip_by_l2_norm(2 * plan.clip_norm)
+
+
+def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm():
+    clip = f"{__name__}:of_another_sensitivity"
+    built = build(num_steps=20, clip=clip)
+    assert built.sensitivity == 2 * built.plan.clip_norm
+    found = whole_run.p_values(built, [whole_run.record(built, 0)])
+    assert checks.failures(found, 1e-3) == []
+    config = config_of()
+    config.clip.name, config.epsilon = clip, 200.0  # hardly any noise
+    present, absent = audit.scores(config, 8, 2)
+    assert 0.9 < np.mean(present) - np.mean(absent) < 1.1  # C² in the place of S² makes it 4
+
+
+def hiding_its_noise(plan):
+    clip = clip_by_l2_norm(plan.clip_norm)
+    return BoundedTransformation(*clip, clip.sensitivity, lambda mean, state: (mean, state))
+
+
+def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
+    non_private = experiment.build(config_of("non_private"), audit.canary_dataset(8))
+    with pytest.raises(ValueError, match="only a private run"):
+        whole_run.record(non_private, 0)
+    with pytest.raises(ValueError, match="finish"):
+        whole_run.record(build(clip=f"{__name__}:hiding_its_noise"), 0)
+
+
+# Planted around the step, in real runs.
+
+
+def caught(built, *seeds, cut=0):
+    """The names of the checks that runs fail by far."""
+    runs = [whole_run.record(built, seed, cut) for seed in seeds or (0,)]
+    return checks.failures(whole_run.p_values(built, runs), level=1e-9)
+
+
+def given(change):
+    """An experiment whose step is given `change(state, batch)`."""
+
+    def step(state, data, batch):
+        state, batch = change(state, batch)
+        return right().step(state, data, batch)
+
+    return dataclasses.replace(right(), step=step)
+
+
+def noised(change):
+    """An experiment in which a step's noise is `change(the noise of all steps so far)`.
+
+    Each is `[370]`, first the 10 numbers of the bias, in units of the planned deviation.
+    """
+    built, seen = right(), []
+    noise_std = built.plan.noise_multiplier * built.sensitivity
+
+    def step(state, data, batch):
+        clipped = whole_run.clipped_sum(built, state, data, batch)
+        state = built.step(state, data, batch)
+        total = built.plan.expected_batch_size * whole_run.flat(state.private_grad)
+        seen.append((total - clipped) / noise_std)
+        changed = (clipped + noise_std * change(seen)) / built.plan.expected_batch_size
+        unflatten = ravel_pytree(state.private_grad)[1]
+        return state._replace(private_grad=unflatten(jnp.asarray(changed, jnp.float32)))
+
+    return dataclasses.replace(built, step=step)
+
+
+def replaced(noise, bias):
+    return np.concatenate([bias, noise[10:]])
+
+
+CHANGED_NOISE = {  # fault: (what becomes of the noise, name of the check)
+    "skipped on resume": (
+        lambda seen: seen[-1] * (len(seen) != CUT + 1),
+        "scale of a step",
+    ),
+    "repeated on resume": (
+        lambda seen: seen[-1 - (len(seen) == CUT + 1)],
+        "steps",
+    ),
+    "of the bias used in two steps": (
+        lambda seen: replaced(seen[-1], seen[-1 - (len(seen) % 2 == 0)][:10]),
+        "steps",
+    ),
+    "of the bias copied from the kernel": (
+        lambda seen: replaced(seen[-1], seen[-1][10:20]),
+        "entries",
+    ),
+    "of the bias copied from a column of the kernel": (
+        lambda seen: replaced(seen[-1], seen[-1][13::36]),
+        "entries",
+    ),
+    "of the bias copied from the kernel, three steps later": (
+        lambda seen: replaced(seen[-1], seen[max(0, len(seen) - 4)][110:120]),
+        "entries",
+    ),
+    "of the bias missing": (
+        lambda seen: replaced(seen[-1], np.zeros(10)),
+        "scale of a leaf",
+    ),
+    "uniform": (
+        lambda seen: 3**0.5 * (2 * stats.norm.cdf(seen[-1]) - 1),
+        "shape",
+    ),
+    "cut off at 2.2 deviations": (
+        lambda seen: 1.025 * np.clip(seen[-1], -2.2, 2.2),
+        "tails",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", CHANGED_NOISE)
+def test_noise_that_is_wrong_is_caught_by_name(fault):
+    change, name = CHANGED_NOISE[fault]
+    assert name in caught(noised(change), cut=CUT if "resume" in fault else 0)
+
+
+def test_a_noise_key_used_again_after_fifty_steps_is_caught():
+    def change(state, batch):
+        return state._replace(noise=state.noise._replace(step=state.noise.step % 50)), batch
+
+    assert "steps" in caught(given(change))
+
+
+def test_noise_that_begins_anew_on_resume_is_caught():
+    def change(state, batch):
+        start = state.noise._replace(step=state.noise.step * (int(state.step) != CUT))
+        return state._replace(noise=start), batch
+
+    assert caught(given(change), cut=CUT) == ["steps"]
+
+
+def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
+    def change(state, batch):
+        if int(state.step) >= CUT:
+            state = experiment.without_noise_key(state)
+        return state, batch
+
+    assert caught(given(change), None, None, cut=CUT) == ["steps"]
+
+
+def test_padding_rows_that_take_part_are_caught_in_a_whole_run():
+    def change(state, batch):
+        return state, batch._replace(mask=np.ones_like(batch.mask))
+
+    assert "mean of an entry" in caught(given(change))
+
+
+@pytest.mark.parametrize("first", [0, 17])
+def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first):
+    right_one = sampling.poisson_sample
+
+    def restarted(seed, step, *arguments):
+        return right_one(seed, step if step <= CUT else step - CUT + first, *arguments)
+
+    monkeypatch.setattr(train.sampling, "poisson_sample", restarted)
+    assert caught(right(), cut=CUT) == ["batch pairs"]
+
+
+def test_two_runs_without_a_seed_that_draw_the_same_batches_are_caught(monkeypatch):
+    monkeypatch.setattr(train, "_seed_from_system", lambda: 7)
+    assert caught(right(), None, None) == ["batch pairs"]
+
+
+def plant_sampling(monkeypatch, change):
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(
+        train.sampling, "poisson_sample", lambda seed, step, n, q: np.sort(change(rng, step, n, q))
+    )
+
+
+def test_batches_of_a_fixed_size_are_caught(monkeypatch):
+    plant_sampling(monkeypatch, lambda rng, step, n, q: rng.choice(n, int(n * q), replace=False))
+    assert caught(right()) == ["batch sizes"]
+
+
+def test_shuffling_is_caught(monkeypatch):
+    def shuffled(rng, step, n, q):
+        epoch, part = divmod(step - 1, round(1 / q))
+        order = np.random.default_rng(epoch).permutation(n)
+        return order[part * int(n * q) :][: int(n * q)]
+
+    plant_sampling(monkeypatch, shuffled)
+    assert caught(right()) == ["batch sizes", "participation spread"]
+
+
+def test_a_sampling_probability_that_is_not_the_plans_is_caught(monkeypatch):
+    plant_sampling(monkeypatch, lambda rng, step, n, q: np.flatnonzero(rng.random(n) < 1.25 * q))
+    assert "batch mean" in caught(right())
+
+
+def test_examples_that_are_drawn_together_are_caught(monkeypatch):
+    def in_pairs(rng, step, n, q):
+        return np.flatnonzero(np.repeat(rng.random(n // 2) < q, 2))
+
+    plant_sampling(monkeypatch, in_pairs)
+    assert "example pairs" in caught(right())
+
+
+# Planted in the step's own parts.
 
 
 def plant_noise(monkeypatch, change):
@@ -67,13 +296,13 @@ def plant_noise(monkeypatch, change):
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):
     plant_noise(monkeypatch, lambda right, sigma, s, key: right(sigma / 2**0.5, s, key))
-    assert audit.noise_p_values(config_of(), 8, 100)["scale"] < 1e-9
+    assert "scale" in caught(build(num_steps=20))
 
 
 def test_noise_scaled_to_the_mean_is_caught(monkeypatch):
     plant_noise(monkeypatch, lambda right, sigma, s, key: right(sigma, s / 8, key))
     assert epsilon_lower(WHOLE, 60) > 4.0
-    assert audit.noise_p_values(config_of(), 8, 20)["scale"] < 1e-9
+    assert "scale" in caught(build(num_steps=2))
 
 
 def test_a_noise_key_used_twice_is_caught(monkeypatch):
@@ -84,7 +313,7 @@ def test_a_noise_key_used_twice_is_caught(monkeypatch):
         )
 
     plant_noise(monkeypatch, forgetful)
-    assert audit.noise_p_values(config_of(), 8, 100)["steps"] < 1e-9
+    assert "steps" in caught(build(num_steps=20))
 
 
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
@@ -111,12 +340,6 @@ def test_padding_rows_that_leak_are_caught(monkeypatch):
 
     monkeypatch.setattr(experiment, "clipped_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0
-
-
-def test_batches_of_a_fixed_size_are_caught():
-    rng = np.random.default_rng(0)
-    sizes = [len(rng.choice(40, 10, replace=False)) for _ in range(400)]
-    assert audit.batch_size_p_value(sizes, 40, 0.25) < 1e-9
 
 
 # The estimator.

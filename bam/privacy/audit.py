@@ -1,20 +1,21 @@
-"""What the code that trains gives away: lower bounds on ε, and tests of noise and batches.
+"""What the code that trains gives away: lower bounds on ε from many short runs.
 
 An attacker who sees every privatised gradient, and knows all weights and all data but for whether
 one *canary* took part, scores each run by how much of the canary's clipped gradient it contains.
 From runs with and without the canary follow confidence bounds on the attacker's error rates, and
 from those a lower bound on ε, which must not exceed the claimed ε. The canary's gradient has norm
-C and a direction no other example shares, the worst case that the accountant assumes, so a correct
+S and a direction no other example shares, the worst case that the accountant assumes, so a correct
 implementation at q = 1 is nearly tight.
 
-What a score cannot see has a test of its own: `noise_p_values`, `batch_size_p_value`.
+What a score cannot see, of noise and of batches, `bam.whole_run` looks for in real runs, and
+`bam.one_run` audits a run of one's own.
 
 Sources: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"; Dong, Roth,
 Su 2019 for trade-off functions.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -55,25 +56,28 @@ class Audit(NamedTuple):
     false_negative_rate: float
 
 
-def canary_dataset(num_examples: int, num_classes: int = 4) -> datasets.Dataset:
+def canary_dataset(
+    num_examples: int, num_classes: int = 4, num_features: int = 4
+) -> datasets.Dataset:
     """Examples of which the first is the canary: the only one whose first feature is not zero.
 
     Args:
       num_examples: N, the canary included; at least 2.
       num_classes: number of classes.
+      num_features: of each example.
 
     Returns:
-      A `Dataset` of 4 features, to be trained with a linear model. Its `test` split is the training
+      A `Dataset` to be trained with a linear model. Its `test` split is the training
       split without the canary: a row of zeros stands in its place.
     """
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(num_examples, 1, 1, 4)).astype(np.float32)
+    images = rng.normal(size=(num_examples, 1, 1, num_features)).astype(np.float32)
     images[..., 0] = 0
     images[CANARY] = 0
     labels = rng.integers(num_classes, size=num_examples).astype(np.int32)
     without = datasets.Split(images.copy(), labels)
     images[CANARY, ..., 0] = CANARY_VALUE
-    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    zeros, ones = np.zeros(num_features, np.float32), np.ones(num_features, np.float32)
     split = datasets.Split(images, labels)
     return datasets.Dataset("canary", split, without, num_classes, zeros, ones)
 
@@ -94,7 +98,7 @@ def scores(
 
     Returns:
       `(with canary, without)`, each `[num_trials]`: the mean over the steps of
-      ⟨privatised sum, canary's clipped gradient⟩ / C², which is near 1 for a step in which the
+      ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in which the
       canary took part and near 0 otherwise.
     """
     built = experiment.build(config, canary_dataset(num_examples))
@@ -107,7 +111,7 @@ def scores(
     @jax.jit
     def score(private_grad: Any, clipped: Any) -> Any:
         total = plan.expected_batch_size * optax.tree.vdot(private_grad, clipped)
-        return total / plan.clip_norm**2
+        return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
         state = jax.tree.map(jnp.copy, start)
@@ -173,71 +177,42 @@ def lower_bound(
         _log_ratio(1 - delta - false_positive, false_negative),
     )
 
-    def allowed(sigma: float) -> bool:
-        """Whether the mechanism with noise σ could have error rates this low."""
-        f = _tradeoff(sigma, sampling_prob, num_steps)
+    def allowed(f: gdp.Tradeoff) -> bool:
+        """Whether a mechanism could have error rates this low."""
         return float(f(np.array([false_positive]))[0]) <= false_negative
 
-    spent, sigma = 0.0, MOST_NOISE
-    if not allowed(sigma):
-        while sigma > LEAST_NOISE and not allowed(sigma / 2):
-            sigma /= 2
-        low, sigma = sigma / 2, sigma  # σ is ruled out, low is not (or was not asked)
-        for _ in range(12 if sigma > LEAST_NOISE else 0):
-            middle = math.sqrt(low * sigma)
-            low, sigma = (middle, sigma) if allowed(middle) else (low, middle)
-        spent = _epsilon(sigma, sampling_prob, num_steps, delta)
+    spent = epsilon_ruled_out(allowed, sampling_prob, num_steps, delta)
     return Audit(spent, max(0.0, any_mechanism), false_positive, false_negative)
 
 
-def noise_p_values(
-    config: ConfigDict, num_examples: int, num_steps: int, seed: int = 0
-) -> dict[str, float]:
-    """Tests of the noise that the training step adds, on steps whose batch is empty.
+def epsilon_ruled_out(
+    allowed: Callable[[gdp.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
+) -> float:
+    """The largest ε of a Poisson-sampled Gaussian whose noise is, as all larger noise, ruled out.
 
     Args:
-      config: of a linear model; its `dataset` section is not read.
-      num_examples: N.
-      num_steps: steps to take, at least 2; the plan is not consulted, as nothing private is read.
-      seed: of the noise.
+      allowed: whether a mechanism with this trade-off function could give what was seen.
+      sampling_prob: q.
+      num_steps: T.
+      delta: δ at which ε is stated.
 
     Returns:
-      Two-sided p-values under the plan: `scale`, that all entries have standard deviation σC/l
-      (χ²); `mean`, that they have mean zero; `steps`, that consecutive steps are not correlated.
+      ε ≥ 0; 0 if nothing is ruled out.
     """
-    built = experiment.build(config, canary_dataset(num_examples))
-    plan = built.plan
-    train = devices.replicate(built.dataset.train, built.mesh)
-    state = built.init(seed)
-    empty = sampling.pad(np.zeros(0, np.int64), built.capacity)
-    drawn = []
-    for _ in range(num_steps):
-        state = built.step(state, train, empty)
-        leaves = jax.tree.leaves(jax.device_get(state.private_grad))
-        drawn.append(np.concatenate([np.ravel(x) for x in leaves]).astype(float))
-    z = np.array(drawn) * plan.expected_batch_size / (plan.noise_multiplier * plan.clip_norm)
-    return {
-        "scale": _two_sided(stats.chi2.cdf(np.sum(z**2), z.size)),
-        "mean": _two_sided(stats.norm.cdf(np.sum(z) / math.sqrt(z.size))),
-        "steps": _two_sided(stats.norm.cdf(np.sum(z[1:] * z[:-1]) / math.sqrt(z[1:].size))),
-    }
 
+    def possible(sigma: float) -> bool:
+        return allowed(_tradeoff(sigma, sampling_prob, num_steps))
 
-def batch_size_p_value(sizes: Iterable[int], num_examples: int, sampling_prob: float) -> float:
-    """Tests that batch sizes vary as Poisson sampling makes them: binomial, from N with q.
-
-    Args:
-      sizes: of many batches.
-      num_examples: N.
-      sampling_prob: q, strictly between 0 and 1.
-
-    Returns:
-      A two-sided p-value of the sizes' spread around Nq (χ²); batches of a fixed size have none.
-    """
-    found = np.array(list(sizes), float)
-    variance = num_examples * sampling_prob * (1 - sampling_prob)
-    spread = np.sum((found - num_examples * sampling_prob) ** 2) / variance
-    return _two_sided(stats.chi2.cdf(spread, len(found)))
+    sigma = MOST_NOISE
+    if possible(sigma):
+        return 0.0
+    while sigma > LEAST_NOISE and not possible(sigma / 2):
+        sigma /= 2
+    low = sigma / 2  # σ is ruled out, low is not (or was not asked)
+    for _ in range(12 if sigma > LEAST_NOISE else 0):
+        middle = math.sqrt(low * sigma)
+        low, sigma = (middle, sigma) if possible(middle) else (low, middle)
+    return _epsilon(sigma, sampling_prob, num_steps, delta)
 
 
 def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> gdp.Tradeoff:
@@ -253,7 +228,7 @@ def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> gdp.Tradeof
         num_steps=num_steps,
         epsilons=epsilons,
     )
-    return gdp.profile_tradeoff(epsilons, profile)
+    return gdp.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
 
 
 def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:
@@ -286,7 +261,3 @@ def _upper(errors: np.ndarray, level: float) -> float:
 
 def _log_ratio(numerator: float, denominator: float) -> float:
     return math.log(numerator / denominator) if numerator > 0 else 0.0
-
-
-def _two_sided(cdf: Any) -> float:
-    return float(min(1.0, 2 * min(cdf, 1 - cdf)))

@@ -149,8 +149,16 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
     Returns:
       Their upper envelope.
     """
-    parts = [epsilon_delta_tradeoff(e, d) for e, d in np.stack([epsilons, deltas], axis=1)]
-    return lambda alpha: np.max([part(np.asarray(alpha, float)) for part in parts], axis=0)
+    for epsilon, delta in np.stack([epsilons, deltas], axis=1):
+        epsilon_delta_tradeoff(epsilon, delta)  # checks them
+    rises, kept = np.exp(np.minimum(epsilons, 700.0)), 1 - np.asarray(deltas, float)
+
+    def f(alpha: np.ndarray) -> np.ndarray:
+        alpha = np.asarray(alpha, float)[..., None]
+        lines = np.maximum(kept - rises * alpha, (kept - alpha) / rises)
+        return np.maximum(0.0, np.max(lines, axis=-1))
+
+    return f
 
 
 def delta_of_tradeoff(f: Tradeoff, epsilon: float) -> float:

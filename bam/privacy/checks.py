@@ -1,0 +1,163 @@
+"""p-values of what the proof assumes of a run's noise and of its batches.
+
+Each check has a name, and its p-value is already corrected for the many pairs, steps or entries
+that it looks at (Bonferroni), so a sound run stays above `LEVEL` in every check but for one run in
+10⁵. Reused, copied or missing randomness gives numbers far below it, often exactly 0.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+LEVEL = 1e-6
+LAGS = 10  # entries are compared within a step and up to so many steps apart
+
+
+def failures(p_values: Mapping[str, float], level: float = LEVEL) -> list[str]:
+    """The names of the checks that a run does not pass.
+
+    Args:
+      p_values: by name.
+      level: the least p-value that passes.
+
+    Returns:
+      Names, in the order of the checks.
+
+    Examples:
+      >>> failures({"scale": 0.3, "steps": 0.0})
+      ['steps']
+    """
+    return [name for name, p in p_values.items() if not p >= level]
+
+
+def noise_p_values(
+    runs: Sequence[Float[np.ndarray, "steps entries"]], leaf_sizes: Sequence[int]
+) -> dict[str, float]:
+    """Tests that all entries of the noise of all steps are independent and standard normal.
+
+    Args:
+      runs: the noise of each run, every step of it, over its planned standard deviation. All runs
+        must be independent of each other: two runs with one seed fail.
+      leaf_sizes: numbers of entries of the parameters' leaves, in order.
+
+    Returns:
+      Two-sided p-values: `scale`, `scale of a leaf` and `scale of a step` (each leaf of each step),
+      of the variance; `mean` and `mean of an entry`; `shape` (Kolmogorov-Smirnov) and `tails`
+      (kurtosis); `steps`, that no two steps of any runs are correlated, in any leaf or all of them;
+      `entries`, that no two entries are, of whichever leaves, in the same step or up to `LAGS`
+      steps apart.
+    """
+    z = np.concatenate(runs).astype(float)
+    ends = list(itertools.accumulate(leaf_sizes))
+    leaves = [z[:, end - size : end] for size, end in zip(leaf_sizes, ends, strict=True)]
+    whole_and_leaves = [z, *leaves] if len(leaves) > 1 else [z]
+    kurtosis = (np.mean(z**4) - 3) * math.sqrt(z.size / 96)
+    return {
+        "scale": _spread(z, z.size),
+        "scale of a leaf": _smallest([_spread(leaf, leaf.size) for leaf in leaves]),
+        "scale of a step": _smallest(
+            [_spread(row, row.size) for leaf in leaves for row in leaf if row.size]
+        ),
+        "mean": _normal(np.sum(z) / math.sqrt(z.size)),
+        "mean of an entry": _smallest([_normal(x) for x in np.sum(z, 0) / math.sqrt(len(z))]),
+        "shape": float(stats.kstest(z.ravel(), "norm").pvalue),
+        "tails": _normal(kurtosis),
+        "steps": _smallest([_pairs(_cosines(leaf.T), leaf.shape[1]) for leaf in whole_and_leaves]),
+        "entries": _smallest([_entries(runs, lag) for lag in range(LAGS + 1)]),
+    }
+
+
+def batch_p_values(
+    members: Bool[np.ndarray, "steps examples"], sampling_prob: float
+) -> dict[str, float]:
+    """Tests that every example is in every batch independently with probability q.
+
+    Args:
+      members: whether an example is in a batch, for the steps of one or more independent runs.
+      sampling_prob: q, strictly between 0 and 1.
+
+    Returns:
+      Two-sided p-values: `batch mean`, of the mean size; `batch sizes`, of their spread (χ²), which
+      batches of a fixed size have none of; `participation`, of the example that is drawn least or
+      most often; `participation spread`, which batches that go through the data in turn have none
+      of; `batch pairs` and `example pairs`, of how much any two batches, or any two examples'
+      participations, have in common (hypergeometric).
+    """
+    num_steps, num_examples = members.shape
+    sizes, counts = members.sum(axis=1), members.sum(axis=0)
+    drawn = stats.binom(num_steps, sampling_prob)
+    return {
+        "batch mean": float(stats.binomtest(int(sizes.sum()), members.size, sampling_prob).pvalue),
+        "batch sizes": _binomial_spread(sizes, num_examples, sampling_prob),
+        "participation": _smallest([_two_sided(drawn.cdf(c), drawn.sf(c - 1)) for c in counts]),
+        "participation spread": _binomial_spread(counts, num_steps, sampling_prob),
+        "batch pairs": _overlaps(members),
+        "example pairs": _overlaps(members.T),
+    }
+
+
+def _entries(runs: Sequence[np.ndarray], lag: int) -> float:
+    """Of every pair of entries, the second so many steps after the first."""
+    pairs = [(run[: max(0, len(run) - lag)], run[lag:]) for run in runs]
+    first, second = (np.concatenate(part).astype(np.float32) for part in zip(*pairs, strict=True))
+    return _pairs(_cosines(first, second if lag else None), len(first))
+
+
+def _cosines(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
+    """|cos| between any two columns; each pair of one array's once. 0 for a column of zeros."""
+    other = first if second is None else second
+    norms = np.sqrt(np.sum(first**2, 0)[:, None] * np.sum(other**2, 0))
+    found = np.abs(first.T @ other) / np.where(norms > 0, norms, np.inf)
+    return found[np.triu_indices(len(found), 1)] if second is None else found.ravel()
+
+
+def _pairs(cosines: np.ndarray, length: int) -> float:
+    """p-value of the largest of many |cos| of independent normal vectors of some length.
+
+    (1 + cos)/2 has a Beta distribution with both parameters (length - 1)/2.
+    """
+    if cosines.size == 0 or length < 2:
+        return 1.0
+    half = (length - 1) / 2
+    p = 2 * stats.beta.cdf((1 - min(1.0, float(np.max(cosines)))) / 2, half, half)
+    return float(min(1.0, p * cosines.size))
+
+
+def _overlaps(members: np.ndarray) -> float:
+    """p-value of the least likely overlap of two rows, given their sizes."""
+    if len(members) < 2:
+        return 1.0
+    counts = members.astype(np.float32)
+    first, second = np.triu_indices(len(members), 1)
+    sizes = members.sum(axis=1)
+    both = (counts @ counts.T)[first, second].round().astype(int)
+    overlap = stats.hypergeom(members.shape[1], sizes[first], sizes[second])
+    p = 2 * np.minimum(overlap.cdf(both), overlap.sf(both - 1))
+    return float(min(1.0, np.min(p) * len(p)))
+
+
+def _spread(z: np.ndarray, count: int) -> float:
+    squares = np.sum(z**2)
+    return _two_sided(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
+
+
+def _binomial_spread(found: np.ndarray, num_draws: int, prob: float) -> float:
+    """χ² of counts, each of so many draws, around their mean."""
+    squares = np.sum((found - num_draws * prob) ** 2) / (num_draws * prob * (1 - prob))
+    return _two_sided(stats.chi2.cdf(squares, len(found)), stats.chi2.sf(squares, len(found)))
+
+
+def _normal(x: float) -> float:
+    return float(2 * stats.norm.sf(abs(x)))
+
+
+def _two_sided(below: float, above: float) -> float:
+    return float(min(1.0, 2 * min(below, above)))
+
+
+def _smallest(p_values: Sequence[float]) -> float:
+    return min(1.0, min(p_values) * len(p_values))

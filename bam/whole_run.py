@@ -1,0 +1,146 @@
+"""An audit of the loop itself: real runs, cut and resumed, with and without a seed.
+
+`record` runs `bam.train.train` and notes, of every step, the batch that was used and the noise that
+was added. `p_values` holds them against what the proof assumes: noise that is new, of the right
+size and independent in every entry of every step of every run, and batches in which each example
+is with probability q, independently of everything.
+
+The noise of a step is what its privatised sum has beyond the clipped gradients of its batch, which
+`Experiment.means` computes again. A gradient that is wrong in both is not seen here, but by the
+canary of `bam.privacy.audit`.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+
+from bam import parts, sampling, train
+from bam.data import datasets
+from bam.experiment import Experiment, TrainState
+from bam.privacy import checks
+
+
+class Run(NamedTuple):
+    """What the loop was seen to do, step by step.
+
+    Attributes:
+      noise: every leaf of each step's noise in one row, over its planned deviation σ·S.
+      members: whether an example was in a step's batch.
+    """
+
+    noise: Float[np.ndarray, "steps entries"]
+    members: Bool[np.ndarray, "steps examples"]
+
+
+def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
+    """Runs `train.train`, stops it once, resumes it, and returns what it did.
+
+    Args:
+      experiment: from `build`, private; of a small model, as all noise is kept.
+      seed: as `train.train` takes it.
+      cut: the run is stopped after this step, with a checkpoint, and resumed; 0: it is not.
+
+    Returns:
+      A `Run` of all steps, in the order in which they were taken.
+
+    Raises:
+      ValueError: if the experiment is not private, or its clip changes the noised mean (`finish`),
+        from which the noise cannot be read.
+    """
+    plan = experiment.plan
+    noise_std = plan.noise_multiplier * experiment.sensitivity
+    if not noise_std > 0:
+        raise ValueError("only a private run has noise to audit")
+    if parts.make_clip(experiment.config.clip, plan).finish is not None:
+        raise ValueError("a clip with a `finish` of its own hides the noise from the audit")
+    noise: list[np.ndarray] = []
+    members: list[np.ndarray] = []
+
+    def recording_step(
+        state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
+    ) -> TrainState:
+        expected = clipped_sum(experiment, state, data, batch)
+        state = experiment.step(state, data, batch)
+        found = plan.expected_batch_size * flat(state.private_grad) - expected
+        noise.append(found / noise_std)
+        members.append(np.zeros(plan.num_examples, bool))
+        members[-1][np.asarray(batch.indices)[np.asarray(batch.mask)]] = True
+        return state
+
+    recorded = dataclasses.replace(experiment, step=recording_step)
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = Path(folder) if cut else None
+        if cut:
+            with contextlib.suppress(train.StoppedError):
+                train.train(recorded, seed, workdir, should_stop=lambda: len(noise) == cut)
+        train.train(recorded, seed, workdir)
+    return Run(np.array(noise), np.array(members))
+
+
+def audit(experiment: Experiment) -> dict[str, float]:
+    """Three runs, one of them with a seed, each cut in the middle and resumed, and their p-values.
+
+    Args:
+      experiment: as `record` takes it, of at least two steps.
+
+    Returns:
+      As `p_values`.
+    """
+    cut = experiment.plan.num_steps // 2
+    return p_values(experiment, [record(experiment, seed, cut) for seed in (0, None, None)])
+
+
+def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
+    """Holds recorded runs against the plan, alone and with each other.
+
+    Args:
+      experiment: what they are runs of.
+      runs: independent ones: at most one of them with a given seed.
+
+    Returns:
+      Of `checks.noise_p_values` and, if q < 1, of `checks.batch_p_values`. `checks.failures` says
+      which of them a sound run does not have.
+    """
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
+    found = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
+    if experiment.plan.sampling_prob == 1:
+        return found
+    members = np.concatenate([run.members for run in runs])
+    return found | checks.batch_p_values(members, experiment.plan.sampling_prob)
+
+
+def flat(tree: Any) -> Float[np.ndarray, " entries"]:
+    """All leaves one after the other, in float64 on the host."""
+    return np.concatenate(
+        [np.ravel(x).astype(float) for x in jax.tree.leaves(jax.device_get(tree))]
+    )
+
+
+def clipped_sum(
+    experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
+) -> Float[np.ndarray, " entries"]:
+    """The sum of a batch's clipped gradients, from `means` over all rows less the padding rows.
+
+    Args:
+      experiment: from `build`.
+      state: before the step.
+      data: the training split on device.
+      batch: padded.
+
+    Returns:
+      As `flat`. NOT PRIVATE.
+    """
+    indices, num_padding = np.asarray(batch.indices), int(np.sum(~np.asarray(batch.mask)))
+
+    def clipped(rows: np.ndarray) -> np.ndarray:
+        return len(rows) * flat(experiment.means(state, data, rows)[0].clipped)
+
+    padding = num_padding * clipped(np.zeros(1, np.int32)) if num_padding else 0.0
+    return clipped(indices) - padding
