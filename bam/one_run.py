@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 from scipy import optimize, special, stats
 
-from bam import experiment, parts, sampling, train
+from bam import experiment, parts, sampling, train, tree
 from bam.data import datasets
 from bam.experiment import Experiment, TrainState
 from bam.oracles import LossFn, Oracle
@@ -134,7 +134,7 @@ def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Ora
     def grad(params: Params, example: Any) -> Grads:
         label = example["label"]
         grads = own.grad(params, example | {"label": jnp.maximum(label, 0)})
-        entries = jnp.asarray(entries_of(params, num_canaries))
+        entries = jnp.asarray(entries_of(tree.num_params(params), num_canaries))
         entry = entries[jnp.clip(-1 - label, 0, num_canaries - 1)]
         leaves, structure = jax.tree.flatten(grads)
         start, found = 0, []
@@ -147,9 +147,8 @@ def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Ora
     return Oracle(own.ascend, grad)
 
 
-def entries_of(params: Params, num_canaries: int) -> Int[np.ndarray, " canaries"]:
+def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries"]:
     """The entry of the parameters, laid end to end, that each canary's gradient is made of."""
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     return np.random.default_rng(0).permutation(num_params)[:num_canaries].astype(np.int32)
 
 
@@ -176,7 +175,7 @@ def run(
     labels = built.dataset.train.labels
     rows = np.flatnonzero(labels < 0)
     num_real = len(labels) - len(rows)
-    entries = entries_of(jax.eval_shape(lambda: built.init(0).params), len(rows))
+    entries = entries_of(built.num_params, len(rows))
     entropy = None if seed is None else np.random.SeedSequence(seed, spawn_key=(COIN_STREAM,))
     rng = np.random.default_rng(entropy)
     included = rng.random(len(rows)) < 0.5
@@ -185,10 +184,12 @@ def run(
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
     scores = np.zeros(len(rows))
 
-    def scored_step(state: TrainState, data: Any, batch: Any) -> TrainState:
+    def scored_step(
+        state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
+    ) -> TrainState:
         sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
         mean = flat(built.means(state, data, sample)[0].clipped)[entries]
-        drawn = np.asarray(batch.indices)[np.asarray(batch.mask)]
+        drawn = np.asarray(batch.indices)[np.asarray(batch.mask)].astype(np.int64)
         drawn = drawn[takes_part[drawn]]  # every other example is drawn as before
         state = built.step(state, data, sampling.pad(drawn, built.capacity))
         total = plan.expected_batch_size * flat(state.private_grad)[entries]

@@ -25,7 +25,7 @@ from rich.table import Table
 from bam import experiment, one_run, plotting, report, whole_run
 from bam.privacy import audit, checks
 from configs import base
-from scripts import cli, tables, train
+from scripts import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
@@ -88,9 +88,7 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         plan = built.plan
         print(f"{config.method.name} on {built.dataset.name} with {_CANARIES.value} canaries")
         print(plan.describe(), flush=True)
-        found = one_run.run(
-            built, config.seed, on_row=lambda row: print(train.describe_row(row), flush=True)
-        )
+        found = one_run.run(built, config.seed, on_row=show)
         bounds = one_run.bounds(found, plan, _CONFIDENCE.value)
     which = {
         "kind": "one_run",
@@ -127,6 +125,11 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         keep([*rows, row], out)
     if max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon:
         sys.exit(1)
+
+
+def show(row: dict[str, Any]) -> None:
+    """Prints one line of progress."""
+    print(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}", flush=True)
 
 
 def describe(row: dict[str, Any]) -> str:

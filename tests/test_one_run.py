@@ -1,0 +1,179 @@
+"""One training run with canaries bounds ε from below, and catches noise that is too small."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_privacy import auditing
+
+from bam import one_run, parts, sampling, whole_run
+from bam.privacy import gdp
+from configs import base
+from tests import cases
+
+REAL, NUM_CANARIES = 100, 300
+
+
+def config_of(epsilon=1.0, method="dp_sgd"):
+    """Logistic regression on 100 digits, all of them in every step: μ-GDP, without tables."""
+    config = base.get_config(method)
+    config.update({"epsilon": epsilon, "num_steps": 3, "microbatch_size": 50, "accountant": "rdp"})
+    config.expected_batch_size = REAL + NUM_CANARIES
+    config.dataset.holdout = 1437 - REAL
+    config.model = {"name": "linear", "width": 1}
+    config.optimizer.update({"name": "sgd", "learning_rate": 1e-3})
+    return config
+
+
+@functools.cache
+def built(epsilon=1.0):
+    return one_run.build(config_of(epsilon), NUM_CANARIES)
+
+
+# The run.
+
+
+def test_one_run_gives_away_something_but_not_more_than_it_claims():
+    found = one_run.run(built(), seed=0)
+    assert np.mean(found.scores[found.included]) > np.mean(found.scores[~found.included])
+    bounds = one_run.bounds(found, built().plan)
+    assert bounds.num_guesses == 30
+    assert bounds.epsilon_lower_any <= bounds.epsilon_lower <= built().plan.epsilon
+
+
+def test_noise_that_is_too_small_is_caught_by_one_run():
+    """The noise of ε = 14 where ε = 1 is claimed: ten times too small."""
+    sigma, planted = (built(epsilon).plan.noise_multiplier for epsilon in (1.0, 14.0))
+    assert 0.09 < planted / sigma < 0.11
+    found = one_run.run(dataclasses.replace(built(), step=built(14.0).step), seed=0)
+    bounds = one_run.bounds(found, built().plan)
+    assert 1.5 < bounds.epsilon_lower_any < bounds.epsilon_lower <= 14
+
+
+def test_a_canary_is_an_entry_of_its_own_of_norm_s():
+    state, data = built().init(0), jax.device_put(built().dataset.train)
+    entries = one_run.entries_of(built().num_params, NUM_CANARIES)
+    expected = np.zeros(built().num_params)
+    expected[entries[5:]] = built().sensitivity
+    rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().capacity)
+    found = whole_run.clipped_sum(built(), state, data, rows)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
+    seen = []
+
+    def step(state, data, batch):
+        seen.append(batch.indices[batch.mask])
+        return built().step(state, data, batch)
+
+    found = one_run.run(dataclasses.replace(built(), step=step), seed=0)
+    assert 100 < found.included.sum() < 200
+    for drawn in seen:  # at q = 1
+        np.testing.assert_array_equal(drawn[:REAL], np.arange(REAL))
+        np.testing.assert_array_equal(drawn[REAL:], REAL + np.flatnonzero(found.included))
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("method", ["dp_sat", "bam_sam"])
+def test_every_other_example_has_the_gradient_of_the_users_method(method):
+    section = config_of(method=method).method
+    oracle = one_run.with_canaries(loss, section, 3)
+    params = cases.mlp_params()
+    example = {"image": jnp.ones(3), "label": jnp.asarray(1)}
+    own = parts.make_oracle(section, loss)
+    cases.assert_same_bits(oracle.grad(params, example), own.grad(params, example))
+    moved = [one.ascend(params, params) for one in (oracle, own)]
+    cases.assert_same_bits(*moved)
+
+
+def loss(params, example):
+    return cases.mlp_loss(params, (example["image"], 1.0 * example["label"]))
+
+
+def test_what_cannot_be_audited_is_refused():
+    with pytest.raises(ValueError, match="number of parameters, 650"):
+        one_run.build(config_of(), 700)
+    with pytest.raises(ValueError, match="no ε to audit"):
+        one_run.build(config_of(method="non_private"), 20)
+    found = one_run.OneRun(np.zeros(20), np.ones(20, bool), 0.5)
+    with pytest.raises(ValueError, match="confidence"):
+        one_run.bounds(found, built().plan, confidence=1.0)
+
+
+# The estimators.
+
+
+@pytest.mark.parametrize("guesses", [(1000, 100, 79), (5000, 500, 412), (300, 30, 30)])
+def test_the_bounds_are_those_of_jax_privacy(guesses):
+    expected = auditing._epsilon_one_run(0.0, *guesses, 0.05, 1e-5)
+    assert abs(one_run.epsilon_any_mechanism(*guesses, 1e-5) - expected) < 1e-5
+    expected = auditing._epsilon_one_run_fdp(0.0, *guesses, 0.05, 1e-5)
+    for epsilon in (0.98 * expected, 1.02 * expected + 1e-3):
+        f = gdp.gaussian_tradeoff(mu_of(epsilon))
+        assert one_run.tradeoff_is_possible(f, *guesses) == (epsilon > expected)
+
+
+def mu_of(epsilon):
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gdp.epsilon_of_mu(middle, 1e-5) < epsilon else (low, middle)
+    return low
+
+
+def test_the_bounds_hold_as_often_as_they_say_and_get_close():
+    """Scores of a Gaussian mechanism whose ε is known, and of one that gives all away but δ."""
+    rng, plan, truth = np.random.default_rng(0), built(14.0).plan, built(14.0).plan.epsilon
+    mu = np.sqrt(plan.num_steps) / plan.noise_multiplier
+    found = []
+    for _ in range(40):
+        included = rng.random(2000) < 0.5
+        scores = rng.normal(mu * included, 1)
+        found.append(one_run.bounds(one_run.OneRun(scores, included, 0.0), plan))
+    assert sum(one.epsilon_lower > truth for one in found) <= 5
+    assert sum(one.epsilon_lower_any > truth for one in found) <= 5
+    assert np.median([one.epsilon_lower for one in found]) > 0.4 * truth
+
+
+def test_guesses_at_random_bound_nothing_in_most_runs():
+    rng = np.random.default_rng(0)
+    found = [
+        one_run.epsilon_any_mechanism(1000, 100, rng.binomial(100, 0.5), 1e-5) for _ in range(200)
+    ]
+    assert sum(epsilon > 0 for epsilon in found) <= 20  # of 200, at 95 % ten are expected
+
+
+# The command.
+
+
+def test_the_command_prints_the_bound_beside_the_claim_and_keeps_it(tmp_path):
+    out = tmp_path / "audit.json"
+    bounds = {"empirical_epsilon_lower": 3.0, "empirical_epsilon_lower_any_mechanism": 1.0}
+    old = [{"method": "dp_sgd", "sampling_prob": 1.0, "num_trials": 1, "claimed_epsilon": 4.0}]
+    old[0] |= bounds
+    out.write_text(json.dumps(old), encoding="utf-8")
+    command = (
+        "scripts.audit", "--one_run", "--config=configs/digits.py:dp_sgd", "--canaries=100",
+        "--config.model.name=linear", "--config.dataset.holdout=1337", "--config.num_steps=2",
+        "--config.expected_batch_size=200", "--config.seed=0", f"--out={out}",
+    )  # fmt: skip
+    done = cases.run_command(*command)
+    assert done.returncode == 0, done.stderr
+    assert "claimed 3.00 at δ = 1e-05" in done.stdout
+    kept, row = json.loads(out.read_text(encoding="utf-8"))
+    assert [kept] == old
+    assert row["kind"] == "one_run" and row["num_canaries"] == row["num_examples"] == 100
+    assert row["num_guesses"] == 10
+    assert "digits, linear, DP-SGD" in (tmp_path / "audit_one_run.md").read_text(encoding="utf-8")
+    assert "DP-SGD" in (tmp_path / "audit.md").read_text(encoding="utf-8")
+
+
+def test_the_command_says_in_one_line_what_is_missing():
+    done = cases.run_command("scripts.audit", "--one_run")
+    assert done.returncode == 2
+    assert done.stderr == ("error: --one_run and --config=configs/NAME.py:METHOD belong together\n")
