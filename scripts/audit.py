@@ -86,7 +86,9 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
     with cli.one_line_errors():
         built = one_run.build(config, _CANARIES.value)
         plan = built.plan
-        print(f"{config.method.name} on {built.dataset.name} with {_CANARIES.value} canaries")
+        real = plan.num_examples - _CANARIES.value
+        print(f"{config.method.name} on {built.dataset.name}: {real} examples", end=" ")
+        print(f"and {_CANARIES.value} canaries, half of which take part")
         print(plan.describe(), flush=True)
         found = one_run.run(built, config.seed, on_row=show)
         bounds = one_run.bounds(found, plan, _CONFIDENCE.value)
@@ -118,7 +120,6 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         "seconds": time.perf_counter() - started,
         "versions": report.versions(),
     }
-    Console().print(tables.terminal(ONE_RUN_COLUMNS, [as_one_run_cells(row)]))
     print(describe(row))
     if out:
         rows = [other for other in rows if not which.items() <= other.items()]
