@@ -18,14 +18,15 @@ import numpy as np
 import optax
 
 from bam import oracles, tree
-from bam.engine import clipped_sum
+from bam.engine import ROUNDING, clipped_sum
 from bam.transforms import finish
 from bam.tree import Grads, Params
 
-# Of rounding: what is bounded by S may be longer than S by this factor.
-ROUNDING = 1 + 1e-5
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
 SPECIAL = (math.nan, math.inf, -math.inf)
+# What a noised mean may be, everywhere and in every step, before a state must stop to move with it.
+EXTREME_MEANS = (0.0, 1.0, -1.0, 1e3, -1e3, 1e30, -1e30)
+NUM_LATER_STEPS = 40
 
 
 def check_transform(
@@ -37,7 +38,8 @@ def check_transform(
     """Checks that a per-example transform keeps what the guarantee asks of it.
 
     * it declares a finite `sensitivity`, and no gradient gets past it: huge, tiny, denormal, NaN or
-      infinite, in all leaves or one;
+      infinite, in all leaves or one; of parameters in 1, 2, 3 or 20 leaves, float32 and bfloat16;
+      and in later steps, whatever means its `finish` has seen;
     * structure, shapes and dtypes of the gradient are kept, and what is finite stays finite;
     * its output depends on the one gradient it is given: called again it is the same, its state
       does not remember an example, and `vmap` over a batch is a loop over its rows;
@@ -47,13 +49,15 @@ def check_transform(
 
     Args:
       transform: as `bam.clip_by_l2_norm(1.0)`.
-      params: parameters whose gradients to try; two leaves by default, one of them a scalar.
+      params: parameters whose gradients to try; by default those of several shapes. Give yours if
+        the transform is for one structure alone.
       keeps_structure: False for a transform with a `finish` that adds more than the gradient to the
         sum; then what `finish` returns must have the gradient's structure.
 
     Raises:
       AssertionError: if one of them does not hold; the message says which and for what.
     """
+    others = () if params is not None else tuple(_shapes_to_try())
     if params is None:
         params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
     _require(
@@ -98,6 +102,13 @@ def check_transform(
             f"called twice with {name} it gives two results: it remembers what it has seen",
         )
     _check_rows(transform, params, state, [grads for _, grads in tried], outputs, sensitivity)
+    for description, other in others:
+        _check_bound(transform, other, transform.init(other), sensitivity, f" ({description})")
+    if getattr(transform, "finish", None) is not None:
+        for mean in EXTREME_MEANS:
+            later = _later_state(transform, params, state, outputs[0], mean)
+            when = f" after {NUM_LATER_STEPS} steps with means of {mean:g}"
+            _check_bound(transform, params, later, sensitivity, when)
     if not keeps_structure:
         private_grad, next_state = finish(transform, outputs[0], state)
         _require(
@@ -108,6 +119,44 @@ def check_transform(
             tree.same_structure(next_state, state),
             "its finish returns a state of another structure",
         )
+
+
+def _check_bound(
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: Any,
+    sensitivity: float,
+    when: str,
+) -> None:
+    """The bound, for one kind of parameters and one state; all gradients in one call."""
+    names, rows = zip(*_gradients(params), strict=True)
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    bounded = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
+    for i, name in enumerate(names):
+        norm = _norm64(jax.tree.map(lambda x, i=i: x[i], bounded))
+        _require(math.isfinite(norm), f"its output for {name} is not finite{when}")
+        _require(
+            norm <= sensitivity * ROUNDING + 1e-30,
+            f"its output for {name} has norm {norm:.6g}, above its sensitivity "
+            f"{sensitivity:.6g}{when}",
+        )
+
+
+def _later_state(
+    transform: optax.GradientTransformation, params: Params, state: Any, like: Any, value: float
+) -> Any:
+    """The state after many steps whose noised means had this value everywhere."""
+    mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
+    for _ in range(NUM_LATER_STEPS):
+        state = finish(transform, mean, state)[1]
+    return state
+
+
+def _shapes_to_try() -> Iterator[tuple[str, Params]]:
+    yield "one leaf", {"w": jnp.ones(4)}
+    yield "three leaves", {str(i): jnp.ones((2, i + 1)) for i in range(3)}
+    yield "twenty leaves", {str(i): jnp.ones(2) for i in range(20)}
+    yield "three leaves of bfloat16", {str(i): jnp.ones(5, jnp.bfloat16) for i in range(3)}
 
 
 def _check_rows(

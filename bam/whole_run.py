@@ -66,7 +66,7 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     def recording_step(
         state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
-        expected = clipped_sum(experiment, state, data, batch)
+        expected = sum_of_clipped(experiment, state, data, batch)
         state = experiment.step(state, data, batch)
         found = plan.expected_batch_size * flat(state.private_grad) - expected
         noise.append(found / noise_std)
@@ -123,7 +123,7 @@ def flat(tree: Any) -> Float[np.ndarray, " entries"]:
     )
 
 
-def clipped_sum(
+def sum_of_clipped(
     experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
     """The sum of a batch's clipped gradients, from `means` over all rows less the padding rows.

@@ -14,7 +14,6 @@ from flax import linen as nn
 import bam
 from bam import sampling
 from bam.data import datasets
-from bam.experiment import noise_key_from_system
 
 BATCH, STEPS, DELTA, EPSILON = 256, 60, 1e-5, 3.0
 
@@ -37,7 +36,7 @@ def main() -> float:
     params = model.init(jax.random.key(0), images[0])
     clip = bam.clip_by_l2_norm(1.0)
     # Secret, and new in every run: whoever guesses the 1 of jax.random.key(1) removes the noise.
-    noise_key, sampling_seed = noise_key_from_system(), secrets.randbits(128)
+    noise_key, sampling_seed = bam.secret_key(), secrets.randbits(128)
     tx = optax.chain(bam.privatize(clip, sigma, BATCH, key=noise_key), optax.adam(1e-2))
     state = tx.init(params)
 

@@ -88,7 +88,6 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
     module = models.create("deep_residual", 10, _WIDTH.value, depth=depth)
     model = models.as_functions(module, (_WIDTH.value,))
     oracle, clip = METHODS[method](model.loss), bam.clip_by_l2_norm(1.0)
-    noise = bam.add_gaussian_noise(1.0, clip.sensitivity, jax.random.key(0))
     optimizer = optax.sgd(0.1)
     params = model.init(jax.random.key(1))
     batch = {
@@ -96,17 +95,17 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
         "label": jnp.arange(_BATCH.value) % 10,
     }
 
-    def step(params: Any, private_grad: Any, noise_state: Any, batch: Any) -> Any:
+    def step(params: Any, private_grad: Any, key: Any, batch: Any) -> Any:
         params_at = oracle.ascend(params, private_grad)
-        total, _ = bam.clipped_sum(
-            oracle.grad, clip, params_at, batch, microbatch_size=_BATCH.value
+        noise = bam.GaussianNoise(key, 1.0)
+        noised, _ = bam.clipped_sum(
+            oracle.grad, clip, params_at, batch, microbatch_size=_BATCH.value, noise=noise
         )
-        noised, noise_state = noise.update(total, noise_state)
         private_grad = jax.tree.map(lambda x: x / _BATCH.value, noised)
         updates, _ = optimizer.update(private_grad, optimizer.init(params), params)
-        return optax.apply_updates(params, updates), private_grad, noise_state
+        return optax.apply_updates(params, updates), private_grad, key
 
-    state = (params, optax.tree.zeros_like(params), noise.init(params), batch)
+    state = (params, optax.tree.zeros_like(params), jax.random.key(0), batch)
     compiled, seconds = timing.compile_timed(step, *state)
     return functools.partial(compiled, *state), seconds
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bam
-from bam import devices, engine, train
+from bam import devices, engine, grid, train
 from configs import base
 from tests.cases import ORACLES, assert_close, assert_same_bits, distance, mlp_batch, mlp_loss
 from tests.cases import mlp_params as make_params
@@ -54,7 +54,7 @@ def test_the_devices_sums_add_up_to_the_sum(use, num_devices, num_rows):
 def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_devices):
     """Leaves of 12, 4 and 4 entries, so that slices of them are padded."""
     mesh, oracle = use(num_devices), bam.dp_sgd(mlp_loss)
-    noise = jax.tree.map(lambda x: 100.0 + jnp.arange(x.size).reshape(x.shape), PARAMS)
+    noise = bam.GaussianNoise(jax.random.key(5), 2.0)
 
     @functools.partial(jax.jit, static_argnums=0)
     def total(num_rows, noise):
@@ -63,25 +63,32 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
             mask=jnp.arange(9) < num_rows, microbatch_size=2, mesh=mesh, noise=noise,
         )[0]  # fmt: skip
 
-    assert_same_bits(total(0, noise), noise)
-    expected = jax.tree.map(jnp.add, total(7, None), noise)
-    assert_close(total(7, noise), expected)
+    drawn = grid.gaussian(noise.words(), jnp.arange(20, dtype=jnp.uint32)) * noise.spacing
+    pieces = [piece.reshape(x.shape) for piece, x in zip(
+        jnp.split(drawn, [4, 16]), jax.tree.leaves(PARAMS), strict=True)]  # fmt: skip
+    pure = jax.tree.unflatten(jax.tree.structure(PARAMS), pieces)
+    assert_same_bits(total(0, noise), pure)
+    expected = jax.tree.map(jnp.add, total(7, None), pure)
+    assert_close(total(7, noise), expected, atol=7 * noise.spacing)
 
 
 def test_each_device_adds_its_noise_before_the_sums_are_added_up(use):
     """The all-reduce is the last that happens: what it returns is returned as it is."""
     mesh, oracle = use(4), bam.dp_sgd(mlp_loss)
+    key = jax.random.key(0)
 
-    def total(noise):
+    def total(key):
         return bam.clipped_sum(
-            oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(8), mesh=mesh, noise=noise
-        )[0]
+            oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(8), mesh=mesh,
+            noise=bam.GaussianNoise(key, 1.0),
+        )[0]  # fmt: skip
 
-    (shared,) = [e for e in jax.make_jaxpr(total)(PARAMS).eqns if e.primitive.name == "shard_map"]
+    (shared,) = [e for e in jax.make_jaxpr(total)(key).eqns if e.primitive.name == "shard_map"]
     body = shared.params["jaxpr"]
     sums = [e for e in body.eqns if "psum" in e.primitive.name]
     reduced = {v for e in sums for v in e.outvars}
-    assert len(reduced) == 3  # one for each leaf
+    assert len(reduced) == 6  # two for each leaf: high and low parts of whole numbers
+    assert all(v.aval.dtype == jnp.int32 for v in reduced)
     assert reduced <= set(body.outvars)
 
 

@@ -88,6 +88,30 @@ def widens(grads, state, params=None):
     return jax.tree.map(lambda g: g.astype(jnp.float16), bounded), state
 
 
+def to_half_each(grads, state, params=None):
+    """Right for two leaves: each to C/√2."""
+    grads, _ = bam.clip_by_l2_norm(1e6).update(grads, None)
+    clip = bam.clip_by_l2_norm(0.5 / 2**0.5)
+    return jax.tree.map(lambda g: clip.update(g, None)[0], grads), state
+
+
+def growing():
+    """A threshold that follows the mean, while the declared bound stays where it was."""
+
+    def update(grads, state, params=None):
+        bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+        return scaled_as(bounded, state), state
+
+    def follow(mean, state):
+        return mean, jnp.where(optax.tree.norm(mean) > 0.1, 1.2, 0.8) * state
+
+    return bam.BoundedTransformation(lambda params: jnp.float32(0.9), update, 0.5, follow)
+
+
+def scaled_as(grads, factor):
+    return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads)
+
+
 def clips_then_scales(grads, state, params=None):
     bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
     return scaled(bounded, 1.01), state
@@ -134,6 +158,8 @@ BROKEN = {
     "each leaf to the whole bound": (bounded(each_leaf_alone), "above its sensitivity 0.5"),
     "each value to the bound": (bounded(clips_values), "above its sensitivity 0.5"),
     "another dtype": (bounded(widens), "shapes or dtypes change"),
+    "two leaves assumed": (bounded(to_half_each), "above its sensitivity 0.5 .three leaves"),
+    "a bound that grows": (growing(), "above its sensitivity 0.5 after 40 steps"),
     "scaled after clipping": (bounded(clips_then_scales), "above its sensitivity 0.5"),
     "a leaf is missing": (bounded(drops_a_leaf), "another structure"),
     "a memory": (bounded(Remembers()), "(compiled|called twice)"),
