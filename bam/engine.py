@@ -53,7 +53,7 @@ def clipped_sum(
     To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
     grid and added as whole numbers: adding or removing an example changes the sum by at most
     S (1 + 1e-5), to the last bit and for any number of rows, and any microbatch size and number of
-    devices add the same gradients up to the same bits. Without noise sums are floating-point ones:
+    devices add the same bounded gradients up to the same bits. Without noise sums are floating-point ones:
     their rounding depends on all rows, and noise added later does not cover that.
 
     Args:

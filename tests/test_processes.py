@@ -15,7 +15,7 @@ import pytest
 from bam import train
 from bam.checkpoint import Checkpoints
 from configs import digits
-from tests.cases import assert_close, distance, run_command
+from tests.cases import assert_close, assert_same_bits, distance, run_command
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
@@ -118,7 +118,7 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
         step, state, facts = checkpoints.restore(whole.state)
     assert step == 24
     assert facts["identity"]["plan"] == built().plan.to_json()
-    assert_close(state.params, whole.state.params, rtol=1e-3, atol=1e-5)
+    assert_same_bits(state.params, whole.state.params)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(25))
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in whole.rows]
