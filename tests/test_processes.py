@@ -15,7 +15,7 @@ import pytest
 from bam import train
 from bam.checkpoint import Checkpoints
 from configs import digits
-from tests.cases import assert_close, assert_same_bits, distance, run_command
+from tests.cases import assert_same_bits, distance, run_command
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
