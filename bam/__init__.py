@@ -6,6 +6,7 @@ bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer
 transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
 """
 
+from bam import compiler  # noqa: F401 (before JAX computes anything)
 from bam.engine import clipped_sum
 from bam.grid import GaussianNoise
 from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd

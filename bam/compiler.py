@@ -1,0 +1,81 @@
+"""Keeps sums and the products around them out of a faulty part of XLA's CPU compiler.
+
+From 0.10.2 on, jaxlib hands a sum on CPU, with the products before it, to a library as one piece.
+Some of these pieces are computed wrongly, without a word (jax-ml/jax #39103 and others): among them
+`jax.vmap` of the norm of a gradient, and a clipped gradient is only as private as its norm is
+right. XLA reads its flags once, when JAX first computes, so `bam` adds the one that leaves whole
+sums to XLA itself as soon as it is imported.
+"""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+
+import jaxlib
+
+FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+# What the default list is without whole sums: products alone are right, and faster than XLA's own.
+GUARD = "individual_dot"
+RIGHT = ("", GUARD, "-reduce")
+# Each of these was run: wrong by default, right with every value in RIGHT. Those up to LAST_RIGHT
+# are right by default, and some of them end the process at a flag that they do not know.
+FAULTY = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
+LAST_RIGHT = "0.10.1"
+
+
+def guard(
+    version: str, environ: MutableMapping[str, str], backend: Callable[[], str | None]
+) -> str:
+    """Adds the flag to `XLA_FLAGS` where it is needed, absent, and not too late.
+
+    Args:
+      version: of jaxlib.
+      environ: `os.environ`.
+      backend: returns the platform that JAX has started with, None if it has not started.
+
+    Returns:
+      What to warn of, where results on CPU may be wrong, and what to do; empty if they are right.
+    """
+    if version not in FAULTY:
+        if _numbers(version) <= _numbers(LAST_RIGHT):
+            return ""
+        return (
+            f"bam has not been checked with jaxlib {version}, and releases after {LAST_RIGHT} "
+            "compute wrong sums on CPU: install the versions of constraints.txt"
+        )
+    flags = environ.get("XLA_FLAGS", "").strip()
+    is_file = bool(flags) and not flags.startswith("-")  # as XLA reads it
+    text = Path(flags).read_text(encoding="utf-8") if is_file else flags
+    chosen = re.findall(rf"{FLAG}=(\S*)", text)
+    wrong = f"jaxlib {version} computes wrong sums on CPU"
+    if chosen:  # the last one counts
+        right = chosen[-1].lower() in RIGHT
+        return "" if right else f"{wrong} with {FLAG}={chosen[-1]}: use {GUARD}"
+    if is_file:
+        return f"{wrong}: add {FLAG}={GUARD} to {flags}"
+    started = backend()
+    if started is None:
+        environ["XLA_FLAGS"] = f"{flags} {FLAG}={GUARD}".strip()
+        return ""
+    # Too late, and what is compiled from now on must not be cached as if the flag had been there.
+    if started != "cpu":
+        return ""
+    return f"{wrong}, and JAX has started: import bam first, or set XLA_FLAGS={FLAG}={GUARD}"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _started_backend() -> str | None:
+    import jax
+    from jax._src import xla_bridge  # to ask in another way would start it
+
+    return jax.default_backend() if xla_bridge.backends_are_initialized() else None
+
+
+_problem = guard(jaxlib.__version__, os.environ, _started_backend)
+if _problem:
+    warnings.warn(_problem, RuntimeWarning, stacklevel=2)

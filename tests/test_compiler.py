@@ -1,0 +1,156 @@
+"""What XLA's CPU compiler gets wrong is right for users, who do not have these tests' flags."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxlib
+import pytest
+
+from bam import compiler
+
+ROOT = Path(__file__).parents[1]
+
+# Each prints its largest relative error. The last is a gradient's norm, as `bam.tree` takes it.
+SUMS = """
+import json, numpy as np
+import jax, jax.numpy as jnp
+
+def error(actual, expected):
+    return float(np.nan_to_num(np.max(np.abs(actual - expected) / expected), nan=np.inf))
+
+rng = np.random.default_rng(0)
+m, x = rng.normal(size=(3, 3)).astype("f"), rng.normal(size=(40001, 3)).astype("f")
+e = np.abs(rng.normal(size=(33, 16, 16))).astype("f")
+squares = np.sum((x.astype("d") @ m.T.astype("d")) ** 2, axis=1)
+errors = {}
+errors["square"] = error(jax.jit(jax.vmap(lambda r: jnp.sum((m @ r) ** 2)))(x), squares)
+constant = jax.jit(lambda e, c: jnp.sum((e @ jnp.full((16, 16), c)) ** 2, axis=-1))
+errors["constant"] = error(constant(e, 0.5), 16 * (e.sum(2, dtype="d") / 2) ** 2)
+grad = jax.grad(lambda w, r: w @ (m @ r))
+norm = jax.jit(jax.vmap(lambda r: jnp.sqrt(jnp.sum(jnp.square(grad(jnp.zeros(3), r))))))
+errors["norm"] = error(norm(x), np.sqrt(squares))
+print(json.dumps(errors))
+"""
+
+
+def start(code, **environ):
+    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | environ
+    environ["JAX_PLATFORMS"] = "cpu"
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_known_wrong_sums_are_right_once_bam_is_imported_and_a_late_import_warns():
+    """The control is the same without `bam`: wrong where this CPU meets the fault.
+
+    Where it does not, the control says nothing, and only what `bam` does is tested.
+    """
+    without = start(SUMS + "import bam\n")
+    early = start("import jax, bam\n" + SUMS)
+    printed, warned = without.communicate()
+    control = json.loads(printed)
+    printed, nothing = early.communicate()
+    guarded = json.loads(printed)
+
+    assert max(guarded.values()) < 1e-5, guarded
+    assert "computes wrong sums" not in nothing
+    known = jaxlib.__version__ in compiler.FAULTY
+    assert known or max(control.values()) < 1e-5, control
+    assert (
+        warned.count("computes wrong sums on CPU, and JAX has started: import bam first") == known
+    )
+
+
+def not_started():
+    return None
+
+
+GUARD = f"{compiler.FLAG}={compiler.GUARD}"
+
+
+@pytest.mark.parametrize("version", compiler.FAULTY)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, GUARD),
+        ("", GUARD),
+        ("--xla_cpu_ftz=true", f"--xla_cpu_ftz=true {GUARD}"),
+        (f"{compiler.FLAG}=", f"{compiler.FLAG}="),
+        (f"{compiler.FLAG}=-reduce", f"{compiler.FLAG}=-reduce"),
+        (f"{compiler.FLAG}=reduce {compiler.FLAG}=INDIVIDUAL_DOT", ...),
+    ],
+)
+def test_the_flag_is_added_to_the_users_own_and_replaces_none(version, before, after):
+    environ = {} if before is None else {"XLA_FLAGS": before}
+    assert compiler.guard(version, environ, not_started) == ""
+    assert environ == {"XLA_FLAGS": before if after is ... else after}
+
+
+@pytest.mark.parametrize("flags", ["reduce", "dot", "dot,eltwise", "+eltwise"])
+def test_a_users_own_wrong_choice_stays_and_is_warned_of(flags):
+    environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
+    assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started)
+    assert environ == {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
+
+
+def test_once_jax_has_started_nothing_is_set_and_the_cpu_is_warned_of():
+    environ = {}
+    assert "import bam first" in compiler.guard("0.10.2", environ, lambda: "cpu")
+    assert compiler.guard("0.10.2", environ, lambda: "gpu") == ""
+    assert environ == {}
+
+
+def test_a_file_of_flags_is_read_and_left_alone(tmp_path):
+    path = tmp_path / "flags"
+    path.write_text("--xla_cpu_ftz=true\n")
+    environ = {"XLA_FLAGS": str(path)}
+    assert f"add {GUARD} to {path}" in compiler.guard("0.10.2", environ, not_started)
+    path.write_text(f"--xla_cpu_ftz=true\n{GUARD}\n")
+    assert compiler.guard("0.10.2", environ, not_started) == ""
+    assert environ == {"XLA_FLAGS": str(path)}
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.2", "0.10.0", "0.10.1"])
+def test_a_right_compiler_which_may_not_know_the_flag_is_not_given_it(version):
+    environ = {}
+    assert compiler.guard(version, environ, not_started) == ""
+    assert environ == {}
+
+
+@pytest.mark.parametrize("version", ["0.10.2.dev20260601", "0.11.3", "0.12.0.2", "0.13.0", "1.0"])
+def test_a_compiler_that_was_not_checked_is_warned_of(version):
+    environ = {}
+    assert f"has not been checked with jaxlib {version}" in compiler.guard(
+        version, environ, not_started
+    )
+    assert environ == {}
+
+
+def test_the_pinned_compiler_was_checked():
+    pinned = dict(re.findall(r"(?m)^(jax|jaxlib)==(\S+)$", (ROOT / "constraints.txt").read_text()))
+    assert pinned["jax"] == pinned["jaxlib"]
+    assert compiler.guard(pinned["jaxlib"], {}, not_started) == ""
+
+
+@pytest.mark.slow
+def test_fuzzed_sums_agree_with_numpy_in_float64():
+    """Norms, products before sums, GroupNorm and whole clipped sums, as `tests.compiler_fuzz` says.
+
+    The control runs the same with the default flag, given by name: it finds what is known.
+    """
+    run = "from tests import compiler_fuzz; compiler_fuzz.main()"
+    guarded = start(run)
+    found, errors = guarded.communicate()
+    assert json.loads(found)["wrong"] == {}, errors
+    assert json.loads(found)["checks"] > 300
+    if jaxlib.__version__ in compiler.FAULTY:
+        control = start(run, XLA_FLAGS=f"{compiler.FLAG}=+reduce")
+        found, errors = control.communicate()
+        assert "computes wrong sums on CPU with" in errors
+        wrong = json.loads(found)["wrong"]
+        assert not wrong or any("gradients of 3 from 3" in name for name in wrong), wrong
