@@ -11,7 +11,6 @@ With noise, sum and noise are whole numbers (`bam.grid`) until they are added up
 ordinary training's sum over the same groups, for non-private baselines.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +52,9 @@ def clipped_sum(
     To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
     grid and added as whole numbers: adding or removing an example changes the sum by at most
     S (1 + 1e-5), to the last bit and for any number of rows, and any microbatch size and number of
-    devices add the same bounded gradients up to the same bits. Without noise sums are floating-point ones:
-    their rounding depends on all rows, and noise added later does not cover that.
+    devices add the same bounded gradients up to the same bits. Without noise sums are
+    floating-point ones: their rounding depends on all rows, and noise added later does not cover
+    that.
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.

@@ -253,5 +253,9 @@ def alias_table(found: list[int]) -> AliasTable:
             if left[rich] < share:
                 small.append(rich)
     # A full slot is its own alias: its threshold, one bit too long, may say what it likes.
-    words = [[t >> 64 & 2**17 - 1, t >> 32 & 2**32 - 1, t & 2**32 - 1] for t in threshold]
-    return AliasTable(*np.array(words, np.uint32).T.copy(), np.array(alias, np.uint32))
+    return AliasTable(
+        first=np.array([t >> 64 & 2**17 - 1 for t in threshold], np.uint32),
+        second=np.array([t >> 32 & 2**32 - 1 for t in threshold], np.uint32),
+        third=np.array([t & 2**32 - 1 for t in threshold], np.uint32),
+        alias=np.array(alias, np.uint32),
+    )

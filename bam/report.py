@@ -8,8 +8,8 @@ import json
 import math
 import os
 import platform
-import subprocess
 import secrets
+import subprocess
 from pathlib import Path
 from typing import IO, Any
 

@@ -32,8 +32,8 @@ __all__ = [
 
 # What a release says of the randomness; a run records it, so that it is that of the code that ran.
 NOISE = (
-    "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so that "
-    "no rounding depends on the data; reaches 10 standard deviations; random numbers by "
+    "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so "
+    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
     "threefry-2x32 with a key of 64 bits, which is not a cryptographic generator"
 )
 SAMPLING = (

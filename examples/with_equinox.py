@@ -35,8 +35,8 @@ def main() -> tuple[float, float]:
     @jax.jit
     def step(params, state):
         total, _ = bam.clipped_sum(oracle.grad, clip, params, batch, microbatch_size=16)
-        # For a private step give it noise=bam.GaussianNoise(key, σ · clip.sensitivity), with a secret
-        # key that no other step has.
+        # For a private step give it noise=bam.GaussianNoise(key, σ · clip.sensitivity), with a
+        # secret key that no other step has.
         updates, state = tx.update(jax.tree.map(lambda g: g / 64, total), state)
         return optax.apply_updates(params, updates), state
 

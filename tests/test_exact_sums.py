@@ -182,12 +182,12 @@ def test_what_is_not_real_floating_point_is_refused_by_name(dtype, without_the_t
     rows = {"w": jnp.ones((3, 2)), "b": jnp.ones((3, 2), dtype)}
     private = bam.privatize(CLIP, 1.0, 3, NOISE.key)
     one_row = jax.tree.map(lambda x: x[0], rows)
-    with pytest.raises(TypeError, match="^b is of "):
+    with pytest.raises(TypeError, match=r"^b is of "):
         private.update(rows, private.init(one_row))
-    with pytest.raises(TypeError, match="^b is of "):
+    with pytest.raises(TypeError, match=r"^b is of "):
         bam.clipped_sum(given, CLIP, one_row, rows)
     for clip in (CLIP, bam.normalize(1.0), bam.clip_per_layer(1.0)):
-        with pytest.raises(TypeError, match="^b is of "):
+        with pytest.raises(TypeError, match=r"^b is of "):
             clip.update(one_row, clip.init(one_row))
     to_complex = lying(lambda g, s, p=None: (jax.tree.map(lambda x: x * 1000j, g), s))
     with pytest.raises(TypeError, match="complex"):

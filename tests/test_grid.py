@@ -23,7 +23,9 @@ def probabilities(table):
     """Numerators, over 2^96, of what a table draws: each slot's share goes to it and its alias."""
     share = 2 ** (grid.TABLE_BITS - grid.SLOT_BITS)
     found = [0] * SLOTS
-    for slot, (first, second, third, alias) in enumerate(zip(*(x.tolist() for x in table))):
+    for slot, (first, second, third, alias) in enumerate(
+        zip(*(x.tolist() for x in table), strict=True)
+    ):
         own = share if alias == slot else (first << 64) + (second << 32) + third
         found[slot] += own
         found[alias] += share - own
@@ -232,7 +234,7 @@ def test_a_total_has_one_way_to_be_written_and_one_float():
     np.testing.assert_array_equal(
         np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low), exact
     )
-    assert np.all((0 <= total.low) & (total.low < 2**16))
+    assert np.all((total.low >= 0) & (total.low < 2**16))
     floats = np.asarray(grid.to_float(total, 0.25, np.dtype(np.float32)), np.float64)
     np.testing.assert_allclose(floats, exact / 4, rtol=3e-7)
 
@@ -242,6 +244,6 @@ def test_noise_added_to_floats_is_added_to_the_nearest_whole_number_of_spacings(
     drawn = np.asarray(grid.gaussian(noise.words(), jnp.arange(5, dtype=jnp.uint32)))
     total = jnp.array([0.0, 0.4, -0.6, 2.0**40, 2.0**80], jnp.float32)
     found = grid.add_to_floats(noise, total)
-    np.testing.assert_array_equal(found[:3], drawn[:3] + [0, 0, -1])
+    np.testing.assert_array_equal(found[:3], drawn[:3] + np.array([0, 0, -1]))
     assert float(found[3]) == np.float32(2.0**40 + drawn[3])
     assert float(found[4]) == 2.0**80  # its last bit is larger than any noise
