@@ -78,7 +78,8 @@ def clipped_sum(
     Raises:
       TypeError: if a gradient, or what the clip makes of it, is not of real floating-point numbers.
       ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
-        `batch` and `mask` disagree, or the noise is below S / 500, where it could hide nothing.
+        `batch` and `mask` disagree, the mesh has more than one axis or an explicit one, or the
+        noise is below S / 500, where it could hide nothing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -114,7 +115,8 @@ def clipped_sum(
             # Half of what ROUNDING allows; the other half is for the rounding of `length`.
             within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
         wide = jax.tree.map(tree.at_least_float32, bounded)
-        kept = jax.tree.map(lambda x: jnp.where(keep & within, x, 0), wide)
+        # Entries whose squares underflow have a length of 0, but are not 0.
+        kept = jax.tree.map(lambda x: jnp.where(keep & within & (sensitivity > 0), x, 0), wide)
         seen = jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
         return kept, jnp.where(keep, seen, 0)
 
@@ -180,12 +182,17 @@ def _groups(
     batch: Any, mask: Any, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, int, Array]:
     """Checked number of rows, rows per group, and the mask as an array."""
-    if microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    if microbatch_size < 1 or microbatch_size != int(microbatch_size):
+        raise ValueError(f"microbatch_size must be a whole number from 1, got {microbatch_size}")
+    if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
+        raise ValueError(
+            "mesh must have one axis, of AxisType.Auto, as bam.devices.mesh() makes it; got "
+            f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
+        )
     batch_size = _num_rows(batch, mask)
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
     rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
-    return batch_size, max(1, min(microbatch_size, rows_of_each)), mask
+    return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
 
 
 def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> int:
@@ -193,7 +200,7 @@ def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> in
     if not math.isfinite(sensitivity):
         raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     most = math.ceil(sensitivity * ROUNDING / grid.spacing_of(noise_std)) + 1  # of one entry
-    if most > 2**29 or most * batch_size > 2**45:
+    if most > 2**29 or most * batch_size > 2**46:
         raise ValueError(
             f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
             f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"

@@ -27,6 +27,8 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int32, PyTree, UInt32
 
+from bam import tree
+
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
 # grid that gradients are cut to.
 NOISE_STD = 2**20
@@ -38,6 +40,9 @@ FINE_STD = decimal.Decimal(18 * COARSE) / 10
 COARSE_STD = (((NOISE_STD**2 + decimal.Decimal(1) / 12) - FINE_STD**2) / COARSE**2).sqrt()
 SLOT_BITS, TABLE_BITS = 15, 96  # of the random number that looks an entry up; of all of it
 BLOCK = 2**16  # entries drawn at once: their random numbers fit a processor's cache
+
+# So that neither the noise nor its spacing overflows or underflows 32-bit floats.
+LEAST_STD, MOST_STD = 1e-30, 1e30
 
 LIMB_BITS = 16
 LIMB_MASK = 2**LIMB_BITS - 1
@@ -62,11 +67,21 @@ class GaussianNoise:
 
     Attributes:
       key: a JAX PRNG key that nothing else uses: not another sum, not another step.
-      std: standard deviation of every entry.
+      std: standard deviation of every entry; 0 is none.
+
+    Raises:
+      ValueError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
     """
 
     key: Array
     std: float
+
+    def __post_init__(self) -> None:
+        if not (self.std == 0 or LEAST_STD <= self.std <= MOST_STD):
+            raise ValueError(
+                f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
+                f"32-bit floats hold, got {self.std}"
+            )
 
     @property
     def spacing(self) -> float:
@@ -122,12 +137,18 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
 
     Args:
       noise: to add; entry i of all leaves in order has draw number i.
-      total: pytree of floats. Numbers whose own last bit is larger than the noise stay as they are.
+      total: pytree of floats. Numbers beyond 2^26 standard deviations are not rounded first.
 
     Returns:
       A pytree like it.
+
+    Raises:
+      TypeError: if a leaf is not of real floating-point numbers.
     """
+    tree.check_real(total)
     leaves: list[Array] = jax.tree.leaves(total)
+    if not leaves:
+        return total
     sizes = [x.size for x in leaves]
     drawn = gaussian(noise.words(), jnp.arange(sum(sizes), dtype=jnp.uint32))
     noised = []
@@ -137,7 +158,8 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
         high = jnp.floor(whole / 2**LIMB_BITS)
         low = (whole - high * 2**LIMB_BITS).astype(jnp.int32) + own.reshape(x.shape)
         found = to_float(carried(Total(high.astype(jnp.int32), low)), noise.spacing, wide.dtype)
-        noised.append(jnp.where(jnp.abs(whole) < 2.0**46, found, wide).astype(x.dtype))
+        beyond = wide + own.reshape(x.shape) * jnp.asarray(noise.spacing, wide.dtype)
+        noised.append(jnp.where(jnp.abs(whole) < 2.0**46, found, beyond).astype(x.dtype))
     return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 

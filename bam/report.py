@@ -68,12 +68,12 @@ class RunFiles:
             return
         check_resumable(workdir, config)
         if (workdir / "plan.json").exists():
-            check_plan(workdir, json.loads((workdir / "plan.json").read_text("utf-8")), plan)
+            check_plan(workdir, read_json(workdir / "plan.json"), plan)
         if not self._writes:
             return
         workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as on_error:
-            self._lock = on_error.enter_context((workdir / "lock").open("w"))
+            self._lock = on_error.enter_context((workdir / "lock").open("a"))
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -131,8 +131,8 @@ class RunFiles:
         path = self._workdir / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         # A process that was killed may have left half a line, after the last checkpoint.
-        rows = [json.loads(line) for line in lines if line.endswith("}")]
-        rows = [row for row in rows if row["step"] <= step]
+        rows = [_as_object(line, path) for line in lines if line.endswith("}")]
+        rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
             return rows
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -205,7 +205,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
-    found = _flat(json.loads((workdir / "config.json").read_text(encoding="utf-8")))
+    found = _flat(read_json(workdir / "config.json"))
     wanted = _flat(_as_json(config))
     for key in sorted(found.keys() | wanted.keys()):
         if key in AUTOMATIC and wanted.get(key) == "auto":
@@ -254,11 +254,39 @@ def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
     automatic = [key for key in AUTOMATIC if config[key] == "auto"]
     if not automatic or not path.exists():
         return config
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     config = config.copy_and_resolve_references()
     with config.ignore_type():
         config.update({key: found.get(key, "auto") for key in automatic})
     return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a file of a run.
+
+    Args:
+      path: the file.
+
+    Returns:
+      Its JSON object.
+
+    Raises:
+      ValueError: in one line that names the file, if it holds anything else.
+    """
+    try:
+        return _as_object(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is damaged: not UTF-8") from None
+
+
+def _as_object(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError(f"{path} is damaged: not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: not a JSON object")
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -29,8 +29,8 @@ from bam.tree import Grads, Params
 
 # Below this, float32 squares underflow and a norm can no longer be compared with the bound.
 SMALLEST_CLIP_NORM = 1e-12
-# With less, ε is above 10⁴ in a single step, and whole numbers of the noise's grid overflow.
-LEAST_NOISE_MULTIPLIER = 1 / 500
+# With less, ε is in the thousands after a single step, and whole numbers overflow.
+LEAST_NOISE_MULTIPLIER = 0.01
 
 
 class BoundedTransformation(optax.GradientTransformation):
@@ -62,10 +62,12 @@ class BoundedTransformation(optax.GradientTransformation):
             example's gradient. `update` may return more than a gradient, for `finish` to read.
 
         Raises:
-          ValueError: if `sensitivity` is negative or NaN.
+          ValueError: if `sensitivity` is negative, NaN, or positive and below 1e-12.
         """
-        if not sensitivity >= 0:
-            raise ValueError(f"sensitivity must be at least 0, got {sensitivity}")
+        if not (sensitivity == 0 or sensitivity >= SMALLEST_CLIP_NORM):
+            raise ValueError(
+                f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
+            )
         self = super().__new__(cls, init, update)
         self.sensitivity = float(sensitivity)
         self.finish = finish
@@ -305,7 +307,7 @@ def add_gaussian_noise(
     lives in the state, not in the compiled program.
 
     Args:
-      noise_multiplier: σ, 0 or at least 1/500. Zero adds nothing and gives no privacy.
+      noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
       sensitivity: S, the L2 sensitivity of the sum, finite.
       key: a JAX PRNG key that is used for nothing else. `jax.random.key(i)` can be guessed by
         trying all i: for a sum to release, use `bam.secret_key()`.
@@ -314,7 +316,7 @@ def add_gaussian_noise(
       An optax transform of the sum. Each leaf keeps its dtype.
 
     Raises:
-      ValueError: if σ or S is negative or not finite, or σ positive and below 1/500.
+      ValueError: if σ or S is negative or not finite, or σ positive and below 0.01.
     """
     _check_noise(noise_multiplier, sensitivity)
 
@@ -380,7 +382,7 @@ def privatize(
 
     Args:
       clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
-      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 1/500.
+      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
       expected_batch_size: l, public; never the number of rows drawn.
       key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
         `jax.random.key(i)` can be guessed by trying all i.

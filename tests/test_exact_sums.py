@@ -216,3 +216,52 @@ def test_norms_are_within_half_of_what_is_allowed_for_rounding(pattern):
         batched = jax.jit(jax.vmap(tree.l2_norm))(jnp.asarray(x)[None])[0]
         for found in (alone, batched):
             assert abs(float(found) / exact - 1) < (engine.ROUNDING - 1) / 2
+
+
+@pytest.mark.parametrize(
+    "shape", [(1000, 1000), (31, 1009, 31), (7,) * 7, (2,) * 20, (3, 3, 99, 99)]
+)
+def test_norms_are_so_for_any_shape(shape):
+    x = BAD_FOR_SUMS["one large first"](math.prod(shape)).astype(np.float32).reshape(shape)
+    exact = np.linalg.norm(x.astype(np.float64))
+    for norm in (tree.l2_norm, lambda x: jax.vmap(tree.l2_norm)(x[None])[0]):
+        assert abs(float(jax.jit(norm)(jnp.asarray(x))) / exact - 1) < (engine.ROUNDING - 1) / 2
+
+
+def test_norms_are_so_for_many_leaves():
+    leaves = [jnp.float32(x) for x in BAD_FOR_SUMS["one large first"](3000)]
+    exact = np.linalg.norm(np.array(leaves, np.float64))
+    assert abs(float(jax.jit(tree.l2_norm)(leaves)) / exact - 1) < (engine.ROUNDING - 1) / 2
+
+
+# Arguments that would leave something without noise.
+
+
+@pytest.mark.parametrize("std", [-1.0, math.nan, math.inf, 1e44, 1e-44])
+def test_noise_of_no_sensible_deviation_is_refused(std):
+    with pytest.raises(ValueError, match="standard deviation"):
+        bam.GaussianNoise(jax.random.key(0), std)
+
+
+def test_a_mesh_of_two_axes_or_of_an_explicit_one_is_refused():
+    auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    for shape, names, types in (((2, 2), ("a", "b"), (auto,) * 2), ((4,), ("a",), (explicit,))):
+        mesh = jax.make_mesh(shape, names, axis_types=types, devices=jax.devices()[:4])
+        with pytest.raises(ValueError, match="one axis"):
+            bam.clipped_sum(given, CLIP, jnp.zeros(1), jnp.ones((8, 1)), mesh=mesh, noise=NOISE)
+
+
+def test_a_bound_below_what_squares_can_show_is_not_taken_on_trust():
+    with pytest.raises(ValueError, match="sensitivity"):
+        lying(lambda g, s, p=None: (g, s), 1e-24)
+    tiny = jnp.full((2, 3), 2e-25)
+    total, _ = bam.clipped_sum(given, lying(lambda g, s, p=None: (g, s), 0.0), jnp.zeros(3), tiny)
+    np.testing.assert_array_equal(total, 0)
+
+
+def test_numbers_beyond_the_grid_get_their_noise_too():
+    with jax.enable_x64(True):
+        noise = bam.GaussianNoise(jax.random.key(0), 0.01)
+        total = jnp.full(100, 1e7, jnp.float64)
+        added = np.asarray(grid.add_to_floats(noise, total)) - 1e7
+    assert 0.005 < np.std(added) < 0.02

@@ -108,7 +108,8 @@ def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.nda
             raise DataError(f"{file}: column {label} is {label_type}, not an integer")
         column = f"{image}.bytes"
         with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
-            check_memory(table.metadata.num_rows * bytes_per_image, str(file))
+            # 64 more of every row for its label and for what points to its image.
+            check_memory(table.metadata.num_rows * (bytes_per_image + 64), str(file))
             num_bytes = 0
             for group in range(table.num_row_groups):
                 declared = table.metadata.row_group(group).total_byte_size
