@@ -17,7 +17,11 @@ PAGES = {
         "end of training": "docs/figures/lambda_end.md",
         "against plain": "docs/figures/lambda_end_against_plain.md",
     },
-    "docs/privacy.md": {"audit": "docs/audit.md"},
+    "docs/privacy.md": {
+        "audit": "docs/audit.md",
+        "one run": "docs/audit_one_run.md",
+        "noise": "docs/noise.md",
+    },
     "docs/extending.md": {
         "digits": "docs/extensions_digits.md",
         "mnist": "docs/extensions_mnist.md",

@@ -1,0 +1,112 @@
+"""What noise that ends somewhere costs: a floor on δ, of float32 inversion and of ours.
+
+python -m scripts.noise --out=docs/noise.json
+
+An output that is impossible without an example, but not with it, has no place in an (ε, δ) guarantee
+but in δ, at every ε. For a clipped gradient in one coordinate that no other example uses, it is a draw
+that ends within S of the noise's edge: q · T · Φ(-(edge - 1/σ)).
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+from rich.console import Console
+from scipy import stats
+
+import bam
+from bam import grid, report
+from bam.data.archives import ROWS
+from configs import cifar10, digits, imagenet32
+from scripts import cli, tables
+
+_OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
+
+# Name, config, number of examples, parameters, ε.
+RUNS = (
+    ("ImageNet32", imagenet32, ROWS["imagenet32"][0], 3_005_112, 10.0),
+    ("CIFAR-10", cifar10, ROWS["cifar10"][0], 2_447_946, 10.0),
+    ("CIFAR-10", cifar10, ROWS["cifar10"][0], 2_447_946, 2.0),
+    ("CIFAR-10", cifar10, ROWS["cifar10"][0], 2_447_946, 1.0),
+    ("digits", digits, 1437, 6_138, 3.0),
+)
+# Of one entry of ours, against the rounded Gaussian: tests/test_grid.py bounds it.
+TOTAL_VARIATION = 1e-24
+COLUMNS = (
+    "run", "ε", "δ claimed", "σ", "floor, float32 inversion", "floor, here", "added to δ, here",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Computes the table and writes it."""
+    with cli.one_line_errors():
+        if not _OUT.value:
+            raise ValueError("--out is required: the JSON file to write")
+        edges = {"float32_inversion": float32_edge(), "here": our_edge()}
+        rows = [row(*run, edges) for run in RUNS]
+        out = Path(_OUT.value)
+        report.write_json(out, {"edges": edges, "runs": rows, "versions": report.versions()})
+        cells = [as_cells(row) for row in rows]
+        report.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, cells))
+        Console().print(tables.terminal(COLUMNS, cells))
+
+
+def float32_edge() -> float:
+    """The largest draw of `jax.random.normal` in float32, whose largest uniform is 1 - 2^-23."""
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    largest = np.maximum(low, np.float32(1 - 2**-23) * (np.float32(1) - low) + low)
+    return float(np.sqrt(np.float32(2)) * jax.lax.erf_inv(jnp.float32(largest)))
+
+
+def our_edge() -> float:
+    """The largest draw of `grid.gaussian`, in standard deviations."""
+    weights = grid.weights(grid.COARSE_STD)
+    largest = max(i for i, weight in enumerate(weights) if weight) - len(weights) // 2
+    return grid.COARSE * largest / grid.NOISE_STD
+
+
+def row(
+    name: str,
+    module: Any,
+    num_examples: int,
+    num_params: int,
+    epsilon: float,
+    edges: dict[str, float],
+) -> dict[str, Any]:
+    """One run of the table."""
+    config: ConfigDict = module.get_config("dp_sgd")
+    q = config.expected_batch_size / num_examples
+    steps = config.num_steps or config.num_epochs * (num_examples // config.expected_batch_size)
+    sigma = bam.noise_multiplier(
+        target_epsilon=epsilon, delta=config.delta, sampling_prob=q, num_steps=steps
+    )
+    floors = {
+        f"floor_{key}": float(q * steps * stats.norm.sf(edge - 1 / sigma))
+        for key, edge in edges.items()
+    }
+    added = (1 + math.exp(epsilon)) * num_params * steps * TOTAL_VARIATION
+    facts = {"run": name, "epsilon": epsilon, "delta": config.delta, "noise_multiplier": sigma}
+    facts |= {"sampling_prob": q, "num_steps": steps, "num_params": num_params}
+    return facts | floors | {"added_to_delta": added}
+
+
+def as_cells(row: dict[str, Any]) -> list[str]:
+    """A row as text, in the order of `COLUMNS`."""
+    return [
+        row["run"],
+        f"{row['epsilon']:g}",
+        f"{row['delta']:.2g}",
+        f"{row['noise_multiplier']:.3f}",
+        f"{row['floor_float32_inversion']:.1e}",
+        f"{row['floor_here']:.1e}",
+        f"{row['added_to_delta']:.1e}",
+    ]
+
+
+if __name__ == "__main__":
+    cli.run(main)
