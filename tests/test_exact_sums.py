@@ -48,10 +48,8 @@ def change(rows, removed, microbatch_size, mesh=None, noise=NOISE):
     """What removing one row does to the sum, in 64-bit floats, which show whole numbers exactly."""
     with jax.enable_x64(True):
         rows = jnp.asarray(rows, jnp.float64)[:, None]
-        mask = np.ones(len(rows), bool)
-        whole = noised_sum(rows, jnp.asarray(mask), microbatch_size, mesh, noise)
-        mask[removed] = False
-        without = noised_sum(rows, jnp.asarray(mask), microbatch_size, mesh, noise)
+        masks = jnp.ones(len(rows), bool), jnp.arange(len(rows)) != removed
+        whole, without = (noised_sum(rows, m, microbatch_size, mesh, noise) for m in masks)
         assert whole.dtype == jnp.float64
         return abs(float(whole[0]) - float(without[0]))
 
@@ -68,8 +66,9 @@ def mesh_of(num_devices):
 def test_removing_a_row_changes_the_sum_by_the_sensitivity_at_most(microbatch_size, num_devices):
     rows = opposite_rounding(4097, 8193)
     mesh = num_devices and mesh_of(num_devices)
-    for removed in (0, 4096, 8000):
-        assert change(rows, removed, microbatch_size, mesh) <= 1 + 1e-5
+    for removed in (0, 4096):
+        assert 1 - 1e-5 <= change(rows, removed, microbatch_size, mesh) <= 1 + 1e-5
+    assert 0 < change(rows, 8000, microbatch_size, mesh) < 1e-3
     # Control: as 0.1.0 added them, one row moves the sum by twice its norm.
     assert float32_sum(rows) - float32_sum(rows[1:]) == 2.0
 
@@ -80,8 +79,8 @@ def test_removing_a_row_changes_the_sum_by_the_sensitivity_at_most(microbatch_si
 def test_so_it_is_with_a_million_rows(microbatch_size, num_devices):
     rows = opposite_rounding(4097, 10**6)
     mesh = num_devices and mesh_of(num_devices)
-    for removed in (0, 4096, 10**6 - 1):
-        assert change(rows, removed, microbatch_size, mesh) <= 1 + 1e-5
+    for removed in (0, 4096):
+        assert 1 - 1e-5 <= change(rows, removed, microbatch_size, mesh) <= 1 + 1e-5
     assert float32_sum(rows) - float32_sum(rows[1:]) > 200
 
 
