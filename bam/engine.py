@@ -239,7 +239,8 @@ def _sum_over_devices(
         return total, norms[None, : mask.shape[0]]
 
     def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
-        return jnp.swapaxes(x.reshape(-1, num_devices, *x.shape[1:]), 0, 1)
+        rows_of_each = x.shape[0] // num_devices
+        return jnp.swapaxes(x.reshape(rows_of_each, num_devices, *x.shape[1:]), 0, 1)
 
     batch_size = mask.shape[0]
     hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % num_devices))

@@ -41,7 +41,7 @@ SETTINGS = {
     ),
     "clip": ("name", "gamma"),
     "after_noise": ("name",),
-    "public_clip": ("quantile", "dataset", "source", "num_steps"),
+    "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes"),

@@ -2,9 +2,9 @@
 
 python -m scripts.noise --out=docs/noise.json
 
-An output that is impossible without an example, but not with it, has no place in an (ε, δ) guarantee
-but in δ, at every ε. For a clipped gradient in one coordinate that no other example uses, it is a draw
-that ends within S of the noise's edge: q · T · Φ(-(edge - 1/σ)).
+An output that is impossible without an example, but not with it, has no place in an (ε, δ)
+guarantee but in δ, at every ε. For a clipped gradient in one coordinate that no other example
+uses, it is a draw that ends within S of the noise's edge: q · T · Φ(-(edge - 1/σ)).
 """
 
 import math

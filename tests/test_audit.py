@@ -95,7 +95,7 @@ def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm
     assert checks.failures(found, 1e-3) == []
     config = config_of()
     config.clip.name, config.epsilon = clip, 200.0  # hardly any noise
-    present, absent = audit.scores(config, 8, 2)
+    present, absent = audit.scores(config, 8, 16)
     assert 0.9 < np.mean(present) - np.mean(absent) < 1.1  # C² in the place of S² makes it 4
 
 

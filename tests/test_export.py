@@ -144,6 +144,7 @@ def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_pa
 def write_run(workdir, experiment, state):
     """The files of a finished run without a seed, whose last state is given."""
     plan, facts = experiment.plan.to_json(), {"test_accuracy": 0.5, "seconds": 1.0}
+    facts |= {"step": int(state.step), "steps_begun": int(state.step)}
     workdir.mkdir()
     report.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
     report.write_json(workdir / "plan.json", plan)
@@ -174,7 +175,9 @@ def test_a_release_holds_no_figure_no_seed_and_no_path(experiment, finished, see
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         figures = {key: row[key] for row in rows for key in row if key not in ("step", "epsilon")}
         assert {"test_accuracy", "test_loss", "seconds"} <= set(figures)
-        checksum = train._fingerprint(experiment.dataset)
+        facts = next((workdir / "checkpoints").glob("*/facts/metadata")).read_text()
+        checksum = json.loads(facts)["identity"]["data"]
+        assert len(checksum) == 32
         forbidden = [str(SEED), str(checksum), OWN_NAME, OWN_PATH, "ward", str(tmp_path)]
         forbidden += [str(workdir), "tensorboard", "seconds", "microbatch", "not_private"]
         forbidden += [repr(value) for value in figures.values() if len(repr(value)) > 4]
@@ -203,7 +206,9 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     assert b"s3cret7" in (run / "config.json").read_bytes()
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["epsilon"] == 3.0 and settings["model"] == {"name": "linear", "width": 16}
-    assert settings["dataset"] == {"name": "folder", "source": "", "holdout": 0}
+    assert settings["dataset"] == {
+        "name": "folder", "source": "", "holdout": 0, "num_classes": 0,
+    }  # fmt: skip
 
 
 def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
@@ -484,7 +489,12 @@ def test_figures_that_an_earlier_part_of_the_run_looked_at_are_said(run, release
 def test_steps_begun_and_taken_are_stated_where_they_were_counted(run, release, tmp_path):
     edit(run / "summary.json", lambda summary: summary.update(steps_begun=3, steps_taken=3))
     export.export(run, tmp_path / "out")
-    counted, not_counted = ((f / "PRIVACY.md").read_text() for f in (tmp_path / "out", release))
+    assert (release / "PRIVACY.md").read_text() == (tmp_path / "out" / "PRIVACY.md").read_text()
+    earlier = lambda summary: [summary.pop(key) for key in ("steps_begun", "steps_taken")]  # noqa: E731
+    edit(run / "summary.json", earlier)
+    export.export(run, tmp_path / "earlier")
+    folders = tmp_path / "out", tmp_path / "earlier"
+    counted, not_counted = ((folder / "PRIVACY.md").read_text() for folder in folders)
     assert row_of(counted, "steps begun") == "| steps begun, lost ones included |  | 3 |"
     assert row_of(not_counted, "steps begun").endswith("| not recorded |")
 
