@@ -23,7 +23,7 @@ from bam.transforms import (
     secret_key,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "BoundedTransformation",
