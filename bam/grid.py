@@ -153,7 +153,7 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
     drawn = gaussian(noise.words(), jnp.arange(sum(sizes), dtype=jnp.uint32))
     noised = []
     for x, own in zip(leaves, jnp.split(drawn, np.cumsum(sizes)[:-1]), strict=True):
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = tree.at_least_float32(x)
         whole = jnp.round(wide * (1 / noise.spacing))
         high = jnp.floor(whole / 2**LIMB_BITS)
         low = (whole - high * 2**LIMB_BITS).astype(jnp.int32) + own.reshape(x.shape)
