@@ -18,7 +18,7 @@ section          your function                                     returns
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 from ml_collections import ConfigDict
@@ -33,12 +33,61 @@ from bam.transforms import (
     sensitivity_of,
 )
 
-METHODS: dict[str, Callable[..., oracles.Oracle]] = {
-    "non_private": oracles.dp_sgd,
-    "dp_sgd": oracles.dp_sgd,
-    "dp_sat": oracles.dp_sat,
-    "bam_sam": oracles.bam_sam,
-    "bam_exact": oracles.bam_exact,
+
+class Method(NamedTuple):
+    """A row of the table of methods: all that is known of one.
+
+    Attributes:
+      make: `(loss_fn, **options) -> Oracle`.
+      label: its name in tables and legends.
+      style: of its line in figures, for Matplotlib: colours of Okabe and Ito and a line style each,
+        told apart in grey and by colour-blind readers.
+      options: what it reads of a config's `method` section, with the defaults.
+      strength: the option that says how far it ascends; "" for a method that does not.
+      symbol: the letter of that.
+    """
+
+    make: Callable[..., oracles.Oracle]
+    label: str
+    style: Mapping[str, Any]
+    options: Mapping[str, Any] = {}
+    strength: str = ""
+    symbol: str = ""
+
+
+# BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
+# whose path matches a regular expression ("": all), for example "GroupNorm".
+ASCENT = {"ascent_views": 0, "ascent_params": ""}
+
+METHODS = {
+    "non_private": Method(
+        oracles.dp_sgd, "non-private", {"color": "#777777", "linestyle": (0, (1, 1))}
+    ),
+    "dp_sgd": Method(oracles.dp_sgd, "DP-SGD", {"color": "#000000", "linestyle": "-"}),
+    "dp_sat": Method(
+        oracles.dp_sat,
+        "DP-SAT",
+        {"color": "#E69F00", "linestyle": "--"},
+        options={"radius": 0.05},
+        strength="radius",
+        symbol="ρ",
+    ),
+    "bam_sam": Method(
+        oracles.bam_sam,
+        "BAM (SAM)",
+        {"color": "#0072B2", "linestyle": "-."},
+        options={"radius": 0.05, "mix": 1.0, **ASCENT},
+        strength="radius",
+        symbol="λ",
+    ),
+    "bam_exact": Method(
+        oracles.bam_exact,
+        "BAM (exact)",
+        {"color": "#CC79A7", "linestyle": (0, (5, 1))},
+        options={"penalty": 0.05, **ASCENT},
+        strength="penalty",
+        symbol="λ",
+    ),
 }
 CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "l2": lambda plan: clip_by_l2_norm(plan.clip_norm),
@@ -53,6 +102,35 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": lambda plan, learning_rate: optax.adam(learning_rate),
     "sgd": lambda plan, learning_rate: optax.sgd(learning_rate),
 }
+
+
+def label(name: str) -> str:
+    """A method's name in tables and legends; a method of one's own keeps its name."""
+    return METHODS[name].label if name in METHODS else name
+
+
+def full_label(method: Mapping[str, Any]) -> str:
+    """A method's name with its strength, from the `method` section of a config.
+
+    Examples:
+      >>> full_label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
+      'BAM (SAM), λ = 0.02, ascent of 1 views'
+    """
+    text = label(method["name"])
+    row = METHODS.get(method["name"])
+    if row and row.strength:
+        text += f", {row.symbol} = {strength(method):g}"
+    if method.get("ascent_views"):
+        text += f", ascent of {method['ascent_views']} views"
+    if method.get("ascent_params"):
+        text += f", ascent on {method['ascent_params']}"
+    return text
+
+
+def strength(method: Mapping[str, Any]) -> float:
+    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
+    row = METHODS.get(method["name"])
+    return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
@@ -71,7 +149,8 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     options = {k: v for k, v in method.items() if k != "ascent_params"}
     if method.get("ascent_params"):
         options["ascent_mask"] = tree.matching(method.ascent_params)
-    return _make("method", METHODS, options, loss_fn)
+    known = {name: row.make for name, row in METHODS.items()}
+    return _make("method", known, options, loss_fn)
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:

@@ -13,25 +13,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-LABELS = {
-    "non_private": "non-private",
-    "dp_sgd": "DP-SGD",
-    "dp_sat": "DP-SAT",
-    "bam_sam": "BAM (SAM)",
-    "bam_exact": "BAM (exact)",
-    "bam_reverse": "BAM (reverse-over-reverse)",
-}
-# Okabe-Ito colours, with a line style each: told apart in grey and by colour-blind readers.
-STYLES: dict[str, dict[str, Any]] = {
-    "non_private": {"color": "#777777", "linestyle": (0, (1, 1))},
-    "dp_sgd": {"color": "#000000", "linestyle": "-"},
-    "dp_sat": {"color": "#E69F00", "linestyle": "--"},
-    "bam_sam": {"color": "#0072B2", "linestyle": "-."},
-    "bam_exact": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
-    "bam_reverse": {"color": "#009E73", "linestyle": ":"},
-}
-# The key of a method's section that holds its strength.
-STRENGTHS = {"dp_sat": "radius", "bam_sam": "radius", "bam_exact": "penalty"}
+from bam import parts
+
 # What a comparison of runs shows: ‖bias‖ never without the panels that say what it is made of.
 COMPARED = {
     "test_accuracy": "test accuracy",
@@ -82,38 +65,14 @@ class Panel(NamedTuple):
     percent: bool = False
 
 
-def label(method: Mapping[str, Any]) -> str:
-    """Name of a method with its strength, from the `method` section of a config.
-
-    Args:
-      method: `name` and the method's parameters.
-
-    Returns:
-      Text for a legend or a table.
-
-    Examples:
-      >>> label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
-      'BAM (SAM), λ = 0.02, ascent of 1 views'
-    """
-    text = LABELS.get(method["name"], method["name"])
-    if method["name"] in STRENGTHS:
-        symbol = "ρ" if method["name"] == "dp_sat" else "λ"
-        text += f", {symbol} = {strength(method):g}"
-    if method.get("ascent_views"):
-        text += f", ascent of {method['ascent_views']} views"
-    if method.get("ascent_params"):
-        text += f", ascent on {method['ascent_params']}"
-    return text
-
-
-def strength(method: Mapping[str, Any]) -> float:
-    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
-    key = STRENGTHS.get(method["name"])
-    return float(method[key]) * float(method.get("mix", 1.0)) if key else 0.0
+def style_of(method: str) -> dict[str, Any]:
+    """How a method's line is drawn; a method of one's own is a grey one."""
+    known = parts.METHODS.get(method)
+    return dict(known.style) if known else {"color": "#777777", "linestyle": "-"}
 
 
 def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Line styles of methods that are drawn together, by `label`.
+    """Line styles of methods that are drawn together, by `parts.full_label`.
 
     A method has its colour; of several strengths the stronger are darker, each with a marker.
 
@@ -125,15 +84,17 @@ def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for method in methods:
-        same = {label(m): strength(m) for m in methods if m["name"] == method["name"]}
-        chosen = dict(STYLES.get(method["name"], {"color": "#777777", "linestyle": "-"}))
+        same = {
+            parts.full_label(m): parts.strength(m) for m in methods if m["name"] == method["name"]
+        }
+        chosen = style_of(method["name"])
         if len(same) > 1:
-            rank = sorted(same, key=lambda name: same[name]).index(label(method))
+            rank = sorted(same, key=lambda name: same[name]).index(parts.full_label(method))
             white = 0.6 * (1 - (rank + 1) / len(same))
             color = np.array(matplotlib.colors.to_rgb(chosen["color"]))
             chosen["color"] = tuple(float(c) for c in white + (1 - white) * color)
             chosen |= {"marker": "osD^v<>"[rank % 7], "markersize": 3.5}
-        found[label(method)] = chosen
+        found[parts.full_label(method)] = chosen
     return found
 
 
@@ -251,7 +212,7 @@ def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, 
       path: PNG or SVG file to write.
     """
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    styles = {"gradients": STYLES["dp_sgd"], "inputs": STYLES["bam_sam"]}
+    styles = {"gradients": style_of("dp_sgd"), "inputs": style_of("bam_sam")}
     for clipping, style in styles.items():
         chosen = [row for row in rows if row["clipping"] == clipping]
         axis.errorbar(
@@ -265,7 +226,7 @@ def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, 
             linewidth=1.8,
             **style,
         )
-    axis.axhline(ceiling, label="scikit-learn, not private", **STYLES["non_private"])
+    axis.axhline(ceiling, label="scikit-learn, not private", **style_of("non_private"))
     axis.set_xscale("log")
     axis.set_xlabel("ε")
     axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
@@ -295,12 +256,12 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
                 [row["epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
                 yerr=[_or_nan(row[quantity]["half_width"]) for row in chosen],
-                label=LABELS.get(method, method),
+                label=parts.label(method),
                 marker="o",
                 markersize=4,
                 capsize=3,
                 linewidth=1.8,
-                **STYLES.get(method, {}),
+                **style_of(method),
             )
         axis.set_xscale("log")
         epsilons = sorted({row["epsilon"] for row in rows})
@@ -310,7 +271,7 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
         _tidy(axis)
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
-    right.axhline(0, color=STYLES["dp_sgd"]["color"], linewidth=1)
+    right.axhline(0, color=style_of("dp_sgd")["color"], linewidth=1)
     handles, labels = left.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -320,11 +281,17 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
     _save(figure, path)
 
 
-def time_against_depth(rows: Sequence[Mapping[str, Any]], path: Path, device: str) -> None:
+def time_against_depth(
+    rows: Sequence[Mapping[str, Any]],
+    methods: Mapping[str, parts.Method],
+    path: Path,
+    device: str,
+) -> None:
     """Draws step time and compile time against depth, one line per method.
 
     Args:
       rows: with `depth`, `method`, `median`, `low`, `high` and `compile_seconds`.
+      methods: name -> label and style.
       path: PNG or SVG file to write.
       device: named in the heading.
     """
@@ -334,13 +301,13 @@ def time_against_depth(rows: Sequence[Mapping[str, Any]], path: Path, device: st
         depths = [row["depth"] for row in chosen]
         middle = np.array([row["median"] for row in chosen])
         ends = np.array([[row["low"] for row in chosen], [row["high"] for row in chosen]])
-        style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5, **STYLES[method]}
+        style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5, **methods[method].style}
         left.errorbar(
             depths,
             1e3 * middle,
             yerr=1e3 * np.abs(ends - middle),
             capsize=3,
-            label=LABELS[method],
+            label=methods[method].label,
             **style,
         )
         right.plot(depths, [row["compile_seconds"] for row in chosen], **style)
@@ -375,7 +342,7 @@ def decomposition(
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.9), layout="constrained")
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     clipped = gradients / np.maximum(1, norms / clip_norm)
-    grey, blue = STYLES["non_private"]["color"], STYLES["bam_sam"]["color"]
+    grey, blue = style_of("non_private")["color"], style_of("bam_sam")["color"]
     for g, c in zip(gradients, clipped, strict=True):
         left.plot([c[0], g[0]], [c[1], g[1]], color=grey, linewidth=1, linestyle=(0, (2, 2)))
         left.plot([0, c[0]], [0, c[1]], color=blue, linewidth=1, alpha=0.5)
@@ -425,7 +392,7 @@ def descents(
     figure, axes = plt.subplots(1, 1 + len(paths), figsize=(12.5, 3.9), layout="constrained")
     left, *right = axes
     left.contour(grid[..., 0], grid[..., 1], losses, 18, colors="#999999", linewidths=0.6)
-    styles = [STYLES[key] for key in ("non_private", "dp_sgd", "bam_sam")]
+    styles = [style_of(key) for key in ("non_private", "dp_sgd", "bam_sam")]
     limit = 1.1 * max(np.abs(cloud).max() for cloud in clouds.values())
     for axis, (name, steps), style in zip(right, paths.items(), styles, strict=True):
         color = style["color"]

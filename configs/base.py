@@ -1,25 +1,14 @@
-"""The keys every experiment has, and the five methods.
+"""The keys every experiment has.
 
 A data set's config starts from `get_config(method)` here and sets its own values. A key that is
 not listed here does not exist: assigning it is an error, on the command line too.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict, config_dict
 
-# BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
-# whose path matches a regular expression ("": all), for example "GroupNorm".
-ASCENT: dict[str, Any] = {"ascent_views": 0, "ascent_params": ""}
+from bam import parts
 
-# Each method has exactly the keys it reads.
-METHODS: dict[str, dict[str, Any]] = {
-    "non_private": {},
-    "dp_sgd": {},
-    "dp_sat": {"radius": 0.05},
-    "bam_sam": {"radius": 0.05, "mix": 1.0, **ASCENT},
-    "bam_exact": {"penalty": 0.05, **ASCENT},
-}
+METHODS = tuple(parts.METHODS)
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -80,7 +69,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # and noise are float32 in each.
     config.precision = "float32"
 
-    config.method = ConfigDict({"name": method, **METHODS[method]})
+    config.method = ConfigDict({"name": method, **parts.METHODS[method].options})
     config.model = ConfigDict({"name": "convnet", "width": 16})
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
     # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
@@ -103,17 +92,13 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     return config
 
 
-def set_strength(config: ConfigDict, dp_sat: float, bam: float) -> None:
-    """Sets the ascent's strength for the config's method: ρ of DP-SAT, λ of either BAM.
+def set_strength(config: ConfigDict, **strengths: float) -> None:
+    """Sets the strength of the config's method, if one is given for it.
 
     Args:
       config: a configuration of any method; DP-SGD and non-private have no strength.
-      dp_sat: ρ.
-      bam: λ: the radius of the SAM form, the penalty of the exact one.
+      **strengths: by method, for example `dp_sat=0.086` (ρ), `bam_sam=0.02` (λ).
     """
-    strengths = {
-        "dp_sat": {"radius": dp_sat},
-        "bam_sam": {"radius": bam},
-        "bam_exact": {"penalty": bam},
-    }
-    config.method.update(strengths.get(config.method.name, {}))
+    name = config.method.name
+    if name in strengths:
+        config.method[parts.METHODS[name].strength] = strengths[name]

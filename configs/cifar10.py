@@ -39,6 +39,6 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.model = ConfigDict(
         {"name": "resnet9", "width": 64, "scale_norm": False, "weight_standardisation": "centre"}
     )
-    base.set_strength(config, dp_sat=0.086, bam=0.02)
+    base.set_strength(config, dp_sat=0.086, bam_sam=0.02, bam_exact=0.02)
     config.eval.every = 120
     return config

@@ -24,5 +24,5 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config = cifar10.get_config(method)
     config.dataset.name = "cifar100"
     config.model.scale_norm = True
-    base.set_strength(config, dp_sat=0.086, bam=0.01)
+    base.set_strength(config, dp_sat=0.086, bam_sam=0.01, bam_exact=0.01)
     return config

@@ -25,6 +25,6 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.model.width = 8
     config.optimizer.learning_rate = 1e-2
     # The best of five each on held-out images at ε = 2, one seed: docs/results.md.
-    base.set_strength(config, dp_sat=0.02, bam=0.01)
+    base.set_strength(config, dp_sat=0.02, bam_sam=0.01, bam_exact=0.01)
     config.eval.every = 0
     return config

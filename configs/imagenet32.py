@@ -35,6 +35,6 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.model = ConfigDict(
         {"name": "wide_resnet", "width": 4, "weight_standardisation": "standardise"}
     )
-    base.set_strength(config, dp_sat=0.07, bam=0.005)
+    base.set_strength(config, dp_sat=0.07, bam_sam=0.005, bam_exact=0.005)
     config.eval.every = 1000
     return config

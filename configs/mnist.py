@@ -26,6 +26,6 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.optimizer.learning_rate = 2e-3
     config.dataset.name = "mnist"
     config.model = ConfigDict({"name": "lenet5", "width": 1})
-    base.set_strength(config, dp_sat=0.086, bam=0.02)
+    base.set_strength(config, dp_sat=0.086, bam_sam=0.02, bam_exact=0.02)
     config.eval.every = 100
     return config

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
-from bam import experiment, one_run, plotting, report, whole_run
+from bam import experiment, one_run, parts, report, whole_run
 from bam.privacy import audit, checks
 from configs import base
 from scripts import cli, tables
@@ -231,7 +231,7 @@ def whole_run_p_values(method: str) -> dict[str, float]:
 def as_cells(row: dict[str, Any]) -> list[str]:
     """A row as text, in the order of `COLUMNS`."""
     return [
-        plotting.LABELS.get(row["method"], row["method"]),
+        parts.label(row["method"]),
         f"{row['sampling_prob']:g}",
         f"{row['claimed_epsilon']:.2f}",
         f"{row['empirical_epsilon_lower']:.2f}",
@@ -242,7 +242,7 @@ def as_cells(row: dict[str, Any]) -> list[str]:
 
 def as_one_run_cells(row: dict[str, Any]) -> list[str]:
     """Likewise, in the order of `ONE_RUN_COLUMNS`."""
-    method = plotting.LABELS.get(row["method"], row["method"])
+    method = parts.label(row["method"])
     return [
         f"{row['dataset']}, {row['model']}, {method}",
         f"{row['num_canaries']} beside {row['num_examples']}",

@@ -14,7 +14,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import models, oracles, plotting, report, tree
+from bam import models, oracles, parts, plotting, report, tree
 from scripts import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .png and .svg are written")
@@ -37,12 +37,13 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
-METHODS: dict[str, Callable[[oracles.LossFn], oracles.Oracle]] = {
-    "dp_sgd": bam.dp_sgd,
-    "dp_sat": functools.partial(bam.dp_sat, radius=STRENGTH),
-    "bam_sam": functools.partial(bam.bam_sam, radius=STRENGTH),
-    "bam_exact": functools.partial(bam.bam_exact, penalty=STRENGTH),
-    "bam_reverse": functools.partial(reverse_over_reverse, penalty=STRENGTH),
+METHODS = {name: row for name, row in parts.METHODS.items() if name != "non_private"} | {
+    "bam_reverse": parts.Method(
+        reverse_over_reverse,
+        "BAM (reverse-over-reverse)",
+        {"color": "#009E73", "linestyle": ":"},
+        strength="penalty",
+    )
 }
 
 
@@ -64,7 +65,7 @@ def main() -> None:
             row = timing.summarize(seconds[method], compiling[method])
             rows.append({"depth": depth, "method": method, **row._asdict()})
             print(
-                f"depth {depth:>4}  {plotting.LABELS[method]:<26}  "
+                f"depth {depth:>4}  {METHODS[method].label:<26}  "
                 f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s",
                 flush=True,
             )
@@ -80,14 +81,16 @@ def main() -> None:
     }
     report.write_json(out.with_suffix(".json"), {**settings, "rows": rows})
     for suffix in (".png", ".svg"):
-        plotting.time_against_depth(rows, out.with_suffix(suffix), report.device_name())
+        plotting.time_against_depth(rows, METHODS, out.with_suffix(suffix), report.device_name())
 
 
 def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
     """A compiled private step of a method at a depth, and the seconds compiling it took."""
     module = models.create("deep_residual", 10, _WIDTH.value, depth=depth)
     model = models.as_functions(module, (_WIDTH.value,))
-    oracle, clip = METHODS[method](model.loss), bam.clip_by_l2_norm(1.0)
+    row = METHODS[method]
+    oracle = row.make(model.loss, **({row.strength: STRENGTH} if row.strength else {}))
+    clip = bam.clip_by_l2_norm(1.0)
     optimizer = optax.sgd(0.1)
     params = model.init(jax.random.key(1))
     batch = {

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bam import plotting, report, train
+from bam import parts, plotting, report, train
 from bam.privacy.accounting import rounded_up
 from scripts import cells, cli, tables
 
@@ -63,7 +63,7 @@ def main() -> None:
     report.write_json(workdir / "summary.json", table)
     report.write_text(workdir / "table.md", markdown(table))
     plotting.compare_runs(
-        {plotting.label(names[name]): [run.rows for run in runs[name]] for name in runs},
+        {parts.full_label(names[name]): [run.rows for run in runs[name]] for name in runs},
         methods,
         workdir / "comparison.png",
         _title([run for of_name in runs.values() for run in of_name]),
@@ -86,7 +86,7 @@ def _found(folders: list[Path]) -> dict[str, list[Run]]:
             lines = (path.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             summary = json.loads(path.read_text(encoding="utf-8"))
             run = Run(config["method"], [json.loads(line) for line in lines], summary)
-            found.setdefault(plotting.label(run.method), []).append(run)
+            found.setdefault(parts.full_label(run.method), []).append(run)
     return found
 
 
@@ -137,7 +137,7 @@ def _trained(workdir: Path) -> dict[str, list[Run]]:
     ) as progress:
         tasks = {
             method: progress.add_task(
-                plotting.LABELS.get(method, method),
+                parts.label(method),
                 total=_NUM_SEEDS.value * experiment.plan.training_steps,
                 note="",
                 start=False,
@@ -156,7 +156,7 @@ def _trained(workdir: Path) -> dict[str, list[Run]]:
                 for seed in range(_NUM_SEEDS.value)
             ]
             section = experiment.config.method.to_dict()
-            runs[plotting.label(section)] = [Run(section, r.rows, r.summary) for r in results]
+            runs[parts.full_label(section)] = [Run(section, r.rows, r.summary) for r in results]
             progress.stop_task(tasks[method])
     return runs
 
@@ -197,7 +197,7 @@ def as_cells(row: dict[str, Any]) -> list[str]:
     if row["test_accuracy_sd"] is not None:
         accuracy += f" ± {100 * row['test_accuracy_sd']:.1f}"
     return [
-        plotting.LABELS.get(row["method"], row["method"]),
+        parts.label(row["method"]),
         "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".2f"),
         accuracy,
         number(row["bias_norm_mean"], ".3f"),

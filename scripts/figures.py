@@ -1,11 +1,11 @@
-"""The paper's figures 2 to 7, each from runs that this command makes or finds in its workdir.
+"""The paper's figures 2 and 4 to 7, each from runs that this command makes or finds in its workdir.
 
 python -m scripts.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
 Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
 DP-SGD's; "method" is of three descents in two dimensions. All of them read private data and are NOT
-PRIVATE, but for 3, 7 and method, which have none.
+PRIVATE, but for 7 and method, which have none. Figure 3 is scripts.benchmark_depth's.
 """
 
 import csv
@@ -19,13 +19,13 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import checkpoint, devices, diagnostics, plotting, report, train
+from bam import checkpoint, devices, diagnostics, parts, plotting, report, train
 from scripts import cells, cli, effects, sketch
 
 _FIGURE = flags.DEFINE_enum(
     "figure",
     None,
-    ["2", "3", "4", "5", "6", "7", "lambda", "method"],
+    ["2", "4", "5", "6", "7", "lambda", "method"],
     "the paper's number, or these",
 )
 _CONFIG = config_flags.DEFINE_config_file(
@@ -41,9 +41,6 @@ _METHODS = flags.DEFINE_list(
 _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds 0, 1, …", lower_bound=1)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
-)
-_DEPTH = flags.DEFINE_string(
-    "depth", "benchmarks/depth_cpu.json", "figure 3: what scripts.benchmark_depth wrote"
 )
 _MAX_SECONDS = flags.DEFINE_float(
     "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
@@ -75,7 +72,7 @@ class Series(NamedTuple):
     @property
     def label(self) -> str:
         """What legends and tables call it."""
-        return plotting.label(self.method)
+        return parts.full_label(self.method)
 
     @property
     def slug(self) -> str:
@@ -88,12 +85,10 @@ def main() -> None:
     with cli.one_line_errors():
         out, figure = Path(_OUT.value), str(_FIGURE.value)
         name = f"figure{figure}" if figure.isdigit() else figure
-        if figure not in ("3", "7", "method") and not _WORKDIR.value:
+        if figure not in ("7", "method") and not _WORKDIR.value:
             raise ValueError("--workdir is required: the folder for the runs")
         out.mkdir(parents=True, exist_ok=True)
-        if figure == "3":
-            _figure_3(out / name)
-        elif figure == "7":
+        if figure == "7":
             write_csv(out / f"{name}.csv", sketch.draw(out / name))
         elif figure == "method":
             write_csv(out / f"{name}.csv", sketch.draw_descent(out / name))
@@ -121,7 +116,7 @@ def _all_series() -> list[Series]:
     found = []
     for one in _METHODS.value:
         method, _, strength = one.partition(":")
-        key = plotting.STRENGTHS.get(method)
+        key = parts.METHODS[method].strength if method in parts.METHODS else ""
         if bool(strength) != bool(key):
             raise ValueError(f"--methods={one}: {method} takes {'a' if key else 'no'} strength")
         configs = {}
@@ -293,8 +288,8 @@ def _lambda(series: list[Series], workdir: Path, path: Path) -> None:
         raise ValueError("--methods needs dp_sgd, at whose weights the others are measured")
     measured = {s.label: _at_weights_of(at, s, workdir) for s in series}
     sam = [s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")]
-    strengths = [plotting.strength(s.method) for s in sam]
-    style = plotting.STYLES["bam_sam"] | {"marker": "o", "markersize": 4}
+    strengths = [parts.strength(s.method) for s in sam]
+    style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
     charts, table = [], []
     for stage, when in STAGES.items():
         for quantity, heading in BIAS_PANELS.items():
@@ -304,7 +299,7 @@ def _lambda(series: list[Series], workdir: Path, path: Path) -> None:
         for quantity in measured[at.label][0][stage]:
             for s in series:
                 values = np.array([[one[stage][quantity]] for one in measured[s.label]])
-                strength = plotting.strength(s.method)
+                strength = parts.strength(s.method)
                 table += _table(f"{quantity} {stage}", s.label, "strength", [strength], values)
     _write(path, charts, table, f"BAM's bias at the same weights\n{_subject(series)}", 4)
     for stage in STAGES:
@@ -319,7 +314,7 @@ def _lambda(series: list[Series], workdir: Path, path: Path) -> None:
 
 def _write_effects(path: Path, measured: dict[str, Any]) -> None:
     """Every method against DP-SGD, as CSV and as a table for documents."""
-    baseline = plotting.LABELS["dp_sgd"]
+    baseline = parts.label("dp_sgd")
     if baseline in measured:
         found = effects.rows(measured, baseline)
         write_csv(path.with_suffix(".csv"), found)
@@ -367,15 +362,7 @@ def _state(experiment: train.Experiment, seed: int, folder: Path, stage: str) ->
     return restored[1]
 
 
-# Figure 3, of time; and what all figures share.
-
-
-def _figure_3(path: Path) -> None:
-    """Time against depth, from the depth benchmark's numbers."""
-    measured = json.loads(Path(_DEPTH.value).read_text(encoding="utf-8"))
-    for suffix in (".png", ".svg"):
-        plotting.time_against_depth(measured["rows"], path.with_suffix(suffix), measured["device"])
-    write_csv(path.with_suffix(".csv"), measured["rows"])
+# What all figures share.
 
 
 def _subject(series: list[Series]) -> str:

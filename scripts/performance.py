@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from bam import plotting, report
+from bam import parts, report
 from scripts import cli
 from scripts.tables import markdown
 
@@ -187,7 +187,7 @@ def _growth(data: Any) -> str:
         [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
         for axis, value in points
     ]
-    return markdown(["", *(plotting.LABELS.get(m, m) for m in methods)], rows)
+    return markdown(["", *(parts.label(m) for m in methods)], rows)
 
 
 def _depth(data: Any) -> str:
@@ -204,7 +204,7 @@ def _depth(data: Any) -> str:
         ]
         for depth in depths
     ]
-    labels = [f"{plotting.LABELS[m]}, ms" for m in methods]
+    labels = [f"{parts.label(m)}, ms" for m in methods]
     compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
     return markdown(["layers", *labels, *compiling], rows)
 

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bam import plotting, report
+from bam import parts, plotting, report
 from bam.privacy import accounting, gdp
 from bam.privacy.accounting import rounded_down, rounded_up
 from scripts import cli
@@ -163,7 +163,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
       found: from `analyse`.
       path: PNG or SVG file to write.
     """
-    style = plotting.STYLES
+    style = {name: method.style for name, method in parts.METHODS.items()}
     curves = {
         "composed": ("the composed mechanism (PLD)", style["dp_sgd"]),
         "epsilon_delta": ("(ε, δ)-DP alone", style["dp_sat"]),

@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from bam import plotting, report, stats
+from bam import parts, report, stats
 from scripts import cells, cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
@@ -18,10 +18,11 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table
 _HOLDOUT = flags.DEFINE_integer(
     "holdout", 5000, "training images set aside to judge on; the test split is not read", 1
 )
+TRIED = {"dp_sat": "0.02,0.05,0.1,0.2", "bam_sam": "0.02,0.05,0.1,0.2"}
 _STRENGTHS = {
-    "dp_sat": flags.DEFINE_list("dp_sat", "0.02,0.05,0.1,0.2", "strengths to try for DP-SAT"),
-    "bam_sam": flags.DEFINE_list("bam_sam", "0.02,0.05,0.1,0.2", "strengths for BAM-SAM"),
-    "bam_exact": flags.DEFINE_list("bam_exact", "", "strengths for exact BAM"),
+    name: flags.DEFINE_list(name, TRIED.get(name, ""), f"strengths to try for {method.label}")
+    for name, method in parts.METHODS.items()
+    if method.strength
 }
 _SEEDS = flags.DEFINE_list("search_seeds", "1000", "seeds, other than those of the final runs")
 _MAX_SECONDS = flags.DEFINE_float(
@@ -30,7 +31,6 @@ _MAX_SECONDS = flags.DEFINE_float(
 flags.mark_flags_as_required(["config"])
 
 FIXED = {"seed", "dry_run", "dataset.holdout", "method.radius", "method.penalty"}
-KEYS = {"dp_sat": "radius", "bam_sam": "radius", "bam_exact": "penalty"}
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         accuracy = "not run" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
         lines.append(
-            f"| {plotting.LABELS[row['method']]} | {row['strength']:g} | {row['num_runs']} "
+            f"| {parts.label(row['method'])} | {row['strength']:g} | {row['num_runs']} "
             f"| {accuracy} |"
         )
     return "\n".join(lines) + "\n"
@@ -86,8 +86,8 @@ def _runs(method: str, strength: str) -> cells.Cells:
         config = cells.method_config(path, method, FIXED)
         config.seed = int(seed)
         config.dataset.holdout = _HOLDOUT.value
-        if method in KEYS:
-            config.method[KEYS[method]] = float(strength)
+        if key := parts.METHODS[method].strength:
+            config.method[key] = float(strength)
         made[f"{method}/{strength}/seed{seed}"] = config
     return made
 

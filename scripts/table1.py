@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bam import plotting, stats
+from bam import parts, stats
 from scripts import tables
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
@@ -85,7 +85,7 @@ def as_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["config"],
         f"{row['epsilon']:g}",
-        plotting.LABELS.get(row["method"], row["method"]),
+        parts.label(row["method"]),
         paper,
         "–" if gain is None else f"{gain:+.1f}",
         str(len(row["seeds"])),
