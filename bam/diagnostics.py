@@ -14,8 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from bam import tree
-from bam.engine import clipped_sum
-from bam.transforms import BoundedTransformation
+from bam.engine import per_example_sum
 from bam.tree import Grads, Params
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -92,19 +91,23 @@ def means(
     Raises:
       ValueError: as `clipped_sum` does for the sizes.
     """
-    rows = jax.tree.leaves(batch)[0].shape[0]
-    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
+    mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool) if mask is None else mask
+    clip_state = clip.init(params)
 
-    def read(grads: Grads, state: Any, params: Any = None) -> Any:
-        clipped, _ = clip.update(grads, state, params)
+    def read(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
+        grads = grad_fn(params, example)
+        clipped, _ = clip.update(grads, clip_state, params)
         changed = jax.tree.map(lambda g, c: jnp.any(g != c), grads, clipped)
         was_clipped = jnp.any(jnp.array(jax.tree.leaves(changed))).astype(jnp.float32)
-        return (grads, clipped, tree.unit(grads), was_clipped), state
+        norm = tree.l2_norm(grads)
+        seen = jax.tree.map(
+            lambda x: jnp.where(jnp.isfinite(norm), x, 0),
+            (grads, clipped, tree.unit(grads), was_clipped),
+        )
+        return seen, norm
 
-    # These sums are not bounded, and the infinite sensitivity says so.
-    unbounded = BoundedTransformation(clip.init, read, math.inf)
-    sums, norms = clipped_sum(
-        grad_fn, unbounded, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
+    sums, norms = per_example_sum(
+        read, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
     )
     num_examples = jnp.maximum(jnp.sum(mask), 1)
     gradient, clipped, direction, fraction = jax.tree.map(lambda x: x / num_examples, sums)

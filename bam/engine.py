@@ -1,14 +1,13 @@
 """The sum of bounded per-example gradients, and its noise, in constant memory.
 
-`clipped_sum` is the whole engine. Its seams, each a few lines of their own:
+`clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
+training's. Both are a `per_example_sum`, whose seams are a few lines each:
 
-* what is computed for one example: `one_example` (gradient, clip, and the bound enforced);
-* how examples are grouped: `one_group` (a `vmap` over a microbatch, or no `vmap` for one example);
+* how examples are grouped: `of_group` (a `vmap` over a microbatch, or none for one example);
 * how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
-* how devices share them, and the noise: `_sum_over_devices`, a sum of the devices' sums.
+* how devices share them, and where the sum meets its noise: `of_device`.
 
-With noise, sum and noise are whole numbers (`bam.grid`) until they are added up. `plain_sum` is
-ordinary training's sum over the same groups, for non-private baselines.
+With noise, sum and noise are whole numbers (`bam.grid`) until they are added up.
 """
 
 import math
@@ -44,10 +43,9 @@ def clipped_sum(
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
     One compilation serves every realised batch size: pad the batch to a fixed number of rows and
-    say which are real with `mask`. Groups after the last real row are not run. Memory is that of
-    one microbatch's per-example gradients, whatever the batch size. Rows never mix; a masked row
-    counts for exactly zero whatever it holds. An example is dropped whose gradient is not finite,
-    or that the clip makes longer than it declared.
+    say which are real with `mask`. Memory is that of one microbatch's per-example gradients. Rows
+    never mix; a masked row counts for exactly zero whatever it holds. An example is dropped whose
+    gradient is not finite, or that the clip makes longer than it declared.
 
     To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
     grid and added as whole numbers: adding or removing an example changes the sum by at most
@@ -58,7 +56,7 @@ def clipped_sum(
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
-      clip: a bounded per-example transform of sensitivity S; see `bam.transforms`.
+      clip: a bounded per-example transform of sensitivity S; see `bam.clipping`.
       params: pytree of arrays, the point at which gradients are taken.
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
       mask: `[B]`, True for real examples; None means all are.
@@ -97,15 +95,9 @@ def clipped_sum(
             "clipped_sum needs a bounded transform, one with a `sensitivity`: "
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
-    noise = noise if noise is not None and noise.std > 0 else None
-    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
-    rows_per_carry = None if noise is None else _rows_per_carry(sensitivity, noise.std, batch_size)
-    group_size = min(group_size, rows_per_carry or group_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
 
-    def one_example(
-        params: Params, example: Any, keep: Bool[Array, ""]
-    ) -> tuple[Grads, Float[Array, ""]]:
+    def bounded_grad(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
         grads = grad_fn(params, example)
         norm = tree.l2_norm(grads)
         bounded, _ = clip.update(grads, clip_state, params)
@@ -114,29 +106,20 @@ def clipped_sum(
             length = tree.l2_norm(bounded)
             # Half of what ROUNDING allows; the other half is for the rounding of `length`.
             within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
-        wide = jax.tree.map(tree.at_least_float32, bounded)
         # Entries whose squares underflow have a length of 0, but are not 0.
-        kept = jax.tree.map(lambda x: jnp.where(keep & within & (sensitivity > 0), x, 0), wide)
-        seen = jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
-        return kept, jnp.where(keep, seen, 0)
+        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), bounded)
+        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
 
-    def whole(x: Array) -> Array:
-        return x if noise is None else grid.cut(x, noise.spacing)
-
-    def one_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> Any:
-        if group_size == 1:
-            kept, norm = one_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
-            return jax.tree.map(whole, kept), norm[None]
-        kept, norms = jax.vmap(one_example, (None, 0, 0))(params, examples, keep)
-        entries = jax.tree.map(whole, kept)
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), entries), norms
-
-    example, keep = _abstract_row((batch, mask))
-    like, _ = jax.eval_shape(one_example, params, example, keep)
-    total, norms = _sum_over_devices(
-        one_group, like, params, batch, mask, group_size, mesh, noise, rows_per_carry
+    return per_example_sum(
+        bounded_grad,
+        params,
+        batch,
+        mask=mask,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+        noise=noise,
+        sensitivity=sensitivity,
     )
-    return total, norms[:batch_size]
 
 
 def plain_sum(
@@ -151,37 +134,128 @@ def plain_sum(
     r"""Sums gradients without bounding any, $\sum_i m_i \nabla L_i$: NOT private, and cannot be.
 
     What ordinary training computes: one backward pass per microbatch, whose examples share the
-    weights, so no per-example gradient ever exists.
-
-    Args:
-      loss_fn: `(params, example) -> scalar loss of one example`.
-      params: pytree of arrays, the point at which gradients are taken.
-      batch: pytree of arrays `[B, ...]`; `example` is one row of each.
-      mask: `[B]`, True for real examples; None means all are.
-      microbatch_size: rows per backward pass, at least 1.
-      mesh: as in `clipped_sum`.
-
-    Returns:
-      A pytree like `params`.
-
-    Raises:
-      ValueError: if `microbatch_size` is below 1, or the rows of `batch` and `mask` disagree.
+    weights, so no per-example gradient ever exists. Arguments and errors are `clipped_sum`'s, with
+    `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`.
     """
-    _, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
+    batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
+    size = max(1, min(int(microbatch_size), -(-batch_size // (mesh.size if mesh else 1))))
 
-    def one_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> Any:
+    def group_grad(params: Params, group: Any) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
+            examples, keep = group
             return jnp.sum(jnp.where(keep, jax.vmap(loss_fn, (None, 0))(params, examples), 0))
 
-        return jax.grad(total_loss)(params), jnp.zeros(group_size)
+        return jax.grad(total_loss)(params), jnp.zeros(())
 
-    return _sum_over_devices(one_group, params, params, batch, mask, group_size, mesh)[0]
+    groups: Any = jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),
+        _pad_rows((batch, mask), -batch_size % size),
+    )
+    total, _ = per_example_sum(
+        group_grad, params, groups, mask=jnp.any(groups[1], axis=1), microbatch_size=1, mesh=mesh
+    )
+    return total
 
 
-def _groups(
+def per_example_sum(
+    fn: Callable[[Params, Any], tuple[Any, Float[Array, ""]]],
+    params: Params,
+    batch: Any,
+    *,
+    mask: Bool[Array, " batch"] | None = None,
+    microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
+    noise: GaussianNoise | None = None,
+    sensitivity: float = math.inf,
+) -> tuple[Any, Float[Array, " batch"]]:
+    r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
+
+    What all sums over examples are made of; it bounds nothing. Groups after the last real row are
+    not run. Rows are dealt to the devices like cards, so that real rows, which stand first, are
+    shared evenly. The other arguments and the errors are `clipped_sum`'s.
+
+    Args:
+      fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
+      params: handed to `fn`.
+      batch: pytree of arrays `[B, ...]`.
+      mask: rows that count.
+      microbatch_size: most rows per `vmap`.
+      mesh: devices that share the rows.
+      noise: Gaussian noise for the sum.
+      sensitivity: with noise, the most that the L2 norm of `summands` can be.
+
+    Returns:
+      The sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
+    """
+    batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
+    num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
+    group_size = max(1, min(int(microbatch_size), -(-batch_size // num_devices)))
+    noise = noise if noise is not None and noise.std > 0 else None
+    rows_per_carry = None
+    if noise is not None:
+        rows_per_carry = _rows_per_carry(sensitivity, noise.std, batch_size)
+        group_size = min(group_size, rows_per_carry)
+
+    def wide(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
+        summands, number = fn(params, example)
+        return jax.tree.map(tree.at_least_float32, summands), number
+
+    def of_example(params: Params, example: Any, keep: Bool[Array, ""]) -> tuple[Any, Array]:
+        summands, number = wide(params, example)
+        kept = jax.tree.map(lambda x: jnp.where(keep, x, 0), summands)
+        if noise is not None:
+            kept = jax.tree.map(lambda x: grid.cut(x, noise.spacing), kept)
+        return kept, jnp.where(keep, number, 0)
+
+    def of_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> tuple[Any, Array]:
+        if group_size == 1:
+            kept, number = of_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
+            return kept, number[None]
+        kept, numbers = jax.vmap(of_example, (None, 0, 0))(params, examples, keep)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept), numbers
+
+    def of_device(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Any, Array]:
+        batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
+        total, numbers = _sum_over_groups(
+            of_group, like, params, batch, mask, group_size, rows_per_carry
+        )
+        if noise is not None:
+            device = jax.lax.axis_index(axis) if axis else 0
+            total = grid.add_slice(noise, total, device, num_devices)
+        if axis:
+            total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
+        return total, numbers[None, : mask.shape[0]]
+
+    def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
+        return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
+
+    one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    like, _ = jax.eval_shape(wide, params, one_row)
+    shares = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % num_devices))
+    sum_of_shares: Callable[..., tuple[Any, Array]] = of_device
+    if mesh:
+        split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+        sum_of_shares = jax.shard_map(
+            of_device,
+            mesh=mesh,
+            in_specs=(same, split, split, same),
+            out_specs=(same, split),
+            check_vma=False,
+        )
+    total, numbers = sum_of_shares(params, *shares, noise)
+    if noise is not None:
+        total = jax.tree.map(
+            lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype), like, total
+        )
+        # What follows must not be merged into this rounding, or it would depend on what follows.
+        total = jax.lax.optimization_barrier(total)
+    return total, numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
+
+
+def _checked(
     batch: Any, mask: Any, microbatch_size: int, mesh: jax.sharding.Mesh | None
-) -> tuple[int, int, Array]:
-    """Checked number of rows, rows per group, and the mask as an array."""
+) -> tuple[int, Array]:
+    """The number of rows, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
         raise ValueError(f"microbatch_size must be a whole number from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
@@ -189,10 +263,14 @@ def _groups(
             "mesh must have one axis, of AxisType.Auto, as bam.devices.mesh() makes it; got "
             f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
         )
-    batch_size = _num_rows(batch, mask)
-    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
-    rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
-    return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
+    shapes = [x.shape for x in jax.tree.leaves((batch, mask))]
+    sizes = {shape[0] if shape else -1 for shape in shapes}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError(
+            f"every array of batch, and mask, needs the same number of rows; got shapes {shapes}"
+        )
+    batch_size: int = sizes.pop()
+    return batch_size, jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
 
 
 def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> int:
@@ -208,102 +286,8 @@ def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> in
     return (2**31 - 2**grid.LIMB_BITS) // most
 
 
-def _sum_over_devices(
-    one_group: Callable[[Params, Any, Array], tuple[Any, Array]],
-    like: Any,
-    params: Params,
-    batch: Any,
-    mask: Bool[Array, " batch"],
-    group_size: int,
-    mesh: jax.sharding.Mesh | None,
-    noise: GaussianNoise | None = None,
-    rows_per_carry: int | None = None,
-) -> tuple[Any, Array]:
-    """`_sum_over_groups` of every device's share of the rows, and of the noise, added up.
-
-    Rows are dealt like cards, so that real rows, which stand first, are shared evenly.
-    """
-    num_devices = mesh.size if mesh else 1
-    axis = mesh.axis_names[0] if mesh else None
-
-    def share_of_one(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Any, Array]:
-        batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, norms = _sum_over_groups(
-            one_group, like, params, batch, mask, group_size, rows_per_carry
-        )
-        if noise is not None:
-            device = jax.lax.axis_index(axis) if axis else 0
-            total = _with_slice_of_noise(total, noise, device, num_devices)
-        if axis:
-            total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
-        return total, norms[None, : mask.shape[0]]
-
-    def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
-        rows_of_each = x.shape[0] // num_devices
-        return jnp.swapaxes(x.reshape(rows_of_each, num_devices, *x.shape[1:]), 0, 1)
-
-    batch_size = mask.shape[0]
-    hands = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % num_devices))
-    sum_of_shares: Callable[..., tuple[Any, Array]] = share_of_one
-    if mesh:
-        split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-        sum_of_shares = jax.shard_map(
-            share_of_one,
-            mesh=mesh,
-            in_specs=(same, split, split, same),
-            out_specs=(same, split),
-            check_vma=False,
-        )
-    total, norms = sum_of_shares(params, *hands, noise)
-    if noise is not None:
-        total = jax.tree.map(
-            lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype), like, total
-        )
-        # What follows must not be merged into this rounding, or it would depend on what follows.
-        total = jax.lax.optimization_barrier(total)
-    return total, norms.swapaxes(0, 1).reshape(-1)[:batch_size]
-
-
-def _with_slice_of_noise(
-    total: Any, noise: GaussianNoise, device: Array | int, num_devices: int
-) -> Any:
-    """Adds one device's slice of the noise of every leaf: entry i of it all has draw number i."""
-    leaves: list[grid.Total] = jax.tree.leaves(total, is_leaf=_is_total)
-    sizes = [leaf.low.size for leaf in leaves]
-    if sum(sizes) > 2**32:
-        raise ValueError(f"a sum of {sum(sizes)} entries is more than the noise has numbers for")
-    slices = [-(-size // num_devices) for size in sizes]
-    entries = [
-        sum(sizes[:i]) + device * slices[i] + jnp.arange(slices[i], dtype=jnp.uint32)
-        for i in range(len(leaves))
-    ]
-    drawn = grid.gaussian(noise.words(), jnp.concatenate(entries).astype(jnp.uint32))
-    noised = []
-    for i, leaf in enumerate(leaves):
-        own = jax.lax.slice_in_dim(drawn, sum(slices[:i]), sum(slices[: i + 1]))
-        padding = slices[i] * num_devices - sizes[i]
-        own = jnp.where(device * slices[i] + jnp.arange(slices[i]) < sizes[i], own, 0)
-
-        def add(
-            x: Array, y: Array, begin: Any = device * slices[i], padding: int = padding
-        ) -> Array:
-            flat = jnp.pad(x.ravel(), (0, padding))
-            y += jax.lax.dynamic_slice_in_dim(flat, begin, y.size)
-            flat = jax.lax.dynamic_update_slice_in_dim(flat, y, begin, 0)
-            return flat[: x.size].reshape(x.shape)
-
-        noised.append(
-            grid.Total(add(leaf.high, own >> grid.LIMB_BITS), add(leaf.low, own & grid.LIMB_MASK))
-        )
-    return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
-
-
-def _is_total(x: Any) -> bool:
-    return isinstance(x, grid.Total)
-
-
 def _sum_over_groups(
-    one_group: Callable[[Params, Any, Array], tuple[Any, Array]],
+    of_group: Callable[[Params, Any, Array], tuple[Any, Array]],
     like: Any,
     params: Params,
     batch: Any,
@@ -311,7 +295,7 @@ def _sum_over_groups(
     group_size: int,
     rows_per_carry: int | None,
 ) -> tuple[Any, Array]:
-    """Sums `one_group(params, examples, keep)` over as many groups as hold a real row.
+    """Sums `of_group(params, examples, keep)` over as many groups as hold a real row.
 
     Whole numbers are carried over to their high part after every `rows_per_carry` rows.
 
@@ -330,7 +314,7 @@ def _sum_over_groups(
 
     def add_group(group: Any, carry: Any) -> Any:
         total, norms = carry
-        group_total, group_norms = one_group(
+        group_total, group_norms = of_group(
             params, rows(padded_batch, group), rows(padded_mask, group)
         )
         total = jax.tree.map(jnp.add, total, group_total)
@@ -362,17 +346,6 @@ def _sum_over_groups(
     return jax.tree.map(grid.Total, high, low), norms
 
 
-def _num_rows(batch: Any, mask: Any) -> int:
-    """The common length of the leading axes."""
-    sizes: set[int] = {x.shape[0] if x.ndim else -1 for x in jax.tree.leaves((batch, mask))}
-    if len(sizes) != 1 or -1 in sizes:
-        raise ValueError(
-            "every array of batch, and mask, needs the same number of rows; got shapes "
-            f"{[x.shape for x in jax.tree.leaves((batch, mask))]}"
-        )
-    return sizes.pop()
-
-
 def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
     """Appends `num_rows` zero rows (False in a mask) to every leaf."""
     if num_rows == 0:
@@ -381,7 +354,3 @@ def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
     return jax.tree.map(
         lambda x: jnp.concatenate([x, jnp.zeros((num_rows, *x.shape[1:]), x.dtype)]), tree_of_rows
     )
-
-
-def _abstract_row(tree_of_rows: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree_of_rows)

@@ -163,6 +163,49 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
     return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 
+def add_slice(noise: GaussianNoise, total: Any, device: Array | int, num_devices: int) -> Any:
+    """Adds one device's slice of the noise to every leaf of its own share of a sum.
+
+    The slices of all devices are the noise of the whole sum: entry i of all leaves in order has
+    draw number i.
+
+    Args:
+      noise: to add.
+      total: pytree of `Total`.
+      device: whose slice, from 0.
+      num_devices: how many there are.
+
+    Returns:
+      A pytree like it, not `carried`.
+
+    Raises:
+      ValueError: if it has more entries than there are draws.
+    """
+    leaves: list[Total] = jax.tree.leaves(total, is_leaf=_is_total)
+    sizes = [leaf.low.size for leaf in leaves]
+    if sum(sizes) > 2**32:
+        raise ValueError(f"a sum of {sum(sizes)} entries is more than the noise has numbers for")
+    slices = [-(-size // num_devices) for size in sizes]
+    begins = [device * length for length in slices]
+    entries = [
+        sum(sizes[:i]) + begin + jnp.arange(length, dtype=jnp.uint32)
+        for i, (begin, length) in enumerate(zip(begins, slices, strict=True))
+    ]
+    drawn = gaussian(noise.words(), jnp.concatenate(entries).astype(jnp.uint32))
+    noised = []
+    for i, leaf in enumerate(leaves):
+        own = jax.lax.slice_in_dim(drawn, sum(slices[:i]), sum(slices[: i + 1]))
+        padded = jnp.zeros(num_devices * slices[i], jnp.int32)
+        padded = jax.lax.dynamic_update_slice_in_dim(padded, own, begins[i], 0)
+        whole = padded[: sizes[i]].reshape(leaf.low.shape)
+        noised.append(Total(leaf.high + (whole >> LIMB_BITS), leaf.low + (whole & LIMB_MASK)))
+    return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
+
+
+def _is_total(x: Any) -> bool:
+    return isinstance(x, Total)
+
+
 def gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
     r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, for numbered entries.
 

@@ -9,10 +9,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from bam import models
+from bam import models, tree
 from bam.data import datasets
-from bam.engine import clipped_sum
-from bam.transforms import clip_by_l2_norm
+from bam.engine import per_example_sum
 from bam.tree import Params
 
 BATCH_SIZE = 128
@@ -80,9 +79,11 @@ def clip_norm_from_public(
     for _ in range(num_steps):
         rows = draw.integers(len(public.train.labels), size=BATCH_SIZE)
         params, opt_state = step(params, opt_state, examples, rows)
-    _, norms = jax.jit(functools.partial(clipped_sum, jax.grad(loss), clip_by_l2_norm(1.0)))(
-        params, examples
-    )
+
+    def norm_of(params: Params, example: Any) -> tuple[tuple[()], Array]:
+        return (), tree.l2_norm(jax.grad(loss)(params, example))
+
+    _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, examples)
     found = float(jnp.quantile(norms, quantile))
     if not 0 < found < float("inf"):
         raise ValueError(f"the {quantile:g} quantile of gradient norms on {public.name} is {found}")
