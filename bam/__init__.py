@@ -9,18 +9,16 @@ transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say 
 from bam import compiler  # noqa: F401 (before JAX computes anything)
 from bam.engine import clipped_sum
 from bam.grid import GaussianNoise
+from bam.noise import add_gaussian_noise, next_noise, privatize, secret_key
 from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
-from bam.privacy.accounting import PrivacyPlan, epsilon, make_plan, noise_multiplier
+from bam.privacy.accounting import epsilon, noise_multiplier
+from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.transforms import (
     BoundedTransformation,
-    add_gaussian_noise,
     chain,
     clip_by_l2_norm,
     clip_per_layer,
-    next_noise,
     normalize,
-    privatize,
-    secret_key,
 )
 
 __version__ = "0.2.0.dev0"

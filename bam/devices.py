@@ -20,6 +20,11 @@ def visible() -> list[jax.Device]:
     return jax.devices()
 
 
+def name() -> str:
+    """Kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
+    return jax.devices()[0].device_kind
+
+
 def mesh() -> Mesh | None:
     """All visible devices along one axis, "data"; None where there is only one.
 

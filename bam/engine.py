@@ -56,7 +56,7 @@ def clipped_sum(
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
-      clip: a bounded per-example transform of sensitivity S; see `bam.clipping`.
+      clip: a bounded per-example transform of sensitivity S; see `bam.transforms`.
       params: pytree of arrays, the point at which gradients are taken.
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
       mask: `[B]`, True for real examples; None means all are.

@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 import bam
 from bam import checkpoint, models, report, statement
 from bam.data import datasets
-from bam.experiment import clip_inputs
 from bam.privacy import accounting
 from bam.tree import Params
 
@@ -40,12 +39,11 @@ SETTINGS = {
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
     ),
     "clip": ("name", "gamma"),
-    "after_noise": ("name",),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes"),
-    "augment": ("views", "shift", "flip", "padding"),
+    "augment": ("views", "shift", "flip"),
     "optimizer": ("name", "learning_rate"),
     "eval": ("every",),
     "checkpoint": ("every",),
@@ -188,8 +186,7 @@ def _build(facts: dict[str, Any]) -> _Built:
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
     def prepare(images: Any) -> Float[Array, "... c"]:
-        normalised = jnp.asarray(datasets.normalize(dataset, images))
-        return clip_inputs(normalised, facts["input_clip_norm"])
+        return datasets.prepare(dataset, images, facts["input_clip_norm"])
 
     return _Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bam import devices
-from bam.privacy.accounting import PrivacyPlan
+from bam.privacy.plan import PrivacyPlan
 
 
 def create(path: Path) -> None:

@@ -30,10 +30,11 @@ from scipy import optimize, special, stats
 
 from bam import experiment, parts, sampling, train, tree
 from bam.data import datasets
-from bam.experiment import Experiment, TrainState
+from bam.experiment import Experiment
 from bam.oracles import LossFn, Oracle
 from bam.privacy import audit, gdp
-from bam.privacy.accounting import PrivacyPlan
+from bam.privacy.plan import PrivacyPlan
+from bam.step import TrainState
 from bam.tree import Grads, Params
 from bam.whole_run import flat
 
@@ -102,7 +103,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
             {"name": "bam.one_run:with_canaries", "method": method, "num_canaries": num_canaries}
         )
     config.diagnostics.every = 0
-    dataset = experiment.load_dataset(**config.dataset)
+    dataset = parts.make_dataset(config.dataset)
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])

@@ -1,4 +1,4 @@
-"""The parts of an experiment that a config names: method, clip, what follows the noise, optimizer.
+"""The parts of an experiment that a config names, and the table of methods.
 
 A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
 built; the section's other keys are passed to it by name. Whatever it is given besides them is
@@ -9,22 +9,26 @@ section          your function                                     returns
 ================ ================================================= ============================
 `method`         `(loss_fn, **options)`                            `bam.Oracle`
 `clip`           `(plan, **options)`                               `bam.BoundedTransformation`
-`after_noise`    `(plan, **options)`                               any optax transform
-`optimizer`      `(plan, **options)`                               any optax optimizer
+`optimizer`      `(plan, **options)`                               any optax transform
+`model`          `(num_classes, **options)`                        a Flax module
+`dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
 ================ ================================================= ============================
 
 `plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
 """
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import optax
 from ml_collections import ConfigDict
 
-from bam import oracles, tree
-from bam.privacy.accounting import PrivacyPlan
+from bam import models, oracles, tree
+from bam.data import datasets
+from bam.privacy.plan import PrivacyPlan
 from bam.transforms import (
     BoundedTransformation,
     clip_by_l2_norm,
@@ -94,9 +98,6 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
     "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
 }
-AFTER_NOISE: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "none": lambda plan: optax.identity(),
-}
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
     "adam": lambda plan, learning_rate: optax.adam(learning_rate),
@@ -131,6 +132,11 @@ def strength(method: Mapping[str, Any]) -> float:
     """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
     row = METHODS.get(method["name"])
     return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
+
+
+def is_plain(name: str) -> bool:
+    """Whether a method's gradient is the plain one, as DP-SGD's is."""
+    return name in METHODS and METHODS[name].make is oracles.dp_sgd
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
@@ -171,28 +177,41 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
     return clip
 
 
-def make_optimizer(
-    after_noise: ConfigDict, optimizer: ConfigDict, plan: PrivacyPlan
-) -> optax.GradientTransformation:
-    """What a config's `after_noise` and then its `optimizer` section describe, chained.
+def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTransformation:
+    """What follows the noise, as a config's `optimizer` section says: post-processing."""
+    made: optax.GradientTransformation = _make("optimizer", OPTIMIZERS, section.to_dict(), plan)
+    return made
 
-    Args:
-      after_noise: `name` and options.
-      optimizer: `name` and options.
-      plan: the run's privacy plan.
 
-    Returns:
-      An optax transform of the private mean. All of it is post-processing.
+def make_model(section: ConfigDict, num_classes: int) -> nn.Module:
+    """The network that a config's `model` section describes, from batches of inputs to logits."""
+    if ":" not in section.name:
+        return models.create(num_classes=num_classes, **section)
+    module: nn.Module = _make("model", {}, section.to_dict(), num_classes)
+    return module
 
-    Raises:
-      ValueError: as `make_oracle`.
+
+def make_dataset(section: ConfigDict) -> datasets.Dataset:
+    """The data that a config's `dataset` section names; the last two are kept in memory.
+
+    Of `holdout` training examples, see `datasets.hold_out`. Raises ValueError as `datasets.load`.
     """
-    first = _make("after_noise", AFTER_NOISE, after_noise.to_dict(), plan)
-    return optax.chain(first, _make("optimizer", OPTIMIZERS, optimizer.to_dict(), plan))
+    options = section.to_dict()
+    return _dataset(options.pop("name"), options.pop("holdout", 0), tuple(sorted(options.items())))
+
+
+@functools.lru_cache(maxsize=2)  # several methods share a data set
+def _dataset(name: str, holdout: int, options: tuple[tuple[str, Any], ...]) -> datasets.Dataset:
+    if ":" in name:
+        is_set = {key: value for key, value in options if value}
+        loaded = _make("dataset", {}, {"name": name} | is_set)
+    else:
+        loaded = datasets.load(name, **dict(options))
+    return datasets.hold_out(loaded, holdout)
 
 
 def _make(
-    section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], given: Any
+    section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], *given: Any
 ) -> Any:
     """Calls what a section names with what it is given and the section's options."""
     name = options.pop("name")
@@ -202,7 +221,7 @@ def _make(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
         )
     try:
-        return maker(given, **options)
+        return maker(*given, **options)
     except TypeError as error:
         raise ValueError(f"{section} {name} does not take {options}: {error}") from None
 

@@ -1,6 +1,8 @@
 """A clip norm from public data: a quantile of per-example gradient norms on another data set."""
 
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,14 +10,52 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
+from ml_collections import ConfigDict
 
-from bam import models, tree
+from bam import models, parts, tree
 from bam.data import datasets
 from bam.engine import per_example_sum
 from bam.tree import Params
 
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
+
+
+def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
+    """C from the public data that a config's `public_clip` section names, for images of a shape.
+
+    Raises:
+      ValueError: if that is the private data set, or as `clip_norm_from_public`.
+    """
+    public, private = config.public_clip, config.dataset
+    if not public.dataset:
+        raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
+    by_path = private.name == "folder" or ":" in private.name  # one name, many data sets
+    same_name = public.dataset == private.name and not by_path
+    same_path = public.path and private.path and _place(public.path) == _place(private.path)
+    if same_name or same_path:
+        raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
+    source = (public.dataset, public.source, public.path, public.num_classes)
+    model = tuple(sorted(config.model.items()))
+    return _clip_norm(source, shape, model, public.quantile, public.num_steps)
+
+
+def _place(path: str) -> Path:
+    """The one name of a file or folder that many paths lead to."""
+    return Path(os.path.expanduser(path)).resolve()
+
+
+@functools.lru_cache  # experiments that differ by method or ε share it
+def _clip_norm(
+    source: tuple[str, str, str, int],
+    shape: tuple[int, ...],
+    model: tuple[tuple[str, Any], ...],
+    quantile: float,
+    num_steps: int,
+) -> float:
+    section = dict(zip(("name", "source", "path", "num_classes"), source, strict=True))
+    public = parts.make_dataset(ConfigDict(section))
+    return clip_norm_from_public(public, shape, dict(model), quantile, num_steps)
 
 
 def clip_norm_from_public(
@@ -54,7 +94,7 @@ def clip_norm_from_public(
             f"public_clip.dataset {public.name} has {public.train.images.shape[-1]} channels, "
             f"the private images have {shape[-1]}"
         )
-    module = models.create(num_classes=public.num_classes, **model)
+    module = parts.make_model(ConfigDict(model), public.num_classes)
     init, _, loss = models.as_functions(module, shape)
     images = jax.image.resize(
         datasets.normalize(public, public.train.images),

@@ -2,24 +2,21 @@
 
 import contextlib
 import fcntl
-import functools
-import importlib.metadata
 import json
 import math
-import os
-import platform
 import secrets
-import subprocess
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from bam import devices, ledger
-from bam.privacy.accounting import PrivacyPlan
+from bam.devices import name as device_name  # noqa: F401
+from bam.files import as_object, read_json, to_disk, write_json, write_text
+from bam.privacy.plan import PrivacyPlan
+from bam.provenance import git_commit, versions  # noqa: F401
 
 
 class FinishedError(FileExistsError):
@@ -131,7 +128,7 @@ class RunFiles:
         path = self._workdir / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         # A process that was killed may have left half a line, after the last checkpoint.
-        rows = [_as_object(line, path) for line in lines if line.endswith("}")]
+        rows = [as_object(line, path) for line in lines if line.endswith("}")]
         rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
             return rows
@@ -157,7 +154,7 @@ class RunFiles:
         if not self._writes:
             return
         self._metrics.write(json.dumps(row) + "\n")
-        _to_disk(self._metrics)
+        to_disk(self._metrics)
         for name, value in row.items():
             if name != "step" and value is not None:
                 self._events.add_scalar(name, value, row["step"])
@@ -261,64 +258,6 @@ def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
     return config
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file of a run.
-
-    Args:
-      path: the file.
-
-    Returns:
-      Its JSON object.
-
-    Raises:
-      ValueError: in one line that names the file, if it holds anything else.
-    """
-    try:
-        return _as_object(path.read_text(encoding="utf-8"), path)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is damaged: not UTF-8") from None
-
-
-def _as_object(text: str, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        raise ValueError(f"{path} is damaged: not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: not a JSON object")
-    return found
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes strict, indented JSON, all or nothing.
-
-    Args:
-      path: file to write or replace.
-      value: JSON values; NaN and infinity are refused.
-    """
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, all or nothing, whatever crashes, also beside others that write it.
-
-    Args:
-      path: file to write or replace.
-      text: its content.
-    """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        _to_disk(file)
-    partial.replace(path)
-
-
-def _to_disk(file: IO[str]) -> None:
-    """Returns when what was written is on the disk, not in some buffer that a crash empties."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _as_json(config: ConfigDict) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(config.to_json_best_effort())
     return found
@@ -333,41 +272,3 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def device_name() -> str:
-    """Kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
-    return jax.devices()[0].device_kind
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers."""
-    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-@functools.cache
-def git_commit() -> str:
-    """The commit of this code, for example "1d4e…", "1d4e… (modified)" or "not known".
-
-    As it was when first asked for: the files may change while a process runs.
-    """
-    root = Path(__file__).resolve().parents[1]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-        return done.stdout.decode().strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "bam/report.py")  # else of the project bam is used in
-        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
-    except (OSError, subprocess.SubprocessError):
-        return "not known"
-    return f"{commit} (modified)" if changes else commit

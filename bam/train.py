@@ -13,16 +13,11 @@ import numpy as np
 from bam import devices, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
-from bam.experiment import (
-    Experiment,
-    TrainState,
-    build,
-    noise_key_from_system,
-    with_noise_key,
-    without_noise_key,
-)
-from bam.privacy.accounting import PrivacyPlan
-from bam.report import RunFiles, check_plan, device_name, git_commit, versions
+from bam.experiment import Experiment, build
+from bam.privacy.plan import PrivacyPlan
+from bam.provenance import git_commit, versions
+from bam.report import RunFiles, check_plan
+from bam.step import TrainState, noise_key_from_system, with_noise_key, without_noise_key
 from bam.tree import Params
 
 __all__ = [
@@ -188,9 +183,11 @@ def estimate_seconds(experiment: Experiment) -> float:
     Returns:
       Seconds, a rough estimate.
     """
-    plan, microbatch_size = experiment.plan, experiment.config.microbatch_size
+    plan, num_devices = experiment.plan, experiment.mesh.size if experiment.mesh else 1
+    # A microbatch for every device.
+    num_rows = min(experiment.config.microbatch_size * num_devices, plan.num_examples)
     on_device = devices.replicate(experiment.dataset.train, experiment.mesh)
-    batch = sampling.pad(np.arange(microbatch_size), experiment.capacity)
+    batch = sampling.pad(np.arange(num_rows), experiment.capacity)
     state = experiment.init(0)
     seconds = 0.0
     for _ in range(2):  # the first compiles
@@ -198,7 +195,7 @@ def estimate_seconds(experiment: Experiment) -> float:
         state = experiment.step(state, on_device, batch)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - started
-    return seconds * plan.training_steps * max(1, plan.expected_batch_size / microbatch_size)
+    return seconds * plan.training_steps * max(1, plan.expected_batch_size / num_rows)
 
 
 def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
@@ -254,7 +251,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]
         "steps_begun": last_row["steps_begun"],
         "test_accuracy": last_row["test_accuracy"],
         "seconds": last_row["seconds"],
-        "device": device_name(),
+        "device": devices.name(),
         "num_devices": experiment.mesh.size if experiment.mesh else 1,
         "num_processes": jax.process_count(),
         "versions": versions(),

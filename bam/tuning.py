@@ -1,32 +1,39 @@
 """How a step is computed fastest on this device: convolution formulation and microbatch size.
 
-Both change a step's speed and memory, and its result only by float rounding. They are found by
+Both change a step's speed and memory, and its result only by float rounding. They are chosen by
 timing the per-example gradient sum on blank images, so no private data is read.
 """
 
+import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array
+from ml_collections import ConfigDict
 
-from bam import devices
-from bam.report import device_name, write_json
+from bam import devices, models, parts
+from bam.data import datasets
+from bam.engine import clipped_sum, plain_sum
+from bam.files import write_json
+from bam.models import layers
+from bam.transforms import clip_by_l2_norm
+from bam.tree import Grads, Params
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95
-# (formulation, sizes to try in turn); the first size decides between formulations.
-CPU_CHOICES = {"matmul": (1, 8)}
-ACCELERATOR_CHOICES = {form: (16, 64, 256, 1024) for form in ("xla", "matmul")}
+# Microbatch sizes to try in turn; the first decides between formulations.
+CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256, 1024)
 
 
 class Choice(NamedTuple):
-    """What was found.
+    """How a step is computed.
 
     Attributes:
       convolution: "matmul" or "xla", see `bam.models.layers.convolutions_as`.
@@ -37,12 +44,80 @@ class Choice(NamedTuple):
     microbatch_size: int
 
 
+def tuned(config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None) -> Any:
+    """A copy of a config whose `microbatch_size` and `convolution` are what will run.
+
+    Args:
+      config: either may be "auto".
+      dataset: only the number, the shape and the classes of its examples are read.
+      mesh: the devices that will share a step.
+
+    Raises:
+      ValueError: for a microbatch size that cannot be, or if the least does not fit the memory.
+    """
+    config = config.copy_and_resolve_references()
+    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
+    if config.microbatch_size == "auto":
+        on_cpu = jax.default_backend() == "cpu"
+        forms = ("matmul",) if on_cpu else ("xla", "matmul")
+        forms = forms if config.convolution == "auto" else (config.convolution,)
+        largest = min(num_examples, config.expected_batch_size)
+        tried = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
+        sizes = [size for size in tried if size <= largest] or [largest]
+        sections = [config[key].to_dict() for key in ("model", "method", "augment")]
+        choice = fastest(
+            functools.partial(_timed_sum, config, dataset.num_classes, shape, mesh),
+            [*sections, config.precision, dataset.num_classes, shape],
+            {form: sizes for form in forms},
+            mesh.size if mesh else 1,
+        )
+        with config.ignore_type():  # a number takes the place of "auto"
+            config.update(choice._asdict())
+    config.convolution = layers.formulation(config.convolution)
+    size = config.microbatch_size
+    if type(size) is not int or not 1 <= size <= num_examples:
+        raise ValueError(
+            f'microbatch_size {size} must be "auto" or from 1 to the number of training examples, '
+            f"{num_examples}"
+        )
+    return config
+
+
+def _timed_sum(
+    config: ConfigDict,
+    num_classes: int,
+    shape: tuple[int, ...],
+    mesh: jax.sharding.Mesh | None,
+    convolution: str,
+    size: int,
+) -> Callable[[int], Any]:
+    """The sum that a step spends its time on, over random images."""
+    module = parts.make_model(config.model, num_classes)
+    model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
+    oracle = parts.make_oracle(config.method, model.loss)
+    params = devices.replicate(model.init(jax.random.key(0)), mesh)
+    how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
+
+    def example(index: Array) -> Any:
+        key = jax.random.fold_in(jax.random.key(1), index)
+        views = jax.random.normal(key, (config.augment.views, *shape))
+        return {"image": views, "label": index % num_classes, "key": key}
+
+    @jax.jit
+    def total(params: Params, indices: Array) -> Grads:
+        if config.method.name == "non_private":
+            return plain_sum(lambda p, i: model.loss(p, example(i)), params, indices, **how)
+        grad_fn = lambda p, i: oracle.grad(p, example(i))  # noqa: E731
+        return clipped_sum(grad_fn, clip_by_l2_norm(1.0), params, indices, **how)[0]
+
+    return lambda num_examples: total(params, np.arange(num_examples))
+
+
 def fastest(
     make_step: Callable[[str, int], Callable[[int], Any]],
     facts: Any,
-    convolutions: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    largest: int | None = None,
+    candidates: Mapping[str, Sequence[int]],
+    num_devices: int = 1,
 ) -> Choice:
     """Times a step's candidates, once: the answer is kept in memory and, if there is one, on disk.
 
@@ -52,11 +127,10 @@ def fastest(
     Args:
       make_step: `(convolution, microbatch size) -> step`; `step(number of examples)` computes on so
         many examples and returns arrays to wait for.
-      facts: JSON values that the answer depends on: model, shapes, method. The device and JAX's
+      facts: JSON values that the answer depends on: model, shapes, method. The devices and JAX's
         version are added here.
-      convolutions: formulations to choose from; all that suit the device, if empty.
-      sizes: microbatch sizes to choose from, growing; likewise.
-      largest: microbatches larger than this are not tried.
+      candidates: formulation -> microbatch sizes, growing.
+      num_devices: how many share a step's examples.
 
     Returns:
       The `Choice` with the least time per example.
@@ -64,49 +138,44 @@ def fastest(
     Raises:
       ValueError: if not even the first candidate fits the device's memory.
     """
-    choices = CPU_CHOICES if jax.default_backend() == "cpu" else ACCELERATOR_CHOICES
-    candidates = {form: tuple(sizes) or choices[form] for form in convolutions or choices}
-    if largest is not None:
-        candidates = {
-            form: tuple(s for s in tried if s <= largest) or (min(tried[0], largest),)
-            for form, tried in candidates.items()
-        }
-    question = json.dumps([facts, candidates, device_name(), jax.__version__], sort_keys=True)
-    key = hashlib.sha256(question.encode()).hexdigest()[:16]
-    if key not in _found:
-        _found.update({k: Choice(*v) for k, v in _read().items()})
+    asked = [facts, candidates, devices.name(), num_devices, jax.__version__]
+    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    if key not in _chosen:
+        _chosen.update({k: Choice(*v) for k, v in _read().items()})
     forms = list(candidates)
-    known = _found.get(key)
+    known = _chosen.get(key)
     mine = np.array([forms.index(known.convolution), known.microbatch_size] if known else [-1, 0])
     form, size = (int(x) for x in devices.first_ones(mine))
     if form >= 0:
-        _found[key] = Choice(forms[form], size)
+        _chosen[key] = Choice(forms[form], size)
     else:
-        _found[key] = _measure(make_step, candidates)
+        _chosen[key] = _measure(make_step, candidates, num_devices)
         if devices.writes():
-            _write(key, _found[key])
-    return _found[key]
+            _write(key, _chosen[key])
+    return _chosen[key]
 
 
-_found: dict[str, Choice] = {}
+_chosen: dict[str, Choice] = {}
 
 
 def _measure(
-    make_step: Callable[[str, int], Callable[[int], Any]], candidates: dict[str, tuple[int, ...]]
+    make_step: Callable[[str, int], Callable[[int], Any]],
+    candidates: Mapping[str, Sequence[int]],
+    num_devices: int,
 ) -> Choice:
     first = {
-        Choice(form, sizes[0]): _seconds_per_example(make_step, form, sizes[0])
+        Choice(form, sizes[0]): _seconds_per_example(make_step, form, sizes[0], num_devices)
         for form, sizes in candidates.items()
     }
     best = min(first, key=lambda choice: first[choice])
     seconds = first[best]
     if seconds == float("inf"):
         raise ValueError(
-            f"not even {best.microbatch_size} examples at once fit the memory of {device_name()}; "
+            f"not even {best.microbatch_size} examples at once fit the memory of {devices.name()}; "
             "set --config.microbatch_size to fewer"
         )
     for size in candidates[best.convolution][1:]:
-        larger = _seconds_per_example(make_step, best.convolution, size)
+        larger = _seconds_per_example(make_step, best.convolution, size, num_devices)
         if larger > WORTH_IT * seconds:
             break
         best, seconds = Choice(best.convolution, size), larger
@@ -114,10 +183,10 @@ def _measure(
 
 
 def _seconds_per_example(
-    make_step: Callable[[str, int], Callable[[int], Any]], form: str, size: int
+    make_step: Callable[[str, int], Callable[[int], Any]], form: str, size: int, num_devices: int
 ) -> float:
     """The least of three timings; infinite if it does not fit the memory."""
-    num_examples = max(8, 2 * size)
+    num_examples = max(8, 2 * size) * num_devices  # two microbatches for each, or more
     try:
         step = make_step(form, size)
         jax.block_until_ready(step(num_examples))

@@ -23,8 +23,9 @@ from jaxtyping import Bool, Float
 
 from bam import parts, sampling, train
 from bam.data import datasets
-from bam.experiment import Experiment, TrainState
+from bam.experiment import Experiment
 from bam.privacy import checks
+from bam.step import TrainState
 
 
 class Run(NamedTuple):

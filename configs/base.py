@@ -37,9 +37,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.clip_norm = 1.0  # C
     # How an example's gradient is bounded: "l2" (clipping), "normalize" or "per_layer".
     config.clip = ConfigDict({"name": "l2"})
-    # What happens to the private mean before the optimizer: "none".
-    config.after_noise = ConfigDict({"name": "none"})
-    # These two, `method` and `optimizer` can also name your own MODULE:FUNCTION, see bam/parts.py.
+    # It, `method`, `optimizer`, `model` and `dataset` can also name your own MODULE:FUNCTION, see
+    # bam/parts.py.
     # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
     # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
     # say that it is public: it must share no example with the private one.
@@ -78,7 +77,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
         {"name": "digits", "source": "", "path": "", "num_classes": 0, "holdout": 0}
     )
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
-    config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none", "padding": "reflect"})
+    config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it
     config.optimizer = ConfigDict({"name": "nadam", "learning_rate": 2e-3})
     config.ema_decay = 0.0  # 0: no averaging; evaluation uses the averaged weights otherwise

@@ -22,7 +22,7 @@ EXTENSIONS = {
         "dp_sgd",
         {"optimizer": {"name": "examples.dp_adam_bc:optimizer", "b1": 0.9, "b2": 0.999}},
     ),
-    "low_pass": ("dp_sgd", {"after_noise": {"name": "examples.low_pass:filter", "decay": 0.9}}),
+    "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:nadam", "decay": 0.9}}),
     "smoothing": (
         "dp_sgd",
         {"method": {"name": "examples.random_smoothing:oracle", "radius": 0.05}},

@@ -8,13 +8,14 @@ here the second moment, too, sees the filtered gradient.
 Source: Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024, "DOPPLER: Differentially Private
 Optimizers with Low-pass Filter for Privacy Noise Reduction" (arXiv 2408.13460).
 
-Config: `config.after_noise = ConfigDict({"name": "examples.low_pass:filter", "decay": 0.9})`
+Config: `config.optimizer = ConfigDict({"name": "examples.low_pass:nadam", "decay": 0.9,
+"learning_rate": 1e-2})`
 """
 
 import optax
 
 
-def filter(plan, decay=0.9):
-    """An exponential moving average of the private means, without the bias of its start."""
+def nadam(plan, learning_rate, decay=0.9):
+    """NAdam of an exponential moving average of the private means, without its start's bias."""
     del plan
-    return optax.ema(decay, debias=True)
+    return optax.chain(optax.ema(decay, debias=True), optax.nadam(learning_rate))

@@ -10,7 +10,7 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from bam import experiment, plotting
+from bam import parts, plotting
 from bam.data import augment
 from scripts import cli
 
@@ -26,8 +26,8 @@ def main() -> None:
         if not _OUT.value:
             raise ValueError("--out is required: the picture to write")
         config = _CONFIG.value
-        dataset = experiment.load_dataset(**config.dataset)
-        options = {k: config.augment[k] for k in ("shift", "flip", "padding")}
+        dataset = parts.make_dataset(config.dataset)
+        options = {k: config.augment[k] for k in ("shift", "flip")}
         augment.check(config.augment.views, **options)
     rows = []
     for index in range(min(_NUM_EXAMPLES.value, len(dataset.train.labels))):
@@ -37,7 +37,7 @@ def main() -> None:
         rows.append(np.concatenate([np.asarray(image)[None], np.asarray(views)]))
     title = (
         f"{dataset.name}: the image, then {config.augment.views} views "
-        f"(shift ≤ {config.augment.shift}, flip {config.augment.flip}, {config.augment.padding})"
+        f"(shift ≤ {config.augment.shift}, flip {config.augment.flip})"
     )
     plotting.contact_sheet(np.array(rows), Path(_OUT.value), title)
 

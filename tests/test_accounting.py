@@ -15,7 +15,7 @@ from scipy import stats
 
 import bam
 from bam.privacy import accounting, gdp
-from bam.privacy.accounting import BudgetExhaustedError
+from bam.privacy.plan import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
 SHORT = {"sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5}

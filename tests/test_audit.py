@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import stats
 
-from bam import experiment, sampling, train, whole_run
+from bam import experiment, sampling, step, train, whole_run
 from bam.privacy import audit, checks, gdp
 from bam.transforms import BoundedTransformation, clip_by_l2_norm
 from configs import base
@@ -219,7 +219,7 @@ def test_noise_that_begins_anew_on_resume_is_caught():
 def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
     def change(state, batch):
         if int(state.step) >= CUT:
-            state = experiment.without_noise_key(state)
+            state = step.without_noise_key(state)
         return state, batch
 
     assert caught(given(change), None, None, cut=CUT) == ["steps"]
@@ -288,10 +288,8 @@ def test_examples_that_are_drawn_together_are_caught(monkeypatch):
 
 def plant_noise(monkeypatch, change):
     """Makes the experiment's noise go wrong."""
-    right = experiment.next_noise
-    monkeypatch.setattr(
-        experiment, "next_noise", lambda state, sigma, s: change(right, state, sigma, s)
-    )
+    right = step.next_noise
+    monkeypatch.setattr(step, "next_noise", lambda state, sigma, s: change(right, state, sigma, s))
 
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):

@@ -16,21 +16,19 @@ def test_one_view_without_augmentation_is_the_identity():
     np.testing.assert_array_equal(one[0], IMAGE)
 
 
-@pytest.mark.parametrize("padding", augment.PADDINGS)
-def test_every_view_is_one_of_the_shifted_images_and_all_of_them_occur(padding):
+def test_every_view_is_one_of_the_shifted_images_and_all_of_them_occur():
     shift = 1
     border = ((shift, shift), (shift, shift), (0, 0))
-    padded = np.pad(np.asarray(IMAGE), border, mode=padding)
+    padded = np.pad(np.asarray(IMAGE), border, mode="reflect")
     possible = {padded[t : t + 6, s : s + 5].tobytes() for t in range(3) for s in range(3)}
-    views = augment.views(jax.random.key(1), IMAGE, num_views=200, shift=shift, padding=padding)
+    views = augment.views(jax.random.key(1), IMAGE, num_views=200, shift=shift)
     seen = {np.asarray(view).tobytes() for view in views}
     assert seen == possible
 
 
-@pytest.mark.parametrize(("flip", "axis"), [("horizontal", 1), ("vertical", 0)])
-def test_about_half_of_the_views_are_mirrored(flip, axis):
-    views = np.asarray(augment.views(jax.random.key(2), IMAGE, num_views=400, flip=flip))
-    mirrored = (views == np.flip(np.asarray(IMAGE), axis)).all(axis=(1, 2, 3))
+def test_about_half_of_the_views_are_mirrored():
+    views = np.asarray(augment.views(jax.random.key(2), IMAGE, num_views=400, flip="horizontal"))
+    mirrored = (views == np.flip(np.asarray(IMAGE), 1)).all(axis=(1, 2, 3))
     same = (views == np.asarray(IMAGE)).all(axis=(1, 2, 3))
     assert (mirrored | same).all()
     assert 140 < mirrored.sum() < 260
@@ -49,8 +47,7 @@ def test_views_repeat_with_their_key_and_change_with_it():
     [
         ({"num_views": 0}, "views"),
         ({"num_views": 1, "shift": -1}, "shift"),
-        ({"num_views": 1, "flip": "diagonal"}, "flip"),
-        ({"num_views": 1, "padding": "wrap"}, "padding"),
+        ({"num_views": 1, "flip": "vertical"}, "flip"),
     ],
 )
 def test_augmentations_that_cannot_be_are_refused_by_name(options, named):

@@ -19,7 +19,7 @@ import pytest
 
 from bam import train
 from bam.checkpoint import Checkpoints
-from bam.privacy.accounting import BudgetExhaustedError
+from bam.privacy.plan import BudgetExhaustedError
 from configs import digits
 from tests.cases import assert_same_bits
 

@@ -63,7 +63,9 @@ def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
         ("clip", "nowhere.at_all:clip", "cannot be imported: No module named 'nowhere'"),
         ("clip", "examples.low_pass:no_such", "cannot be imported"),
         ("clip", "optax:clip_by_global_norm", "declares no bound"),
-        ("after_noise", "median", "unknown after_noise 'median'; choose from none"),
+        ("model", "examples.own_model:no_such", "cannot be imported"),
+        ("model", "resnet10", "unknown model 'resnet10'"),
+        ("dataset", "examples.own_dataset:parity", "does not take"),
         ("clip", "ghost", "unknown clip 'ghost'; choose from l2, normalize, per_layer"),
         ("method", "examples.random_smoothing:oracle", "does not take"),
         ("optimizer", "lion", "unknown optimizer 'lion'"),
@@ -72,6 +74,8 @@ def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
 def test_a_part_that_cannot_be_is_one_line(section, name, message):
     config = tiny("dp_sgd")
     config[section].name = name
+    if section == "dataset":
+        config.dataset.path = "an option that it has not"
     with pytest.raises(ValueError, match=message) as raised:
         train.build(config)
     assert "\n" not in str(raised.value)
@@ -86,3 +90,17 @@ def test_diagnostics_are_refused_where_the_sum_holds_more_than_gradients():
 def test_our_other_clips_are_chosen_by_name(clip):
     config = tiny("dp_sgd", clip__name=clip, epsilon=8.0)
     assert train.train(train.build(config), 0).summary["test_accuracy"] > 0.3
+
+
+def test_a_model_of_ones_own_is_trained_from_its_config():
+    built = train.build(tiny("dp_sgd", model__name="examples.own_model:mlp", model__width=32))
+    assert built.num_params == 64 * 32 + 32 + 32 * 10 + 10
+    assert train.train(built, 0).summary["test_accuracy"] > 0.3
+
+
+def test_a_data_set_of_ones_own_is_trained_from_its_config():
+    config = tiny("dp_sgd", dataset__name="examples.own_dataset:parity", dataset__holdout=37)
+    built = train.build(config)
+    assert built.dataset.num_classes == 2
+    assert built.plan.num_examples == 1437 - 37
+    assert train.train(built, 0).summary["test_accuracy"] > 0.6

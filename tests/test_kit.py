@@ -8,7 +8,7 @@ import pytest
 
 import bam
 from bam import testing
-from bam.privacy.accounting import make_plan
+from bam.privacy.plan import make_plan
 from examples import (
     adaptive_clipping,
     automatic_clipping,

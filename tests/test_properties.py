@@ -14,7 +14,7 @@ import bam
 from bam import sampling, train
 from bam.data import datasets
 from bam.experiment import build
-from bam.privacy import accounting
+from bam.privacy import plan as plans
 from configs import digits
 from tests.cases import norm64
 
@@ -258,7 +258,7 @@ def test_an_example_that_is_not_finite_changes_no_weight_and_is_counted(bad):
 @settings(quick, max_examples=5)
 @given(st.integers(1, 50), st.integers(1, 8), st.floats(0.1, 10))
 def test_a_plan_covers_its_steps_and_not_one_more(expected_batch_size, num_steps, epsilon):
-    plan = accounting.make_plan(
+    plan = plans.make_plan(
         num_examples=50, expected_batch_size=expected_batch_size, num_steps=num_steps,
         target_epsilon=epsilon, delta=1e-3, clip_norm=1.0, accountant="rdp",
     )  # fmt: skip
@@ -266,5 +266,5 @@ def test_a_plan_covers_its_steps_and_not_one_more(expected_batch_size, num_steps
     assert spent == sorted(spent)
     assert spent[0] == 0
     assert spent[-1] == plan.epsilon <= epsilon
-    with pytest.raises(accounting.BudgetExhaustedError):
+    with pytest.raises(plans.BudgetExhaustedError):
         plan.check_steps(num_steps + 1)

@@ -15,8 +15,8 @@ import bam
 from bam import models, oracles, sampling, train
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
-from bam.experiment import NOISE_STREAM, stream_key
-from bam.privacy.accounting import BudgetExhaustedError
+from bam.privacy.plan import BudgetExhaustedError
+from bam.step import NOISE_STREAM, stream_key
 from configs import digits
 
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")

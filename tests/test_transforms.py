@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 import bam
-from bam.transforms import BoundedTransformation, GaussianNoiseState, sensitivity_of
+from bam.noise import GaussianNoiseState
+from bam.transforms import BoundedTransformation, sensitivity_of
 from tests import cases
 
 KEY = jax.random.key(7)

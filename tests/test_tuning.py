@@ -4,25 +4,25 @@ import jax
 import numpy as np
 import pytest
 
-from bam import report, train, tuning
+from bam import devices, report, train, tuning
 from configs import base
 from tests.cases import assert_close
 
 
 @pytest.fixture(autouse=True)
 def nothing_found_yet(monkeypatch):
-    monkeypatch.setattr(tuning, "_found", {})
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "_file", lambda: None)
 
 
-def never(form, size):
+def never(*unused):
     raise AssertionError("only measured times are asked for here")
 
 
 def costs(seconds, asked):
     """A `make_step` whose timings are given: (convolution, size) -> seconds per example."""
 
-    def measured(make_step, form, size):
+    def measured(make_step, form, size, num_devices):
         asked.append((form, size))
         return seconds[form, size]
 
@@ -41,17 +41,43 @@ def test_the_least_time_per_example_is_found_once(monkeypatch, seconds, expected
     asked = []
     monkeypatch.setattr(tuning, "_seconds_per_example", costs(seconds, asked))
     for _ in range(2):
-        found = tuning.fastest(never, ["facts"], ("xla", "matmul"), (4, 8))
+        found = tuning.fastest(never, ["facts"], {"xla": (4, 8), "matmul": (4, 8)})
         assert found == expected
     assert len(asked) == num_asked
 
 
-def test_other_facts_are_another_question_and_no_size_is_above_the_largest(monkeypatch):
+def test_other_facts_are_another_question(monkeypatch):
     asked = []
-    monkeypatch.setattr(tuning, "_seconds_per_example", costs({("xla", 3): 1.0}, asked))
+    monkeypatch.setattr(tuning, "_seconds_per_example", costs({("xla", 4): 1.0}, asked))
     for facts in ("a", "b"):
-        assert tuning.fastest(never, facts, ("xla",), (4, 8), largest=3) == ("xla", 3)
+        assert tuning.fastest(never, facts, {"xla": (4,)}) == ("xla", 4)
     assert len(asked) == 2
+
+
+def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(monkeypatch):
+    tried = []
+
+    def timed_sum(config, num_classes, shape, mesh, form, size):
+        return lambda num_examples: tried.append((size, num_examples)) or np.zeros(())
+
+    monkeypatch.setattr(tuning, "_timed_sum", timed_sum)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(tuning, "WORTH_IT", 1e9)
+    config = tiny(microbatch_size="auto", expected_batch_size=5)
+    assert train.build(config).config.microbatch_size == 1
+    assert set(tried) == {(1, 8)}
+    tried.clear()
+    tuning._chosen.clear()
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    monkeypatch.setattr(devices, "mesh", lambda: mesh)
+    assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 8
+    assert set(tried) == {(1, 8 * 4), (8, 2 * 8 * 4)}
+
+
+def test_a_plan_that_cannot_be_fails_before_anything_is_timed(monkeypatch):
+    monkeypatch.setattr(tuning, "_timed_sum", never)
+    with pytest.raises(ValueError, match=r"delta 0\.5 must be positive"):
+        train.build(tiny(microbatch_size="auto", delta=0.5))
 
 
 def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkeypatch, tmp_path):
@@ -59,12 +85,12 @@ def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkey
     monkeypatch.setattr(tuning, "_seconds_per_example", costs({("xla", 4): 1.0}, asked))
     monkeypatch.setattr(tuning, "_file", lambda: tmp_path / "new" / "tuning.json")
     for num_asked in (1, 1):
-        tuning._found.clear()
-        assert tuning.fastest(never, "facts", ("xla",), (4,)) == ("xla", 4)
+        tuning._chosen.clear()
+        assert tuning.fastest(never, "facts", {"xla": (4,)}) == ("xla", 4)
         assert len(asked) == num_asked
     (tmp_path / "new" / "tuning.json").write_text('{"broken')
-    tuning._found.clear()
-    tuning.fastest(never, "facts", ("xla",), (4,))
+    tuning._chosen.clear()
+    tuning.fastest(never, "facts", {"xla": (4,)})
     assert len(asked) == 2
 
 
@@ -77,10 +103,10 @@ def test_a_step_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidd
 
     message = "RESOURCE_EXHAUSTED: Out of memory"
     with pytest.raises(ValueError, match="not even 4 examples at once fit"):
-        tuning.fastest(make_step, "facts", ("xla",), (4,))
+        tuning.fastest(make_step, "facts", {"xla": (4,)})
     message = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        tuning.fastest(make_step, "facts", ("xla",), (4,))
+        tuning.fastest(make_step, "facts", {"xla": (4,)})
 
 
 def tiny(**changes):
@@ -100,7 +126,7 @@ def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
     stop_at_once = lambda: True  # noqa: E731
     with pytest.raises(train.StoppedError):
         train.train(train.build(config), 0, tmp_path, should_stop=stop_at_once)
-    tuning._found.clear()
+    tuning._chosen.clear()
     seconds["matmul", 8] = 3.0  # another day, another answer
     report.check_resumable(tmp_path, config)
     resumed = train.build(report.with_recorded(config, tmp_path))

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam import experiment
+from bam import parts
 from bam.checkpoint import Checkpoints
 from bam.data import archives, datasets, parquet, prepared, safe_pickle
 from bam.data.common import DataError, Split, decode_images
@@ -462,9 +462,9 @@ def test_a_config_says_how_many_classes_there_are(folder):
     config = digits.get_config("dp_sgd")
     config.dataset.update({"name": "folder", "path": str(folder)})
     with pytest.raises(ValueError, match=r"--config\.dataset\.num_classes"):
-        experiment.load_dataset(**config.dataset)
+        parts.make_dataset(config.dataset)
     config.dataset.num_classes = 8
-    assert experiment.load_dataset(**config.dataset).num_classes == 8
+    assert parts.make_dataset(config.dataset).num_classes == 8
 
 
 # Which examples are private.

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-PADDINGS = ("reflect", "symmetric", "constant")
-FLIPS = ("none", "horizontal", "vertical")
+FLIPS = ("none", "horizontal")
 
 
 def views(
@@ -19,7 +18,6 @@ def views(
     num_views: int,
     shift: int = 0,
     flip: str = "none",
-    padding: str = "reflect",
 ) -> Shaped[Array, "views h w c"]:
     """Random views of one image: shifted by up to `shift` pixels each way, then perhaps mirrored.
 
@@ -28,9 +26,8 @@ def views(
       image: one image of any dtype.
       num_views: K ≥ 1.
       shift: S; offsets are uniform on {-S, …, S} in both directions, independently.
-      flip: "none", "horizontal" (left–right) or "vertical" (up–down), with probability 1/2.
-      padding: what lies beyond the border: "reflect" (without repeating the edge pixel),
-        "symmetric" (repeating it) or "constant" (zeros).
+        What lies beyond the border is the image reflected, without repeating the edge pixel.
+      flip: "none", or "horizontal" (left–right) with probability 1/2.
 
     Returns:
       K views, same dtype. Without shift and flip every view is the image itself.
@@ -45,11 +42,11 @@ def views(
       >>> sorted({tuple(v.ravel().tolist()) for v in flipped})
       [(0, 1, 2, 3), (3, 2, 1, 0)]
     """
-    check(num_views, shift, flip, padding)
+    check(num_views, shift, flip)
     if shift == 0 and flip == "none":
         return jnp.broadcast_to(image, (num_views, *image.shape))
     border = ((shift, shift), (shift, shift), (0, 0))
-    padded = jnp.pad(image, border, mode=padding) if shift else image
+    padded = jnp.pad(image, border, mode="reflect") if shift else image
 
     def one_view(view_key: Array) -> Array:
         shift_key, flip_key = jax.random.split(view_key)
@@ -57,29 +54,16 @@ def views(
         view = jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
         if flip == "none":
             return view
-        axis = 1 if flip == "horizontal" else 0
-        return jnp.where(jax.random.bernoulli(flip_key), jnp.flip(view, axis), view)
+        return jnp.where(jax.random.bernoulli(flip_key), jnp.flip(view, 1), view)
 
     return jax.vmap(one_view)(jax.random.split(key, num_views))
 
 
-def check(num_views: int, shift: int, flip: str, padding: str) -> None:
-    """Refuses augmentations that cannot be.
-
-    Args:
-      num_views: K.
-      shift: pixels.
-      flip: one of `FLIPS`.
-      padding: one of `PADDINGS`.
-
-    Raises:
-      ValueError: naming the argument and what it may be.
-    """
+def check(num_views: int, shift: int, flip: str) -> None:
+    """Refuses augmentations that cannot be, with a ValueError that names the argument."""
     if num_views < 1:
         raise ValueError(f"augment.views must be at least 1, got {num_views}")
     if shift < 0:
         raise ValueError(f"augment.shift must be at least 0, got {shift}")
     if flip not in FLIPS:
         raise ValueError(f"unknown augment.flip {flip!r}; choose from {', '.join(FLIPS)}")
-    if padding not in PADDINGS:
-        raise ValueError(f"unknown augment.padding {padding!r}; choose from {', '.join(PADDINGS)}")

@@ -4,15 +4,19 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Num
+from jaxtyping import Array, Float, Float32, Num
 
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "check", "hold_out", "load", "normalize"]
+__all__ = [
+    "DATASETS", "DataError", "Dataset", "Split", "check", "hold_out", "load", "normalize",
+    "prepare",
+]  # fmt: skip
 
 
 class Dataset(NamedTuple):
@@ -154,6 +158,17 @@ def normalize(
     """
     scale = 255 if images.dtype == np.uint8 else 1
     return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
+
+
+def prepare(
+    dataset: Dataset, images: Any, input_clip_norm: float = 0.0
+) -> Float[Array, "*b h w c"]:
+    """What a network sees of images: normalised, then scaled to L2 norm at most b each; 0: not."""
+    inputs = jnp.asarray(normalize(dataset, images))
+    if input_clip_norm == 0:
+        return inputs
+    norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
+    return inputs / jnp.maximum(1.0, norm / input_clip_norm)
 
 
 def check(dataset: Dataset) -> None:

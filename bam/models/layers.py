@@ -23,25 +23,30 @@ _formulation = contextvars.ContextVar("convolution formulation", default="auto")
 
 
 @contextlib.contextmanager
-def convolutions_as(formulation: str) -> Iterator[None]:
+def convolutions_as(name: str) -> Iterator[None]:
     """Chooses how `conv2d` computes, for code that is traced inside.
 
     Args:
-      formulation: one of `FORMULATIONS`. "matmul" is one matrix product of shifted copies of the
+      name: one of `FORMULATIONS`. "matmul" is one matrix product of shifted copies of the
         image, "xla" is XLA's own; "auto" takes "matmul" on CPU and "xla" elsewhere.
 
     Raises:
       ValueError: for an unknown formulation.
     """
-    if formulation not in FORMULATIONS:
-        raise ValueError(
-            f"unknown convolution {formulation!r}; choose from {', '.join(FORMULATIONS)}"
-        )
-    token = _formulation.set(formulation)
+    if name not in FORMULATIONS:
+        raise ValueError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
+    token = _formulation.set(name)
     try:
         yield
     finally:
         _formulation.reset(token)
+
+
+def formulation(name: str) -> str:
+    """What "auto" stands for on this device: "matmul" on CPU, "xla" elsewhere."""
+    if name == "auto":
+        return "matmul" if jax.default_backend() == "cpu" else "xla"
+    return name
 
 
 def conv2d(
@@ -59,10 +64,7 @@ def conv2d(
       says. As a matrix product it keeps its speed inside loops and under `vmap`, where XLA's own
       CPU convolution loses it.
     """
-    formulation = _formulation.get()
-    if formulation == "auto":
-        formulation = "matmul" if jax.default_backend() == "cpu" else "xla"
-    if formulation == "matmul":
+    if formulation(_formulation.get()) == "matmul":
         return _conv2d_as_matmul(images, kernel, stride)
     return jax.lax.conv_general_dilated(
         images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")

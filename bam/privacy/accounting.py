@@ -1,17 +1,11 @@
-"""What a training run costs in privacy, decided before it starts.
-
-The mechanism is T steps of a Poisson-sampled Gaussian; Google's `dp-accounting` composes it. The
-`PrivacyPlan` is the one record both the sampler and the accountant read.
-"""
+"""ε, δ and σ of T steps of a Poisson-sampled Gaussian, which Google's `dp-accounting` composes."""
 
 import contextlib
-import dataclasses
 import decimal
 import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import dp_accounting
 from absl import logging as absl_logging
@@ -22,22 +16,15 @@ from scipy import optimize
 from bam.privacy import gdp
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
-ADJACENCY = "add_or_remove_one"
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
 LEAST_PLD_DELTA = 1e-14  # its tables leave out 1e-15 of the probability: below, ε is infinite
-# Standard deviations of the noise that 32-bit floats hold with room to spare.
-LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 # Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
 FINE, COARSE = 1e-4, 2e-3
 # Rényi orders to search with: whole ones have a closed form.
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
-
-
-class BudgetExhaustedError(RuntimeError):
-    """Raised instead of taking a step that the privacy plan does not cover."""
 
 
 def rounded_up(value: float, form: str) -> str:
@@ -197,175 +184,6 @@ def noise_multiplier(
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
         sigma = _search(by_coarse_pld, aim, sigma, 1e-6)
     return _search(exactly, target_epsilon, sigma, 1e-5)
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
-    """The privacy of a run, fixed before its first step. All fields are public.
-
-    Attributes:
-      num_examples: N, the number of training examples, treated as public.
-      expected_batch_size: l.
-      sampling_prob: q = l/N; the sampler and the accountant both read it here.
-      num_steps: the most steps the run may begin; ε covers them all.
-      noise_multiplier: σ.
-      clip_norm: C, the L2 sensitivity of the sum.
-      epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
-      delta: δ.
-      accountant: "pld" or "rdp".
-      adjacency: "add_or_remove_one".
-      spare_steps: how many of these steps are a margin for steps that a crash loses.
-    """
-
-    num_examples: int
-    expected_batch_size: int
-    sampling_prob: float
-    num_steps: int
-    noise_multiplier: float
-    clip_norm: float
-    epsilon: float
-    delta: float
-    accountant: str
-    adjacency: str = ADJACENCY
-    spare_steps: int = 0
-
-    @property
-    def training_steps(self) -> int:
-        """T, the steps that training takes: all but the spare ones."""
-        return self.num_steps - self.spare_steps
-
-    def epsilon_after(self, num_steps: int) -> float:
-        """ε spent once `num_steps` of the planned steps are begun.
-
-        Args:
-          num_steps: steps begun, lost ones included, from 0 to the planned number.
-
-        Returns:
-          ε by the plan's accountant, at the plan's δ.
-
-        Raises:
-          BudgetExhaustedError: if `num_steps` is more than planned.
-        """
-        self.check_steps(num_steps)
-        return epsilon(
-            noise_multiplier=self.noise_multiplier,
-            sampling_prob=self.sampling_prob,
-            num_steps=num_steps,
-            delta=self.delta,
-            accountant=self.accountant,
-        )
-
-    def check_steps(self, num_steps: int) -> None:
-        """Refuses a step count that the plan does not cover.
-
-        Args:
-          num_steps: steps begun, lost ones and the one about to be taken included.
-
-        Raises:
-          BudgetExhaustedError: if `num_steps` is more than planned.
-        """
-        if num_steps > self.num_steps:
-            raise BudgetExhaustedError(
-                f"the privacy plan covers {self.num_steps} steps; step {num_steps} would spend "
-                f"more than epsilon {self.epsilon:.4g}"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as strict JSON values; an infinite ε is None."""
-        fields = dataclasses.asdict(self)
-        return {k: None if v == math.inf else v for k, v in fields.items()}
-
-    def describe(self) -> str:
-        """The plan in a few lines of plain text, for people."""
-        if math.isinf(self.epsilon):
-            clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
-            return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
-        epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
-        spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
-        return (
-            f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
-            f"add/remove one of {self.num_examples} examples\n"
-            f"{self.training_steps} steps{spare}, Poisson sampling with q = "
-            f"{self.expected_batch_size}/{self.num_examples} = "
-            f"{rounded_up(self.sampling_prob, '.4g')}\n"
-            f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
-            f"clip norm {self.clip_norm:.4g}"
-        )
-
-
-def make_plan(
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    num_steps: int,
-    target_epsilon: float,
-    delta: float,
-    clip_norm: float,
-    accountant: str = "pld",
-    spare_steps: int = 0,
-) -> PrivacyPlan:
-    """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
-
-    Args:
-      num_examples: N ≥ 1.
-      expected_batch_size: l, from 1 to N.
-      num_steps: the most steps the run may begin, ≥ 1.
-      target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
-      delta: δ, positive and below 1/N.
-      clip_norm: C.
-      accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
-      spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
-        `bam.ledger`; from 0 to one less.
-
-    Returns:
-      A `PrivacyPlan` whose ε is at most the target.
-
-    Raises:
-      ValueError: if an argument is out of range; the message names the fix.
-    """
-    if not 1 <= expected_batch_size <= num_examples:
-        raise ValueError(
-            f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
-            f"training examples, {num_examples}"
-        )
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-    if not 0 <= spare_steps < num_steps:
-        raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
-    if not target_epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {target_epsilon}")
-    if not 0 < delta < 1 / num_examples:
-        raise ValueError(
-            f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
-            "a larger delta would allow publishing an example outright"
-        )
-    if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
-        raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
-    if accountant == "gdp":
-        raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
-    sampling_prob = expected_batch_size / num_examples
-    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
-    sigma = 0.0
-    if target_epsilon < math.inf:
-        sigma = noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
-        noise_std = sigma * clip_norm / expected_batch_size
-        if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
-            raise ValueError(
-                f"clip_norm {clip_norm} would need noise of {noise_std:.1g}, which 32-bit floats "
-                "cannot hold; choose one nearer to 1"
-            )
-    return PrivacyPlan(
-        num_examples=num_examples,
-        expected_batch_size=expected_batch_size,
-        sampling_prob=sampling_prob,
-        num_steps=num_steps,
-        noise_multiplier=sigma,
-        clip_norm=clip_norm,
-        epsilon=epsilon(noise_multiplier=sigma, accountant=accountant, **steps),
-        delta=delta,
-        accountant=accountant,
-        spare_steps=spare_steps,
-    )
 
 
 def _rounded(value: float, form: str, rounding: str) -> str:

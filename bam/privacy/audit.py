@@ -28,6 +28,7 @@ from scipy import stats
 from bam import devices, experiment, sampling
 from bam.data import datasets
 from bam.privacy import accounting, gdp
+from bam.step import NOISE_STREAM, stream_key, with_noise_key
 
 CANARY = 0  # its row, which padded rows name too: should they leak, they leak it
 # Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
@@ -115,8 +116,8 @@ def scores(
 
     def one_trial(seed: int, present: bool) -> float:
         state = jax.tree.map(jnp.copy, start)
-        key = experiment.stream_key(seed, experiment.NOISE_STREAM)
-        state = experiment.with_noise_key(state, key)
+        key = stream_key(seed, NOISE_STREAM)
+        state = with_noise_key(state, key)
         found = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped

@@ -1,0 +1,45 @@
+"""Text and JSON files, written all or nothing and read with errors that name the file."""
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object; ValueError, in one line that names it, for anything else."""
+    try:
+        return as_object(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is damaged: not UTF-8") from None
+
+
+def as_object(text: str, path: Path) -> dict[str, Any]:
+    """A JSON object in a text of a file; ValueError, in one line, for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError(f"{path} is damaged: not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: not a JSON object")
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes strict, indented JSON, all or nothing; NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, all or nothing, whatever crashes, also beside others that write it."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        to_disk(file)
+    partial.replace(path)
+
+
+def to_disk(file: IO[str]) -> None:
+    """Returns when what was written is on the disk, not in some buffer that a crash empties."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,223 @@
+"""Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
+
+Four files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py` and
+this one.
+
+1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
+   (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
+2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
+3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once;
+4. the result is divided by the *expected* batch size, a public number.
+
+That ε is what it says rests further on `sampling.py` and `privacy/`.
+"""
+
+import math
+import secrets
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Int
+
+from bam import grid
+from bam.engine import ROUNDING, clipped_sum
+from bam.grid import GaussianNoise
+from bam.transforms import finish, sensitivity_of
+from bam.tree import Grads, Params
+
+# With less, ε is in the thousands after a single step, and whole numbers overflow.
+LEAST_NOISE_MULTIPLIER = 0.01
+
+
+class GaussianNoiseState(NamedTuple):
+    """State of `add_gaussian_noise`: the key that nothing else uses, and how often it was used."""
+
+    key: Array
+    step: Int[Array, ""]
+
+
+def next_noise(
+    state: GaussianNoiseState, noise_multiplier: float, sensitivity: float
+) -> tuple[GaussianNoise, GaussianNoiseState]:
+    r"""The noise of one step, of standard deviation σ·S, and the state for the next step.
+
+    Step t uses `fold_in(key, t)`, so the noise is independent across steps; within one it is
+    across entries. S is widened by 1e-5, which is what the engine's own norms may be off by.
+
+    Args:
+      state: the key, and how often it was used.
+      noise_multiplier: σ.
+      sensitivity: S, the L2 sensitivity of the sum.
+
+    Returns:
+      `(noise, state)`: give the noise to `clipped_sum`.
+    """
+    std = noise_multiplier * sensitivity * ROUNDING
+    noise = GaussianNoise(jax.random.fold_in(state.key, state.step), std)
+    return noise, state._replace(step=state.step + 1)
+
+
+def add_gaussian_noise(
+    noise_multiplier: float, sensitivity: float, key: Array
+) -> optax.GradientTransformation:
+    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients.
+
+    For sums from elsewhere: `clipped_sum(…, noise=…)` and `privatize` add the same noise to sums
+    that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
+    own rounding, and this one, are not covered by S.
+
+    One draw per call: call t uses `fold_in(key, t)`, and every entry has a draw of its own. The key
+    lives in the state, not in the compiled program.
+
+    Args:
+      noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
+      sensitivity: S, the L2 sensitivity of the sum, finite.
+      key: a JAX PRNG key that is used for nothing else. `jax.random.key(i)` can be guessed by
+        trying all i: for a sum to release, use `bam.secret_key()`.
+
+    Returns:
+      An optax transform of the sum. Each leaf keeps its dtype.
+
+    Raises:
+      ValueError: if σ or S is negative or not finite, or σ positive and below 0.01.
+    """
+    _check_noise(noise_multiplier, sensitivity)
+
+    def init(params: Params) -> GaussianNoiseState:
+        return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
+
+    def update(
+        total: Grads, state: GaussianNoiseState, params: Any = None
+    ) -> tuple[Grads, GaussianNoiseState]:
+        noise, next_state = next_noise(state, noise_multiplier, sensitivity)
+        if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
+            return total, next_state
+        return grid.add_to_floats(noise, total), next_state
+
+    return optax.GradientTransformation(init, update)
+
+
+def secret_key() -> Array:
+    """A PRNG key that nobody can know: 64 bits from the operating system.
+
+    Returns:
+      A typed threefry key, another one at every call.
+    """
+    words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+    if 0 < noise_multiplier < LEAST_NOISE_MULTIPLIER:
+        raise ValueError(
+            f"noise_multiplier {noise_multiplier} hides nothing: use 0 for none, or at least "
+            f"{LEAST_NOISE_MULTIPLIER}"
+        )
+    if not (math.isfinite(sensitivity) and sensitivity >= 0):
+        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: that of its clip and that of its noise."""
+
+    clip: Any
+    noise: GaussianNoiseState
+
+
+def privatize(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    key: Array,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
+
+    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
+    arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
+    memory; `clipped_sum` with `noise`, then division by l, is the same to the bit in constant
+    memory. Initialise it once per key: a new state starts the noise over.
+
+    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N. Rows may be
+    added to pad it: pass `mask` (True for real examples) to `update` and padded rows count for
+    nothing, whatever they hold. An empty batch gives pure noise.
+
+    Args:
+      clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
+      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
+      expected_batch_size: l, public; never the number of rows drawn.
+      key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
+        `jax.random.key(i)` can be guessed by trying all i.
+
+    Returns:
+      An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
+      `[B, ...]` per-example gradients and returns one of `[...]`, float32 or wider. Chain any
+      optimizer after it.
+
+    Raises:
+      ValueError: if `clip` is not bounded, or a number is out of range; in `update`, if `params` is
+        given and a gradient has no leading example axis.
+      TypeError: in `update`, if a gradient is not of real floating-point numbers.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = optax.chain(
+      ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
+      ...               key=jax.random.key(0)),
+      ...     optax.nadam(1e-3))
+      >>> params = {"w": jnp.zeros(3)}
+      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params)
+      >>> updates["w"].shape
+      (3,)
+    """
+    sensitivity = sensitivity_of(clip)
+    _check_noise(noise_multiplier, sensitivity)
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+
+    def init(params: Params) -> PrivatizeState:
+        noise = GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
+        return PrivatizeState(clip.init(params), noise)
+
+    def update(
+        grads: Grads,
+        state: PrivatizeState,
+        params: Any = None,
+        *,
+        mask: Bool[Array, " batch"] | None = None,
+        **extra_args: Any,
+    ) -> tuple[Grads, PrivatizeState]:
+        _check_per_example(grads, params)
+
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity)
+        noised, _ = clipped_sum(
+            lambda params, row: row,
+            clip,
+            params,
+            grads,
+            mask=mask,
+            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            noise=noise,
+            clip_state=state.clip,
+        )
+        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        private_grad, clip_state = finish(clip, mean, state.clip)
+        return private_grad, PrivatizeState(clip_state, noise_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_per_example(grads: Grads, params: Any) -> None:
+    """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    if params is None:
+        return
+    for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+        if grad.shape[1:] != param.shape:
+            raise ValueError(
+                f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
+                f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+            )

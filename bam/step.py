@@ -1,0 +1,207 @@
+"""One step of training: Algorithm 2 of arXiv 2308.12018, and what it carries to the next.
+
+`private_step` is the algorithm for any method, `ordinary_step` what it is compared with.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from bam import devices
+from bam.engine import clipped_sum, plain_sum
+from bam.noise import GaussianNoiseState, next_noise
+from bam.oracles import LossFn, Oracle
+from bam.sampling import PaddedBatch
+from bam.transforms import BoundedTransformation, finish
+from bam.tree import Grads, Params
+
+# Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
+INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
+
+# `(key of the step, index) -> example`: one training example, with this step's views.
+ExampleAt = Callable[[Array, Int[Array, ""]], Any]
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries from step to step.
+
+    Attributes:
+      step: steps taken.
+      params: the weights θ.
+      averaged: exponential moving average of the weights (the weights themselves without EMA).
+      opt_state: the optimizer's state.
+      noise: the noise key and how often it was used.
+      clip: state of the per-example transform, made from private values alone.
+      private_grad: the last privatised gradient; zeros before the first step.
+      augment_key: the key of all random views; (step, example) are folded into it.
+      num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    averaged: Params
+    opt_state: Any
+    noise: GaussianNoiseState
+    clip: Any
+    private_grad: Grads
+    augment_key: Array
+    num_nonfinite: Int[Array, ""]
+
+
+def private_step(
+    state: TrainState,
+    batch: PaddedBatch,
+    example_at: ExampleAt,
+    *,
+    oracle: Oracle,
+    clip: BoundedTransformation,
+    noise_multiplier: float,
+    expected_batch_size: int,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> TrainState:
+    """A Poisson batch of examples -> the private gradient -> the next weights.
+
+    Args:
+      state: before the step.
+      batch: indices of the examples, so that a microbatch of images exists at a time.
+      example_at: makes an example of its index.
+      oracle: the method: one example's gradient, and where all of them are taken.
+      clip: bounds it by S.
+      noise_multiplier: σ.
+      expected_batch_size: l, public.
+      optimizer: any optax transform of the private gradient.
+      ema_decay: of `state.averaged`; 0 for none.
+      microbatch_size: examples whose gradients exist at once, see `bam.clipped_sum`.
+      mesh: devices that share them.
+
+    Returns:
+      The state after it.
+    """
+    key = jax.random.fold_in(state.augment_key, state.step)
+    noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity)
+    noised, norms = clipped_sum(
+        lambda params, index: oracle.grad(params, example_at(key, index)),
+        clip,
+        oracle.ascend(state.params, state.private_grad),
+        jnp.asarray(batch.indices),
+        mask=jnp.asarray(batch.mask),
+        noise=noise,
+        clip_state=state.clip,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    private_grad, clip_state = finish(clip, mean, state.clip)
+    # From here on everything is post-processing of private_grad.
+    return _descend(state, private_grad, optimizer, ema_decay)._replace(
+        noise=noise_state,
+        clip=clip_state,
+        num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
+    )
+
+
+def ordinary_step(
+    state: TrainState,
+    batch: PaddedBatch,
+    example_at: ExampleAt,
+    *,
+    loss: LossFn,
+    expected_batch_size: int,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> TrainState:
+    """The step without clipping and noise, on the same batches: NOT private."""
+    key = jax.random.fold_in(state.augment_key, state.step)
+    total = plain_sum(
+        lambda params, index: loss(params, example_at(key, index)),
+        state.params,
+        jnp.asarray(batch.indices),
+        mask=jnp.asarray(batch.mask),
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    mean = jax.tree.map(lambda x: x / expected_batch_size, total)
+    return _descend(state, mean, optimizer, ema_decay)
+
+
+def _descend(
+    state: TrainState, gradient: Grads, optimizer: optax.GradientTransformation, ema_decay: float
+) -> TrainState:
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return state._replace(
+        step=state.step + 1,
+        params=params,
+        averaged=_average(state.averaged, params, state.step, ema_decay),
+        opt_state=opt_state,
+        private_grad=gradient,
+    )
+
+
+def _average(averaged: Params, params: Params, step: Int[Array, ""], decay: float) -> Params:
+    """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
+    if decay == 0:
+        return params
+    decay_now: Float[Array, ""] = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+def first_state(
+    seed: int,
+    init: Callable[[Array], Params],
+    optimizer: optax.GradientTransformation,
+    clip: BoundedTransformation,
+) -> TrainState:
+    """The state before the first step; its arrays share no memory, so that a step can take it."""
+    params = init(stream_key(seed, INIT_STREAM))
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        averaged=jax.tree.map(jnp.copy, params),
+        opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
+        noise=GaussianNoiseState(stream_key(seed, NOISE_STREAM), jnp.zeros((), jnp.int32)),
+        clip=jax.tree.map(jnp.copy, clip.init(params)),
+        private_grad=optax.tree.zeros_like(params),
+        augment_key=stream_key(seed, AUGMENT_STREAM),
+        num_nonfinite=jnp.zeros((), jnp.int32),
+    )
+
+
+def stream_key(seed: int, stream: int) -> Array:
+    """The threefry key, of 64 bits, of one random stream of a seed.
+
+    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
+    apart from each other and from the sampler's.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
+    return _as_key(words)
+
+
+def noise_key_from_system() -> Array:
+    """A noise key that nobody can know, the same in every process: `bam.secret_key` for a run."""
+    return _as_key(devices.random_bits(2))
+
+
+def with_noise_key(state: TrainState, key: Array) -> TrainState:
+    """A state whose future noise comes from another key; the count of draws goes on."""
+    key = devices.put(key, state.noise.key.sharding)
+    return state._replace(noise=state.noise._replace(key=key))
+
+
+def without_noise_key(state: TrainState) -> TrainState:
+    """The same state with zeros for a noise key: what may be saved of a run to release."""
+    return with_noise_key(state, _as_key(np.zeros(2, np.uint32)))
+
+
+def _as_key(words: np.ndarray) -> Array:
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
