@@ -22,8 +22,8 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
-from bam import experiment, one_run, parts, report, whole_run
-from bam.privacy import audit, checks
+from bam import experiment, parts, report
+from bam.audit import canary, checks, one_run, whole_run
 from configs import base
 from scripts import cli, tables
 
@@ -186,9 +186,9 @@ def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[s
       A JSON object.
     """
     started = time.perf_counter()
-    plan = experiment.build(config, audit.canary_dataset(num_examples)).plan
-    present, absent = audit.scores(config, num_examples, wanted["num_trials"])
-    found = audit.lower_bound(
+    plan = experiment.build(config, canary.canary_dataset(num_examples)).plan
+    present, absent = canary.scores(config, num_examples, wanted["num_trials"])
+    found = canary.lower_bound(
         present,
         absent,
         sampling_prob=plan.sampling_prob,
@@ -220,11 +220,11 @@ def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[s
 
 @functools.cache
 def whole_run_p_values(method: str) -> dict[str, float]:
-    """Of three runs of a method, cut and resumed, see `bam.whole_run`."""
+    """Of three runs of a method, cut and resumed, see `bam.audit.whole_run`."""
     num_examples, batch_size, num_steps = WHOLE_RUN
     config = config_of(method, batch_size)
     config.num_steps = num_steps
-    dataset = audit.canary_dataset(num_examples, num_classes=10, num_features=36)
+    dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
     return whole_run.audit(experiment.build(config, dataset))
 
 

@@ -10,8 +10,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import stats
 
-from bam import experiment, sampling, step, train, whole_run
-from bam.privacy import audit, checks, gdp
+from bam import experiment, sampling, step, train
+from bam.audit import canary, checks, whole_run
+from bam.privacy import gdp
 from bam.transforms import BoundedTransformation, clip_by_l2_norm
 from configs import base
 
@@ -36,8 +37,8 @@ def config_of(method="dp_sgd", expected_batch_size=8, num_steps=4, **augment):
 def epsilon_lower(setting, num_trials, method="dp_sgd", **augment):
     num_examples, batch_size, num_steps = setting.values()
     config = config_of(method, batch_size, num_steps, **augment)
-    found = audit.scores(config, num_examples, num_trials)
-    return audit.lower_bound(
+    found = canary.scores(config, num_examples, num_trials)
+    return canary.lower_bound(
         *found, sampling_prob=batch_size / num_examples, num_steps=num_steps, delta=1e-5
     ).epsilon_lower
 
@@ -46,7 +47,7 @@ def build(num_steps=NUM_STEPS, clip="l2"):
     """A linear model of two leaves, 10 and 360 numbers, on 80 examples."""
     config = config_of("dp_sgd", 20, num_steps)
     config.clip.name = clip
-    return experiment.build(config, audit.canary_dataset(80, num_classes=10, num_features=36))
+    return experiment.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
 
 
 @functools.cache  # compiled once for all that is planted around its step
@@ -95,7 +96,7 @@ def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm
     assert checks.failures(found, 1e-3) == []
     config = config_of()
     config.clip.name, config.epsilon = clip, 200.0  # hardly any noise
-    present, absent = audit.scores(config, 8, 16)
+    present, absent = canary.scores(config, 8, 16)
     assert 0.9 < np.mean(present) - np.mean(absent) < 1.1  # C² in the place of S² makes it 4
 
 
@@ -105,7 +106,7 @@ def hiding_its_noise(plan):
 
 
 def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
-    non_private = experiment.build(config_of("non_private"), audit.canary_dataset(8))
+    non_private = experiment.build(config_of("non_private"), canary.canary_dataset(8))
     with pytest.raises(ValueError, match="only a private run"):
         whole_run.record(non_private, 0)
     with pytest.raises(ValueError, match="finish"):
@@ -346,7 +347,7 @@ def test_the_bound_holds_as_often_as_it_says_and_gets_close(mu=1.5):
     rng = np.random.default_rng(0)
     truth = gdp.epsilon_of_mu(mu, 1e-5)
     found = [
-        audit.lower_bound(
+        canary.lower_bound(
             rng.normal(mu, 1, 1000), rng.normal(0, 1, 1000),
             sampling_prob=1.0, num_steps=1, delta=1e-5,
         )
@@ -359,9 +360,9 @@ def test_the_bound_holds_as_often_as_it_says_and_gets_close(mu=1.5):
 
 def test_scores_that_say_nothing_give_no_bound_and_too_few_are_refused():
     same = np.linspace(0, 1, 100)
-    found = audit.lower_bound(same, same, sampling_prob=0.5, num_steps=1, delta=1e-5)
+    found = canary.lower_bound(same, same, sampling_prob=0.5, num_steps=1, delta=1e-5)
     assert found.epsilon_lower == found.epsilon_lower_any == 0.0
     with pytest.raises(ValueError, match="at least 50 scores"):
-        audit.lower_bound(same[:40], same, sampling_prob=1.0, num_steps=1, delta=1e-5)
+        canary.lower_bound(same[:40], same, sampling_prob=1.0, num_steps=1, delta=1e-5)
     with pytest.raises(ValueError, match="confidence"):
-        audit.lower_bound(same, same, sampling_prob=1.0, num_steps=1, delta=1e-5, confidence=2)
+        canary.lower_bound(same, same, sampling_prob=1.0, num_steps=1, delta=1e-5, confidence=2)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax_privacy import auditing
 
-from bam import one_run, parts, sampling, whole_run
+from bam import parts, sampling
+from bam.audit import one_run, whole_run
 from bam.privacy import gdp
 from configs import base
 from tests import cases

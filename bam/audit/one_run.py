@@ -29,14 +29,15 @@ from ml_collections import ConfigDict
 from scipy import optimize, special, stats
 
 from bam import experiment, parts, sampling, train, tree
+from bam.audit import canary
+from bam.audit.whole_run import flat
 from bam.data import datasets
 from bam.experiment import Experiment
 from bam.oracles import LossFn, Oracle
-from bam.privacy import audit, gdp
+from bam.privacy import gdp
 from bam.privacy.plan import PrivacyPlan
 from bam.step import TrainState
 from bam.tree import Grads, Params
-from bam.whole_run import flat
 
 # Of a canary's gradient before it is clipped: any clip norm in use is shorter.
 CANARY_NORM = 1e6
@@ -100,7 +101,11 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
     with config.unlocked():
         method = config.method.to_dict()
         config.method = ConfigDict(
-            {"name": "bam.one_run:with_canaries", "method": method, "num_canaries": num_canaries}
+            {
+                "name": "bam.audit.one_run:with_canaries",
+                "method": method,
+                "num_canaries": num_canaries,
+            }
         )
     config.diagnostics.every = 0
     dataset = parts.make_dataset(config.dataset)
@@ -228,7 +233,7 @@ def bounds(found: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds
     num_guesses = guesses(num_canaries)
     order, half = np.argsort(found.scores), num_guesses // 2
     num_correct = int(np.sum(found.included[order[-half:]]) + np.sum(~found.included[order[:half]]))
-    epsilon_lower = audit.epsilon_ruled_out(
+    epsilon_lower = canary.epsilon_ruled_out(
         lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
         plan.sampling_prob,
         plan.num_steps,

@@ -7,7 +7,7 @@ is with probability q, independently of everything.
 
 The noise of a step is what its privatised sum has beyond the clipped gradients of its batch, which
 `Experiment.means` computes again. A gradient that is wrong in both is not seen here, but by the
-canary of `bam.privacy.audit`.
+canary of `bam.audit.canary`.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from bam import parts, sampling, train
+from bam.audit import checks
 from bam.data import datasets
 from bam.experiment import Experiment
-from bam.privacy import checks
 from bam.step import TrainState
 
 

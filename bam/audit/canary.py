@@ -7,8 +7,8 @@ from those a lower bound on ε, which must not exceed the claimed ε. The canary
 S and a direction no other example shares, the worst case that the accountant assumes, so a correct
 implementation at q = 1 is nearly tight.
 
-What a score cannot see, of noise and of batches, `bam.whole_run` looks for in real runs, and
-`bam.one_run` audits a run of one's own.
+What a score cannot see, of noise and of batches, `bam.audit.whole_run` looks for in real runs, and
+`bam.audit.one_run` audits a run of one's own.
 
 Sources: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"; Dong, Roth,
 Su 2019 for trade-off functions.

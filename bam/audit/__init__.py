@@ -1,0 +1,1 @@
+"""What a run gives away: a canary in many short runs, whole runs, a run of one's own."""
