@@ -3,7 +3,7 @@
 Command:   python -m scripts.train --config=configs/cifar10.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.path=FOLDER
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; EPSILON is 1, 2 or 10, δ = 1e-5.
-Data:      `python -m scripts.prepare_data --name=cifar10 --path=FOLDER`, or
+Data:      `python -m scripts.prepare_data --name=cifar10 --path=FOLDER --archive=FILE`, or
            `--config.dataset.source=parquet` or `=archive` with a local folder.
 Hardware:  one GPU with 40 GB or more is meant. Time: not run.
 

@@ -2,8 +2,8 @@
 
     python -m scripts.prepare_data --name=cifar10 --path=FOLDER --archive=cifar-10-python.tar.gz
 
-converts official files from disk, without a network and without TensorFlow. Without --archive
-tensorflow-datasets downloads them; that needs TensorFlow (pip install 'bam[prepare]').
+converts official files from disk, without a network and without TensorFlow. Without --archive it
+says where to fetch them.
 """
 
 from pathlib import Path
@@ -25,25 +25,28 @@ _ARCHIVE = flags.DEFINE_string(
 def main() -> None:
     """Prepares what the flags say and prints where."""
     with cli.one_line_errors():
+        if not _ARCHIVE.value:
+            url = prepared.STOCK[_NAME.value].url
+            raise ValueError(
+                f"--archive is required: download {url} and name the file or its folder"
+            )
         print(prepare(_NAME.value, Path(_PATH.value).expanduser(), _ARCHIVE.value))
 
 
-def prepare(name: str, path: Path, archive: str | None = None) -> Path:
+def prepare(name: str, path: Path, archive: str) -> Path:
     """Prepares one data set.
 
     Args:
       name: "cifar10", "cifar100", "imagenet32" or "mnist".
       path: the folder to write to.
-      archive: official archive, or folder of official files; None: download.
+      archive: official archive, or folder of official files.
 
     Returns:
       The folder that now holds the data set.
 
     Raises:
-      DataError: if it is there already, or cannot be read or downloaded. Nothing is left behind.
+      DataError: if it is there already, or cannot be read. Nothing is left behind.
     """
-    if not archive:
-        return prepared.download(name, path)
     train, test = archives.read(name, Path(archive).expanduser())
     return prepared.write(name, train, test, path)
 

@@ -1,11 +1,7 @@
 """Preparation converts official files, leaves nothing half-done, and gives up at once offline."""
 
-import importlib.machinery
-import importlib.util
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +10,7 @@ import pytest
 from bam.data import archives, datasets, prepared
 from bam.data.common import DataError
 from scripts import prepare_data
+from tests import cases
 
 
 @pytest.fixture
@@ -66,48 +63,6 @@ def test_an_interrupted_preparation_leaves_nothing(archive, tmp_path, monkeypatc
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_without_tensorflow_a_download_says_what_to_fetch_and_where(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name, stock in prepared.STOCK.items():
-        with pytest.raises(DataError, match="needs, is not installed") as caught:
-            prepare_data.prepare(name, tmp_path)
-        assert stock.url in str(caught.value)
-        assert "--archive=FOLDER" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def with_tensorflow(monkeypatch):
-    spec = importlib.machinery.ModuleSpec("tensorflow", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-
-
-def slow_failure(*_, **__):
-    time.sleep(1.5)
-    raise OSError("name or service not known")
-
-
-@pytest.mark.parametrize("network", ["refuses", "is silent", "does not even know the name"])
-def test_offline_a_download_fails_in_seconds(network, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepared, "NETWORK_SECONDS", 0.5)
-    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(proxy, raising=False)
-        monkeypatch.delenv(proxy.upper(), raising=False)
-    with_tensorflow(monkeypatch)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        if network == "refuses":
-            server.close()
-        if network == "does not even know the name":
-            monkeypatch.setattr(socket, "getaddrinfo", slow_failure)
-        stock = prepared.STOCK["cifar10"]._replace(url=url)
-        monkeypatch.setitem(prepared.STOCK, "cifar10", stock)
-        started = time.perf_counter()
-        with pytest.raises(DataError, match=f"{url} does not answer. Download {url} to FOLDER"):
-            prepare_data.prepare("cifar10", tmp_path)
-        assert time.perf_counter() - started < 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_command_fails_in_one_line(tmp_path):
     command = [sys.executable, "-m", "scripts.prepare_data", "--name=cifar10"]
     done = subprocess.run(
@@ -120,4 +75,14 @@ def test_the_command_fails_in_one_line(tmp_path):
     assert done.stdout == ""
     assert done.stderr.startswith("error:")
     assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_an_archive_the_command_says_what_to_fetch(tmp_path):
+    for name, stock in prepared.STOCK.items():
+        done = cases.run_command("scripts.prepare_data", f"--name={name}", f"--path={tmp_path}")
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: --archive is required: download {stock.url} and name the file or its folder\n"
+        )
     assert list(tmp_path.iterdir()) == []

@@ -25,6 +25,15 @@ def test_gaussian_tradeoff_is_symmetric_falls_and_knows_its_ends(mu):
     assert f(np.array([0.5]))[0] == pytest.approx(special.ndtr(-mu))
 
 
+def delta_of_tradeoff(f, epsilon):
+    """The supremum over α of 1 − f(α) − e^ε α: the δ of a mechanism with a symmetric f."""
+    grid = np.logspace(-12, 0, 4001)
+    best = grid[np.argmax(1 - f(grid) - np.exp(epsilon) * grid)]
+    near = best * np.linspace(0.99, 1.01, 200_001)
+    near = near[near <= 1]
+    return max(0.0, float(np.max(1 - f(near) - np.exp(epsilon) * near)))
+
+
 def test_epsilon_delta_tradeoff_is_the_formula_one_works_out_by_hand():
     f = gdp.epsilon_delta_tradeoff(math.log(3), 0.1)
     # 0.9 − 3α left of where both meet, (0.9 − α)/3 right of it, 0 from α = 0.9 on.
@@ -36,13 +45,13 @@ def test_epsilon_delta_tradeoff_is_the_formula_one_works_out_by_hand():
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.2), (1.0, 1e-5), (3.0, 0.01)])
 def test_conversion_to_f_and_back_is_the_identity(epsilon, delta):
     f = gdp.epsilon_delta_tradeoff(epsilon, delta)
-    assert gdp.delta_of_tradeoff(f, epsilon) == pytest.approx(delta, abs=1e-9)
+    assert delta_of_tradeoff(f, epsilon) == pytest.approx(delta, abs=1e-9)
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_delta_of_the_gaussian_tradeoff_is_the_closed_form(mu, epsilon):
-    found = gdp.delta_of_tradeoff(gdp.gaussian_tradeoff(mu), epsilon)
+    found = delta_of_tradeoff(gdp.gaussian_tradeoff(mu), epsilon)
     assert found == pytest.approx(gdp.delta_of_mu(mu, epsilon), abs=1e-9)
 
 
@@ -72,7 +81,7 @@ def test_subsampling_is_convex_symmetric_and_between_no_attack_and_the_whole_mec
 def test_one_subsampled_gaussian_step_is_dp_accountings(epsilon):
     sigma, p = 1.0, 0.2
     f = gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1 / sigma), p)
-    found = gdp.delta_of_tradeoff(f, epsilon)
+    found = delta_of_tradeoff(f, epsilon)
     spent = bam.epsilon(noise_multiplier=sigma, sampling_prob=p, num_steps=1, delta=found)
     assert spent == pytest.approx(epsilon, abs=2e-3)
 

@@ -1,21 +1,16 @@
 """Data sets prepared by tensorflow-datasets, read and written without TensorFlow.
 
-Reading needs array_record files: `scripts/prepare_data.py` makes them, from an official archive
-with `write` or, where TensorFlow is installed, from the network with `download`.
+Reading needs array_record files: `scripts/prepare_data.py` makes them from an official archive.
 
 tensorflow-datasets itself would import the modules that a folder's `features.json` names, and read
 the files that its `dataset_info.json` names. Here neither is used: what a row holds is known.
 """
 
-import importlib.util
 import io
 import json
 import math
 import shutil
 import tempfile
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +29,7 @@ from bam.data.common import (
 
 
 class _Stock(NamedTuple):
-    """How tensorflow-datasets names a data set, and where its files come from."""
+    """How tensorflow-datasets names a data set, and where its official files are."""
 
     folder: str
     version: str
@@ -79,7 +74,6 @@ STOCK = {
     ),
 }
 
-NETWORK_SECONDS = 5.0
 MAX_INFO = 2**20  # bytes of dataset_info.json
 
 
@@ -102,7 +96,7 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
     if not versions:
         raise DataError(
             f"{path}: {stock.folder} is not prepared here; run "
-            f"python -m scripts.prepare_data --name={name} --path={path}"
+            f"python -m scripts.prepare_data --name={name} --path={path} --archive=FILE"
         )
     folder = versions[-1].parent
     content = read_file(folder / "dataset_info.json", MAX_INFO)
@@ -185,42 +179,6 @@ def write(name: str, train: Split, test: Split, path: Path) -> Path:
     return _in_one_move(path, stock.folder, make)
 
 
-def download(name: str, path: Path) -> Path:
-    """Lets tensorflow-datasets download and prepare a data set; this needs TensorFlow.
-
-    Args:
-      name: a key of `STOCK`.
-      path: the folder that tensorflow-datasets calls `data_dir`.
-
-    Returns:
-      The data set's own folder, `path/NAME/VERSION`.
-
-    Raises:
-      DataError: if the data set is there already, TensorFlow is not installed, or the network does
-        not answer within `NETWORK_SECONDS`: it says what to fetch by hand and where to put it.
-    """
-    stock = _stock(name)
-    by_hand = (
-        f"Download {stock.url} to FOLDER by hand and run "
-        f"python -m scripts.prepare_data --name={name} --path={path} --archive=FOLDER"
-    )
-    if importlib.util.find_spec("tensorflow") is None:
-        raise DataError(
-            f"TensorFlow, which downloading {name} needs, is not installed. {by_hand}, which does "
-            "without, or install the extra: pip install 'bam[prepare]'"
-        )
-    if not _answers(stock.url):
-        raise DataError(f"{stock.url} does not answer. {by_hand}")
-
-    import tensorflow_datasets as tfds
-
-    def make(partial: Path) -> None:
-        builder = tfds.builder(stock.folder, data_dir=partial, file_format="array_record")
-        builder.download_and_prepare()
-
-    return _in_one_move(path, stock.folder, make)
-
-
 def _stock(name: str) -> _Stock:
     if name not in STOCK:
         raise DataError(f"source tfds has no data set {name!r}; choose from {', '.join(STOCK)}")
@@ -294,24 +252,3 @@ def _png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")
     return file.getvalue()
-
-
-def _answers(url: str) -> bool:
-    """Whether a server answers in time; a name look-up, which urllib does not time, included."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        request = urllib.request.Request(url, method="HEAD")
-        try:
-            urllib.request.urlopen(request, timeout=NETWORK_SECONDS).close()
-        except urllib.error.HTTPError as error:
-            if error.code >= 500:
-                return
-        except OSError:
-            return
-        answered.set()  # a refusal is an answer too
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(NETWORK_SECONDS)
-    return answered.is_set()

@@ -80,14 +80,6 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 Tradeoff: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
-_GRID = np.concatenate(
-    [
-        np.logspace(-12, -2, 2001),
-        np.linspace(0.01, 0.99, 1961)[1:-1],
-        1 - np.logspace(-2, -12, 2001),
-    ]
-)
-
 
 def gaussian_tradeoff(mu: float) -> Tradeoff:
     r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, of N(0, 1) against N(μ, 1).
@@ -159,31 +151,6 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
         return np.maximum(0.0, np.max(lines, axis=-1))
 
     return f
-
-
-def delta_of_tradeoff(f: Tradeoff, epsilon: float) -> float:
-    r"""The δ at which a mechanism with a symmetric f is (ε, δ)-DP.
-
-    $\delta = \sup_\alpha 1 - f(\alpha) - e^\epsilon \alpha$.
-
-    Args:
-      f: a symmetric trade-off function.
-      epsilon: ε ≥ 0.
-
-    Returns:
-      δ in [0, 1], to about 1e-9.
-    """
-
-    def negative(log_alpha: float) -> float:
-        alpha = np.exp(log_alpha)
-        return float(f(np.array([alpha]))[0] + np.exp(epsilon) * alpha - 1)
-
-    values = 1 - f(_GRID) - np.exp(epsilon) * _GRID
-    best = int(np.argmax(values))
-    ends = np.log(_GRID[[max(best - 1, 0), min(best + 1, len(_GRID) - 1)]])
-    found = optimize.minimize_scalar(negative, bounds=tuple(ends), method="bounded",
-                                     options={"xatol": 1e-12})  # fmt: skip
-    return float(min(1.0, max(0.0, values[best], -found.fun)))
 
 
 def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
