@@ -24,15 +24,15 @@ test-slow: install
 # DEVICE names the result files: make bench DEVICE=h100
 DEVICE ?= cpu
 bench: install
-	$(BIN)/python -m scripts.benchmark_step --out=benchmarks/step_$(DEVICE).json
-	$(BIN)/python -m scripts.benchmark_depth --out=benchmarks/depth_$(DEVICE)
+	$(BIN)/python -m scripts.benchmarks.step --out=benchmarks/step_$(DEVICE).json
+	$(BIN)/python -m scripts.benchmarks.depth --out=benchmarks/depth_$(DEVICE)
 
 # Opacus and jax-privacy beside ours, in an environment of their own. PyTorch's sympy needs an
 # mpmath that is older than the one everything else here is tested with.
 TORCH ?= torch==2.13.0
 PEERS := .venv-peers
 bench-peers: $(PEERS)/installed
-	$(PEERS)/bin/python -m scripts.benchmark_peers --out=benchmarks/peers_$(DEVICE).json
+	$(PEERS)/bin/python -m scripts.benchmarks.peers --out=benchmarks/peers_$(DEVICE).json
 $(PEERS)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	grep -v '^mpmath' constraints.txt > $(PEERS)/constraints.txt

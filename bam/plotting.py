@@ -240,7 +240,7 @@ def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str)
     """Draws accuracy and the seed-paired gain over DP-SGD against ε, with 95 % intervals.
 
     Args:
-      rows: of one data set, as `scripts/table1.py` makes them; those not run are left out.
+      rows: of one data set, as `scripts/paper/table1.py` makes them; those not run are left out.
       path: PNG or SVG file to write.
       title: heading of the figure.
     """

@@ -1,6 +1,6 @@
 """CIFAR-10 at a scale that two CPU cores carry: the question of Table 1, not its numbers.
 
-Command:   python -m scripts.reproduce --table=1 --datasets=cifar10_small --seeds=5
+Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_small --seeds=5
              --workdir=DIR --config.dataset.source=parquet --config.dataset.path=FOLDER
 Hardware:  2-core CPU. Time and accuracy: docs/results.md.
 

@@ -5,7 +5,7 @@ Command:   python -m scripts.train --config=configs/extensions.py:NAME --workdir
            these with "mnist_" before it (and --config.dataset.path=FOLDER).
 Hardware:  any CPU.
 
-Not in the paper. `python -m scripts.extensions` trains all of them and writes their table.
+Not in the paper. `python -m scripts.paper.extensions` trains all of them and writes their table.
 """
 
 from ml_collections import ConfigDict

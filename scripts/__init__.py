@@ -1,1 +1,1 @@
-"""Command-line programs; run each as `python -m scripts.NAME` from the root."""
+"""Commands that a user runs, each as `python -m scripts.NAME` from the root."""

@@ -25,7 +25,7 @@ from rich.table import Table
 from bam import experiment, parts, report
 from bam.audit import canary, checks, one_run, whole_run
 from configs import base
-from scripts import cli, tables
+from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bam import parts, plotting, report, train
 from bam.privacy.accounting import rounded_up
-from scripts import cells, cli, tables
+from scripts.lib import cells, cli, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _METHODS = flags.DEFINE_list(

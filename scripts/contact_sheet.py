@@ -12,7 +12,7 @@ from ml_collections import config_flags
 
 from bam import parts, plotting
 from bam.data import augment
-from scripts import cli
+from scripts.lib import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
 _OUT = flags.DEFINE_string("out", "", "picture to write, PNG or SVG")

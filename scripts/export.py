@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags
 
 from bam import export
-from scripts import cli
+from scripts.lib import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a finished run, trained without a seed")
 _OUT = flags.DEFINE_string("out", "", "folder to write, new or empty")

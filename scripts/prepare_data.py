@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from bam.data import archives, prepared
-from scripts import cli
+from scripts.lib import cli
 
 _NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.", required=True)
 _PATH = flags.DEFINE_string(

@@ -17,7 +17,7 @@ from rich.table import Table
 from bam import parts, plotting, report
 from bam.privacy import accounting, gdp
 from bam.privacy.accounting import rounded_down, rounded_up
-from scripts import cli
+from scripts.lib import cli
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
 _TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")

@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam import parts, report, stats
-from scripts import cells, cli
+from scripts.lib import cells, cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table")

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 
 from bam import devices, report, train
 from bam.privacy.accounting import rounded_up
-from scripts import cli
+from scripts.lib import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
 _WORKDIR = flags.DEFINE_string(

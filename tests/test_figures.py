@@ -6,7 +6,7 @@ import math
 import pytest
 
 from bam import parts, plotting
-from scripts import effects
+from scripts.paper import effects
 from tests.cases import run_command
 
 
@@ -18,7 +18,7 @@ def read_csv(path):
 def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_path):
     def draw(figure, *more):
         done = run_command(
-            "scripts.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
+            "scripts.paper.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
             f"--out={tmp_path}/out", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
             "--config=configs/digits.py", "--config.model.name=linear", "--config.num_steps=2",
             "--config.accountant=rdp",
@@ -46,8 +46,9 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
 def test_a_strength_that_a_method_does_not_take_is_one_line(tmp_path):
     for methods, message in (("bam_sam", "bam_sam takes a"), ("dp_sgd:1", "dp_sgd takes no")):
         done = run_command(
-            "scripts.figures", "--figure=2", f"--workdir={tmp_path}/runs", f"--methods={methods}"
-        )
+            "scripts.paper.figures", "--figure=2", f"--workdir={tmp_path}/runs",
+            f"--methods={methods}",
+        )  # fmt: skip
         assert done.returncode == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
@@ -55,7 +56,7 @@ def test_a_strength_that_a_method_does_not_take_is_one_line(tmp_path):
 
 
 def test_figure_7_is_an_actual_decomposition(tmp_path):
-    done = run_command("scripts.figures", "--figure=7", f"--out={tmp_path}")
+    done = run_command("scripts.paper.figures", "--figure=7", f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
     rows = {
         row["arrow"]: (float(row["first"]), float(row["second"]))

@@ -7,14 +7,15 @@ import pytest
 
 from bam import train
 from configs import digits
-from scripts import pages, performance
+from scripts.benchmarks import performance
+from scripts.lib import pages
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_page_shows_the_measurements_that_are_kept():
     page = (ROOT / "docs/performance.md").read_text()
-    assert performance.fill(page, performance.tables(ROOT / "benchmarks", "cpu")) == page
+    assert pages.fill(page, performance.tables(ROOT / "benchmarks", "cpu")) == page
 
 
 def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
@@ -50,7 +51,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
 
 def test_a_page_without_a_place_for_a_table_is_refused():
     with pytest.raises(ValueError, match="no place for steps"):
-        performance.fill("# Nothing here", {"steps": "| a |"})
+        pages.fill("# Nothing here", {"steps": "| a |"})
 
 
 def test_the_pages_show_the_tables_that_commands_wrote():

@@ -6,7 +6,7 @@ import pytest
 
 from bam import report, train
 from configs import digits
-from scripts import cells
+from scripts.lib import cells
 from tests.cases import run_command
 
 
@@ -98,7 +98,7 @@ TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_s
 
 
 def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
-    command = ("scripts.reproduce", "--table=1", "--datasets=digits", "--epsilons=8",
+    command = ("scripts.paper.reproduce", "--table=1", "--datasets=digits", "--epsilons=8",
                "--methods=dp_sgd,bam_sam", f"--workdir={tmp_path}", *TINY)  # fmt: skip
     stopped = run_command(*command, "--seeds=2", "--max_seconds=0.001")
     assert stopped.returncode == 0, stopped.stderr
@@ -129,7 +129,7 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
 def test_a_mistaken_reproduction_is_one_line_and_writes_nothing(flag, message, tmp_path):
     workdir = tmp_path / "table"
     done = run_command(
-        "scripts.reproduce", "--datasets=digits", flag, f"--workdir={workdir}", *TINY
+        "scripts.paper.reproduce", "--datasets=digits", flag, f"--workdir={workdir}", *TINY
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

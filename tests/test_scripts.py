@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from configs import base
-from scripts import compare, logistic, table1
+from scripts import compare
+from scripts.paper import logistic, table1
 from tests.cases import run_command
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bam import stats
-from scripts import table1
+from scripts.paper import table1
 
 
 def test_the_interval_of_five_values_is_students():

@@ -8,7 +8,7 @@ import pytest
 
 from bam import models
 from bam.models.layers import _conv2d_as_matmul
-from scripts import timing
+from scripts.lib import timing
 from tests.cases import run_command
 
 
@@ -59,7 +59,7 @@ def test_the_deep_network_has_a_layers_weights_per_layer_and_one_compiled_block(
 
 def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
     done = run_command(
-        "scripts.benchmark_depth", f"--out={tmp_path}/depth", "--depths=2", "--width=4",
+        "scripts.benchmarks.depth", f"--out={tmp_path}/depth", "--depths=2", "--width=4",
         "--batch=2", "--trials=2", "--repeats=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -73,7 +73,7 @@ def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
 @pytest.mark.slow
 def test_the_step_benchmark_writes_every_number(tmp_path):
     done = run_command(
-        "scripts.benchmark_step", f"--out={tmp_path}/step.json", "--width=4", "--batch=2",
+        "scripts.benchmarks.step", f"--out={tmp_path}/step.json", "--width=4", "--batch=2",
         "--views=2", "--trials=2", "--memory_batches=4,8", timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from bam.checkpoint import Checkpoints
 from bam.data import archives, datasets, parquet, prepared, safe_pickle
 from bam.data.common import DataError, Split, decode_images
 from configs import digits
-from scripts import cli
+from scripts.lib import cli
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)

@@ -1,6 +1,6 @@
 """Time per example of a training step, every method, on a CIFAR-shaped problem.
 
-python -m scripts.benchmark_step --out=benchmarks/step_cpu.json
+python -m scripts.benchmarks.step --out=benchmarks/step_cpu.json
 """
 
 import functools
@@ -16,7 +16,7 @@ from absl import flags
 from bam import devices, experiment, models, report, sampling
 from bam.data import datasets
 from configs import cifar10
-from scripts import cli, timing
+from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bam import parts, stats
-from scripts import tables
+from scripts.lib import tables
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
 # The paper has one column for BAM; its runs use the SAM approximation.

@@ -1,6 +1,6 @@
 """What BAM's cheaper ascents do to clipping bias and accuracy, beside the full ascent and DP-SGD.
 
-python -m scripts.ascents --config=configs/cifar10_small.py --workdir=runs/ascents --seeds=3
+python -m scripts.paper.ascents --config=configs/cifar10_small.py --workdir=runs/ascents --seeds=3
 """
 
 import json
@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam import report, stats
-from scripts import cells, cli, tables
+from scripts.lib import cells, cli, tables
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, without a method")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table")

@@ -1,6 +1,6 @@
 """Runs the missing cells of the paper's Table 1 and prints ours beside the paper's.
 
-python -m scripts.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
+python -m scripts.paper.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
 
 import itertools
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bam import plotting, report
-from scripts import cells, cli, table1
+from scripts.lib import cells, cli
+from scripts.paper import table1
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
 _DATASETS = flags.DEFINE_list(

@@ -1,10 +1,9 @@
 """Writes the tables of docs/performance.md from the measurements in benchmarks/.
 
-python -m scripts.performance
+python -m scripts.benchmarks.performance
 """
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 from absl import flags
 
 from bam import parts, report
-from scripts import cli
-from scripts.tables import markdown
+from scripts.lib import cli
+from scripts.lib.pages import fill
+from scripts.lib.tables import markdown
 
 _PAGE = flags.DEFINE_string("page", "docs/performance.md", "page whose tables are rewritten")
 _FOLDER = flags.DEFINE_string("folder", "benchmarks", "folder of the measurements")
@@ -34,6 +34,8 @@ PEERS = {
     "opacus_hooks": "Opacus, hooks",
     "opacus_ghost": "Opacus, ghost clipping",
 }
+# Methods that are measured only there.
+LABELS = {"bam_reverse": "BAM (reverse-over-reverse)"}
 # ratio, JSON file and keys of numerator and denominator, bound, whether at most or at least
 TARGETS: list[tuple[str, str, str, str, float, str]] = [
     ("DP-SGD / ours, not private", "step", "dp_sgd_ms", "nonprivate_ms", 1.0, "≤"),
@@ -82,27 +84,6 @@ def tables(folder: Path, device: str) -> dict[str, str]:
         "depth": _depth(files["depth"]),
         "ascents": ascents.read_text(encoding="utf-8") if ascents.exists() else "Not measured.\n",
     }
-
-
-def fill(text: str, found: Mapping[str, str]) -> str:
-    """A page with the text between `<!-- NAME -->` and `<!-- end -->` replaced.
-
-    Args:
-      text: the page.
-      found: name -> what belongs there.
-
-    Returns:
-      The new page.
-
-    Raises:
-      ValueError: if a name has no place on the page.
-    """
-    for name, table in found.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not place.search(text):
-            raise ValueError(f"the page has no place for {name}: <!-- {name} --> … <!-- end -->")
-        text = place.sub(lambda m, table=table: f"{m[1]}\n{table}\n{m[2]}", text)  # type: ignore[misc]
-    return text
 
 
 def _observations(files: Mapping[str, Any], file: str, key: str) -> list[float] | None:
@@ -204,7 +185,7 @@ def _depth(data: Any) -> str:
         ]
         for depth in depths
     ]
-    labels = [f"{parts.label(m)}, ms" for m in methods]
+    labels = [f"{LABELS.get(m, parts.label(m))}, ms" for m in methods]
     compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
     return markdown(["layers", *labels, *compiling], rows)
 

@@ -1,6 +1,6 @@
 """Accuracy against ε of private logistic regression: clipping gradients against clipping inputs.
 
-python -m scripts.logistic --out=docs/results/logistic
+python -m scripts.paper.logistic --out=docs/results/logistic
 """
 
 import statistics
@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from bam import plotting, report, train
 from bam.data import datasets
 from configs import logistic
-from scripts import cli
+from scripts.lib import cli
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")

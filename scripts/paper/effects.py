@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bam import stats
-from scripts import tables
+from scripts.lib import tables
 
 # ‖bias‖ = ‖ĝ‖ × relative bias, so the first ratio is the product of the next two.
 RATIOS = {"bias_norm": "‖bias‖ ×", "gradient_norm": "= ‖ĝ‖ ×", "relative_bias": "· relative ×"}

@@ -1,6 +1,6 @@
 """A paper estimate of a step on many accelerators: its arithmetic, not a measurement.
 
-python -m scripts.scaling [--config=configs/imagenet32.py:bam_sam] [--rate_tflops=20] …
+python -m scripts.benchmarks.estimate [--config=configs/imagenet32.py:bam_sam] [--rate_tflops=20] …
 
 Compute: multiplications and additions of every example's gradient, over the assumed rate.
 Communication: one all-reduce of the sum, float32, by a ring over the assumed bandwidth and latency.
@@ -19,7 +19,7 @@ from rich.console import Console
 from bam import models, tree
 from bam.data.datasets import DATASETS
 from bam.parts import make_oracle
-from scripts import cli, tables, timing
+from scripts.lib import cli, tables, timing
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/imagenet32.py:bam_sam")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 1_281_167, "N of the training split")

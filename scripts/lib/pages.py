@@ -1,13 +1,14 @@
 """Puts the tables that commands wrote beside their results into the pages that show them.
 
-python -m scripts.pages
+python -m scripts.lib.pages
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from bam import report
-from scripts import cli
-from scripts.performance import fill
+from scripts.lib import cli
 
 # Page -> place on it -> file of the table.
 PAGES = {
@@ -45,6 +46,27 @@ def main() -> None:
                 for place, table in places.items()
             }
             report.write_text(path, fill(path.read_text(encoding="utf-8"), tables))
+
+
+def fill(text: str, found: Mapping[str, str]) -> str:
+    """A page with the text between `<!-- NAME -->` and `<!-- end -->` replaced.
+
+    Args:
+      text: the page.
+      found: name -> what belongs there.
+
+    Returns:
+      The new page.
+
+    Raises:
+      ValueError: if a name has no place on the page.
+    """
+    for name, table in found.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"the page has no place for {name}: <!-- {name} --> … <!-- end -->")
+        text = place.sub(lambda m, table=table: f"{m[1]}\n{table}\n{m[2]}", text)  # type: ignore[misc]
+    return text
 
 
 if __name__ == "__main__":

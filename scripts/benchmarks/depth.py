@@ -1,6 +1,6 @@
 """Step time and compile time against depth (Figure 3 of arXiv 2308.12018), on toy data.
 
-python -m scripts.benchmark_depth --out=benchmarks/depth_cpu
+python -m scripts.benchmarks.depth --out=benchmarks/depth_cpu
 """
 
 import functools
@@ -15,7 +15,8 @@ from absl import flags
 
 import bam
 from bam import models, oracles, parts, plotting, report, tree
-from scripts import cli, timing
+from scripts.benchmarks.performance import LABELS
+from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .png and .svg are written")
 _DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
@@ -40,7 +41,7 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
 METHODS = {name: row for name, row in parts.METHODS.items() if name != "non_private"} | {
     "bam_reverse": parts.Method(
         reverse_over_reverse,
-        "BAM (reverse-over-reverse)",
+        LABELS["bam_reverse"],
         {"color": "#009E73", "linestyle": ":"},
         strength="penalty",
     )

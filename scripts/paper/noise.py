@@ -1,6 +1,6 @@
 """What noise that ends somewhere costs: a floor on δ, of float32 inversion and of ours.
 
-python -m scripts.noise --out=docs/noise.json
+python -m scripts.paper.noise --out=docs/noise.json
 
 An output that is impossible without an example, but not with it, has no place in an (ε, δ)
 guarantee but in δ, at every ε. For a clipped gradient in one coordinate that no other example
@@ -23,7 +23,7 @@ import bam
 from bam import grid, report
 from bam.data.archives import ROWS
 from configs import cifar10, digits, imagenet32
-from scripts import cli, tables
+from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
 

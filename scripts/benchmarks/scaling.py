@@ -1,6 +1,6 @@
 """How much faster a run gets with more CPU cores: as devices of one process, and as processes.
 
-python -m scripts.benchmark_scaling --out=benchmarks/scaling_cpu.json \
+python -m scripts.benchmarks.scaling --out=benchmarks/scaling_cpu.json \
   --train="--config=configs/digits.py:bam_sam --config.accountant=rdp" [--train=…]
 
 Every run is `python -m scripts.train` with these arguments, on one core and on all of them. What is
@@ -22,7 +22,7 @@ from typing import Any
 from absl import flags
 
 from bam import report
-from scripts import cli, tables
+from scripts.lib import cli, tables
 
 _TRAIN = flags.DEFINE_multi_string("train", None, "arguments of scripts.train, one flag for each")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write, and a table beside it")

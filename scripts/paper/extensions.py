@@ -1,7 +1,7 @@
 """Trains the worked extensions of `examples/` beside DP-SGD and BAM, and writes their table.
 
-python -m scripts.extensions --out=docs/extensions_digits.json
-python -m scripts.extensions --out=docs/extensions_mnist.json --dataset=mnist --path=FOLDER \
+python -m scripts.paper.extensions --out=docs/extensions_digits.json
+python -m scripts.paper.extensions --out=docs/extensions_mnist.json --dataset=mnist --path=FOLDER \
   --num_steps=100 --expected_batch_size=256
 """
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from bam import report, train
 from bam.privacy.accounting import rounded_up
 from configs import extensions
-from scripts import cli, tables
+from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", None, "JSON file to write, and a table beside it")
 _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to train on")

@@ -1,11 +1,11 @@
 """The paper's figures 2 and 4 to 7, each from runs that this command makes or finds in its workdir.
 
-python -m scripts.figures --figure=2 --workdir=runs/figures --out=docs/figures \
+python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
 Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
 DP-SGD's; "method" is of three descents in two dimensions. All of them read private data and are NOT
-PRIVATE, but for 7 and method, which have none. Figure 3 is scripts.benchmark_depth's.
+PRIVATE, but for 7 and method, which have none. Figure 3 is scripts.benchmarks.depth's.
 """
 
 import csv
@@ -20,7 +20,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from bam import checkpoint, devices, diagnostics, parts, plotting, report, train
-from scripts import cells, cli, effects, sketch
+from scripts.lib import cells, cli
+from scripts.paper import effects, sketch
 
 _FIGURE = flags.DEFINE_enum(
     "figure",

@@ -1,6 +1,6 @@
 """How a step's time per example grows in batch, views and width.
 
-python -m scripts.benchmark_growth --out=benchmarks/growth_cpu.json
+python -m scripts.benchmarks.growth --out=benchmarks/growth_cpu.json
 """
 
 from pathlib import Path
@@ -8,7 +8,8 @@ from pathlib import Path
 from absl import flags
 
 from bam import report
-from scripts import benchmark_step, cli, timing
+from scripts.benchmarks import step
+from scripts.lib import cli, timing
 
 # One of these changes at a time, from batch 32, one view, width 16.
 AXES = {"batch": (8, 32, 128), "views": (1, 4, 16), "width": (8, 16, 32, 64)}
@@ -30,10 +31,8 @@ def main() -> None:
                 name = f"{method} batch {at['batch']} views {at['views']} width {at['width']}"
                 points[axis, value, method] = name, at["batch"]
                 if name not in calls:
-                    built = benchmark_step.experiment_of(
-                        method, {}, at["views"], at["batch"], at["width"]
-                    )
-                    calls[name], compiling[name] = benchmark_step.step_of(built, at["batch"])
+                    built = step.experiment_of(method, {}, at["views"], at["batch"], at["width"])
+                    calls[name], compiling[name] = step.step_of(built, at["batch"])
     seconds = timing.measure(calls, flags.FLAGS.trials, flags.FLAGS.repeats)
     rows = []
     for (axis, value, method), (name, batch) in points.items():

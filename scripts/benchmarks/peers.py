@@ -16,8 +16,8 @@ from absl import flags
 
 import bam
 from bam import devices, engine, models, report
-from scripts import cli, timing
-from scripts.performance import PEERS
+from scripts.benchmarks.performance import PEERS
+from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)

@@ -1,0 +1,1 @@
+"""Commands that measure time and memory, each as `python -m scripts.benchmarks.NAME`."""
