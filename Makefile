@@ -5,12 +5,14 @@ BIN := .venv/bin
 .PHONY: install demo test test-slow bench bench-peers audit-deps docs lint types check format clean
 
 install: .venv/installed
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: EXTRAS := dev
+.venv/demo: EXTRAS := train,plots
+.venv/installed .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch .venv/demo $@  # dev has all that the demo needs
 
-demo: install
+demo: .venv/demo
 	$(BIN)/python -m scripts.compare --config=configs/digits.py --workdir=runs/demo --overwrite \
 	  --num_seeds=3 --config.diagnostics.every=20 --config.diagnostics.num_examples=256
 
@@ -28,17 +30,17 @@ bench: install
 	$(BIN)/python -m scripts.benchmarks.depth --out=benchmarks/depth_$(DEVICE)
 
 # Opacus and jax-privacy beside ours, in an environment of their own. PyTorch's sympy needs an
-# mpmath that is older than the one everything else here is tested with.
+# mpmath that is older than the one everything else here is tested with; setuptools is PyTorch's.
 TORCH ?= torch==2.13.0
 PEERS := .venv-peers
 bench-peers: $(PEERS)/installed
 	$(PEERS)/bin/python -m scripts.benchmarks.peers --out=benchmarks/peers_$(DEVICE).json
 $(PEERS)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
-	grep -v '^mpmath' constraints.txt > $(PEERS)/constraints.txt
+	grep -v '^mpmath\|^setuptools' constraints.txt > $(PEERS)/constraints.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c $(PEERS)/constraints.txt \
-	  -e . jax-privacy 'opacus>=1.6'
+	  -e '.[train]' jax-privacy 'opacus>=1.6'
 	touch $@
 
 # Known vulnerabilities of the pinned packages, from the network; without it, it says so.

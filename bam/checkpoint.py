@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from bam import tree
+from bam.extras import needs
+
+with needs("train"):
+    import orbax.checkpoint as ocp
 
 State = TypeVar("State")
 

@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
-from ml_collections import ConfigDict
 
 from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
+from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step
 from bam.transforms import clip_by_l2_norm
 from bam.tree import Grads, Params
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,16 +14,19 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
-from flax import traverse_util
 from jaxtyping import Array, Float
 
 import bam
 from bam import checkpoint, models, report, statement
 from bam.data import datasets
+from bam.extras import needs
 from bam.privacy import accounting
 from bam.tree import Params
+
+with needs("train"):
+    import safetensors
+    import safetensors.numpy
+    from flax import traverse_util
 
 __all__ = ["Released", "export", "load"]
 

@@ -22,12 +22,11 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import optax
-from ml_collections import ConfigDict
 
 from bam import models, oracles, tree
 from bam.data import datasets
+from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan
 from bam.transforms import (
     BoundedTransformation,
@@ -36,6 +35,10 @@ from bam.transforms import (
     normalize,
     sensitivity_of,
 )
+
+with needs("train"):
+    import flax.linen as nn
+    from ml_collections import ConfigDict
 
 
 class Method(NamedTuple):

@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-import matplotlib.colors
-
-matplotlib.use("Agg")
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.ticker import PercentFormatter
 
 from bam import parts
+from bam.extras import needs
+
+with needs("plots"):
+    import matplotlib
+    import matplotlib.colors
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import PercentFormatter
 
 # What a comparison of runs shows: ‖bias‖ never without the panels that say what it is made of.
 COMPARED = {

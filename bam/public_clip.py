@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
-from ml_collections import ConfigDict
 
 from bam import models, parts, tree
 from bam.data import datasets
 from bam.engine import per_example_sum
+from bam.extras import needs
 from bam.tree import Params
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3

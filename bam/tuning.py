@@ -16,15 +16,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Array
-from ml_collections import ConfigDict
 
 from bam import devices, models, parts
 from bam.data import datasets
 from bam.engine import clipped_sum, plain_sum
+from bam.extras import needs
 from bam.files import write_json
 from bam.models import layers
 from bam.transforms import clip_by_l2_norm
 from bam.tree import Grads, Params
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95

@@ -22,13 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 from scipy import stats
 
 from bam import devices, experiment, sampling
 from bam.data import datasets
+from bam.extras import needs
 from bam.privacy import accounting, gdp
 from bam.step import NOISE_STREAM, stream_key, with_noise_key
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 CANARY = 0  # its row, which padded rows name too: should they leak, they leak it
 # Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large

@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from ml_collections import ConfigDict
 from scipy import optimize, special, stats
 
 from bam import experiment, parts, sampling, train, tree
@@ -33,11 +32,15 @@ from bam.audit import canary
 from bam.audit.whole_run import flat
 from bam.data import datasets
 from bam.experiment import Experiment
+from bam.extras import needs
 from bam.oracles import LossFn, Oracle
 from bam.privacy import gdp
 from bam.privacy.plan import PrivacyPlan
 from bam.step import TrainState
 from bam.tree import Grads, Params
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 # Of a canary's gradient before it is clipped: any clip norm in use is shorter.
 CANARY_NORM = 1e6

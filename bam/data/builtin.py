@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from bam.data.common import Split
+from bam.extras import needs
 
 # Public assumption: the range [0, b] in which each measurement of a cell nucleus is expected, in
 # the order of scikit-learn's columns (radius, texture, perimeter, area, smoothness, compactness,
@@ -25,7 +26,8 @@ def digits() -> tuple[Split, Split]:
     Returns:
       Training and test split, the same for every seed of every run, with equal class shares.
     """
-    from sklearn import datasets
+    with needs("train"):
+        from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     images = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
@@ -40,7 +42,8 @@ def breast_cancer() -> tuple[Split, Split]:
     Returns:
       Training and test split, the same for every seed of every run, with equal class shares.
     """
-    from sklearn import datasets
+    with needs("train"):
+        from sklearn import datasets
 
     features, labels = datasets.load_breast_cancer(return_X_y=True)
     images = features.astype(np.float32).reshape(-1, 1, 1, features.shape[1])
@@ -57,7 +60,8 @@ def breast_cancer_scale() -> tuple[Float32[np.ndarray, " 30"], Float32[np.ndarra
 
 
 def _split(images: np.ndarray, labels: np.ndarray, num_test: int) -> tuple[Split, Split]:
-    from sklearn import model_selection
+    with needs("train"):
+        from sklearn import model_selection
 
     train_images, test_images, train_labels, test_labels = model_selection.train_test_split(
         images, labels, test_size=num_test, random_state=0, stratify=labels

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt8
 
+from bam.extras import needs
+
 # Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
 IMAGE_FORMATS = ("PNG", "JPEG")
 # Of the first image of a data set whose size is not known: 50 MB decoded.
@@ -148,7 +150,8 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.n
 def _decode(
     encoded: bytes | None, where: str, row: int, shape: tuple[int, ...] | None
 ) -> np.ndarray:
-    from PIL import Image
+    with needs("data"):
+        from PIL import Image
 
     if encoded is None:
         raise DataError(f"{where}: row {row}: no image bytes")

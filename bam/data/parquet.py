@@ -21,6 +21,7 @@ from bam.data.common import (
     check_size,
     decode_images,
 )
+from bam.extras import needs
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
@@ -91,9 +92,10 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.ndarray]:
     """Encoded images, equal ones the same object where the file repeats one, and labels."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+    with needs("data"):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
 
     encoded: list[bytes | None] = []
     numbers: list[np.ndarray] = []
@@ -140,8 +142,9 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
 
 def _num_classes(file: Path) -> int:
     """The number of class names that a file's schema metadata give; 0 if they do not."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needs("data"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     try:
         metadata = pq.read_schema(file).metadata or {}

@@ -26,6 +26,7 @@ from bam.data.common import (
     decode_images,
     read_file,
 )
+from bam.extras import needs
 
 
 class _Stock(NamedTuple):
@@ -136,7 +137,8 @@ def write(name: str, train: Split, test: Split, path: Path) -> Path:
     Raises:
       DataError: if the data set is there already.
     """
-    import tensorflow_datasets as tfds
+    with needs("data"):
+        import tensorflow_datasets as tfds
 
     stock = _stock(name)
     base, _, config = stock.folder.partition("/")
@@ -189,7 +191,9 @@ def _read_split(
     stock: _Stock, folder: Path, split: str, shards: list[int] | None, official: int
 ) -> Split:
     """Reads the shards of a split, whose numbers of rows are given, in order."""
-    from tensorflow_datasets.proto import tf_example_pb2
+    with needs("data"):  # both here: below, what fails is the files' fault
+        from array_record.python.array_record_module import ArrayRecordReader
+        from tensorflow_datasets.proto import tf_example_pb2
 
     where = f"{folder}: {split}"
     if not shards:
@@ -197,11 +201,12 @@ def _read_split(
     if sum(shards) > official:
         raise DataError(f"{where}: {sum(shards)} rows, the official split has {official}")
     encoded, labels = [], []
+    limit = 2 * math.prod(stock.shape) + 2**16
     stem = f"{stock.folder.partition('/')[0]}-{split}.array_record"
     try:
         for shard, num_rows in enumerate(shards):
             file = folder / f"{stem}-{shard:05d}-of-{len(shards):05d}"
-            for record in _records(file, num_rows, 2 * math.prod(stock.shape) + 2**16):
+            for record in _records(ArrayRecordReader, file, num_rows, limit):
                 row = tf_example_pb2.Example.FromString(record).features.feature
                 encoded.append(row["image"].bytes_list.value[0])
                 labels.append(row["label"].int64_list.value[0])
@@ -212,13 +217,11 @@ def _read_split(
     return Split(decode_images(encoded, where, stock.shape), numbers)
 
 
-def _records(file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
+def _records(open_reader: Any, file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
     """The records, of `limit` bytes at most, of a file that should have so many."""
-    from array_record.python import array_record_module
-
     # One after the other: reading ahead, it would unpack many that are too large at once.
     options = "readahead_buffer_size:0,max_parallelism:1"
-    reader = array_record_module.ArrayRecordReader(str(file), options=options)
+    reader = open_reader(str(file), options=options)
     try:
         if reader.num_records() != num_rows:
             raise ValueError(f"{reader.num_records()} rows in {file.name}, not {num_rows}")
@@ -247,7 +250,8 @@ def _in_one_move(path: Path, inner: str, make: Callable[[Path], object]) -> Path
 
 
 def _png(image: np.ndarray) -> bytes:
-    from PIL import Image
+    with needs("data"):
+        from PIL import Image
 
     file = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")

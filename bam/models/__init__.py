@@ -7,13 +7,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
 from bam import tree
+from bam.extras import needs
+
+with needs("train"):  # here for every module of this package
+    import flax.linen as nn
+
 from bam.models.convnet import ConvNet
 from bam.models.deep import DeepResidual
 from bam.models.layers import WEIGHT_STANDARDISATIONS, convolutions_as
