@@ -1,0 +1,186 @@
+"""What `pip install bam` brings is what `import bam` needs; what is missing names its extra."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from bam import extras
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# What the README's snippet leaves to its reader.
+GIVEN = """
+import bam
+import jax
+import jax.numpy as jnp
+
+def loss_fn(params, example):
+    return 0.5 * (example["x"] @ params["w"] - example["y"]) ** 2
+
+params = {"w": jnp.ones(3)}
+batch = {"x": jnp.eye(3)[jnp.arange(32) % 3], "y": jnp.zeros(32)}
+mask = jnp.arange(32) < 20
+step = 0
+"""
+
+CHECKS = """
+gradients = jax.vmap(oracle.grad, (None, 0))(params, batch)
+updates, _ = tx.update(gradients, tx.init(params), params)
+assert jax.tree.structure(updates) == jax.tree.structure(private_grad) == jax.tree.structure(params)
+assert jnp.all(jnp.isfinite(private_grad["w"])) and jnp.all(jnp.isfinite(updates["w"]))
+assert 0.5 < sigma < 50
+print(bam.__file__)
+"""
+
+# Each prints what it is told when it needs what is not there.
+MISSING = """
+from bam.data import builtin, common
+for attempt in (
+    lambda: __import__("bam.models"),
+    lambda: __import__("bam.checkpoint"),
+    lambda: __import__("bam.parts"),
+    builtin.digits,
+    lambda: common.decode_images([b""], "a.parquet", (8, 8, 1)),
+):
+    try:
+        attempt()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+def run(python, *arguments, cwd):
+    """Runs a Python of its own, which sees what is installed beside it and `cwd` alone."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [python, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=600
+    )
+
+
+def installed(requirements):
+    """The distributions here that `requirements` ask for, with all that those need in turn."""
+    distributions = {}
+    for requirement in map(Requirement, requirements):
+        name = canonicalize_name(requirement.name)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            distribution = importlib.metadata.distribution(name)
+            distributions[name] = distribution
+            distributions |= installed(distribution.requires or [])
+    return distributions
+
+
+def snippet():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Use it as a library")[2]
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy, since building writes beside the sources."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "bam", source / "bam", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+    built = run(sys.executable, "-c", build, out, cwd=source)
+    assert built.returncode == 0, built.stderr
+    (path,) = out.glob("bam-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def core(wheel, tmp_path_factory):
+    """The Python of an environment with the wheel and links to what its dependencies bring."""
+    folder = tmp_path_factory.mktemp("core")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for distribution in installed(PROJECT["dependencies"]).values():
+        for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            (packages / name).symlink_to(distribution.locate_file(name))
+    pip = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    answer = run(sys.executable, *pip, cwd=folder)
+    assert answer.returncode == 0, answer.stderr
+    return python
+
+
+def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_alone(core, tmp_path):
+    assert len(PROJECT["dependencies"]) <= 7
+    answer = run(core, "-W", "error", "-c", GIVEN + snippet() + CHECKS + MISSING, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    place, *lines = answer.stdout.splitlines()
+    assert Path(place).is_relative_to(core.parents[1])
+    assert lines == [
+        "flax is not installed: pip install 'bam[train]'",
+        "orbax is not installed: pip install 'bam[train]'",
+        "ml_collections is not installed: pip install 'bam[train]'",
+        "sklearn is not installed: pip install 'bam[train]'",
+        "PIL is not installed: pip install 'bam[data]'",
+    ]
+
+
+def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
+    answer = run(core, "-m", "scripts.train", "--config=configs/digits.py", cwd=ROOT)
+    assert answer.returncode == 2
+    assert answer.stderr == "error: ml_collections is not installed: pip install 'bam[train]'\n"
+
+
+def test_so_is_one_that_misses_a_package_only_later():
+    without = "import sys, runpy; sys.modules['sklearn'] = None; sys.argv[0] = 'scripts.train'; "
+    without += "runpy.run_module('scripts.train', run_name='__main__', alter_sys=True)"
+    arguments = ("--config=configs/digits.py", "--config.dry_run=true")
+    answer = run(sys.executable, "-c", without, *arguments, cwd=ROOT)
+    assert answer.returncode == 2
+    assert answer.stderr == "error: sklearn is not installed: pip install 'bam[train]'\n"
+
+
+def test_import_bam_imports_nothing_that_an_extra_brings():
+    optional = {
+        canonicalize_name(Requirement(requirement).name)
+        for extra in ("train", "data", "plots")
+        for requirement in PROJECT["optional-dependencies"][extra]
+    }
+    modules = {
+        module
+        for module, names in importlib.metadata.packages_distributions().items()
+        if optional & set(map(canonicalize_name, names))
+    }
+    assert modules >= {"flax", "matplotlib", "ml_collections", "orbax", "pyarrow", "sklearn"}
+    listing = "import sys; import bam; print(*sys.modules); import bam.report; print(*sys.modules)"
+    answer = run(sys.executable, "-c", listing, cwd=ROOT)
+    core, report = (
+        {name.partition(".")[0] for name in x.split()} for x in answer.stdout.split("\n", 1)
+    )
+    assert not modules & core
+    assert modules & report == {"ml_collections", "tensorboardX"}  # it would have been seen
+
+
+def test_pictures_name_their_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    spec = importlib.util.find_spec("bam.plotting")
+    with pytest.raises(extras.MissingExtraError) as caught:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert str(caught.value) == "matplotlib is not installed: pip install 'bam[plots]'"
+
+
+@pytest.mark.slow
+def test_pip_installs_the_wheel_alone_and_the_snippet_runs(wheel, tmp_path):
+    venv.create(tmp_path, with_pip=True)
+    python = tmp_path / "bin" / "python"
+    pip = ("-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel)
+    answer = run(python, *pip, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    answer = run(python, "-c", GIVEN + snippet() + CHECKS, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
