@@ -1,13 +1,12 @@
 """Figures from metrics, in one style."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bam import parts
+from bam import parts, stats
 from bam.extras import needs
 
 with needs("plots"):
@@ -27,9 +26,6 @@ COMPARED = {
     "not_private/cosine": "direction kept, cos(ĝ_clip, ĝ)",
     "not_private/fraction_clipped": "share of examples clipped",
 }
-# Pictures that do not change when they are drawn again.
-matplotlib.rcParams["svg.hashsalt"] = "bam"
-SVG_METADATA = {"Date": None}
 
 
 class Line(NamedTuple):
@@ -112,7 +108,7 @@ def panels(
 
     Args:
       charts: at least one.
-      path: PNG or SVG file to write.
+      path: PNG file to write.
       title: heading of the figure.
       num_columns: charts per row.
       share_y: one y axis for all, for quantities that are compared across charts.
@@ -147,20 +143,11 @@ def panels(
             axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
         axis.set_xlabel(chart.x_label)
         axis.set_title(chart.title, fontsize=11)
-        _tidy(axis)
     for axis in list(axes.flat)[len(charts) :]:
         axis.set_axis_off()
-    if handles:
-        characters = 13 * figure.get_figwidth()  # that fit side by side
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=max(1, int(characters / (max(map(len, handles)) + 7))),
-            frameon=False,
-        )
+    legend_below(figure, handles)
     figure.suptitle(title, fontsize=12)
-    _save(figure, path)
+    save(figure, path)
 
 
 def over_seeds(
@@ -180,6 +167,21 @@ def over_seeds(
     return steps, np.array([[one[step] for step in steps] for one in series], dtype=float)
 
 
+def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: Mapping[str, Any]) -> Line:
+    """A line of the mean ± SD over seeds.
+
+    Args:
+      label: in the legend.
+      x: positions, `[n]`.
+      values: `[seeds, n]`.
+      style: see `styles`.
+    """
+    estimates = [stats.estimate(at_x) for at_x in values.T.tolist()]
+    means = [found.mean if found else np.nan for found in estimates]
+    spread = [found.sd or 0.0 for found in estimates if found] if len(values) > 1 else None
+    return Line(label, x, means, spread, style)
+
+
 def compare_runs(
     runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
     methods: Sequence[Mapping[str, Any]],
@@ -191,7 +193,7 @@ def compare_runs(
     Args:
       runs: label -> one list of metrics rows per seed.
       methods: `method` sections of the runs' configs, whose labels the runs' are.
-      path: PNG or SVG file to write.
+      path: PNG file to write.
       title: heading of the figure.
     """
     charts, style = [], styles(methods)
@@ -200,261 +202,62 @@ def compare_runs(
         for name, seeds in runs.items():
             steps, values = over_seeds(seeds, quantity)
             if steps:
-                spread = values.std(axis=0) if len(seeds) > 1 else None
-                lines.append(Line(name, steps, values.mean(axis=0), spread, style[name]))
+                lines.append(mean_line(name, steps, values, style[name]))
         charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
     panels(charts, path, title)
 
 
-def accuracy_against_epsilon(rows: Sequence[Mapping[str, Any]], ceiling: float, path: Path) -> None:
-    """Draws test accuracy, mean ± SD over seeds, against ε, one line per kind of clipping.
+def error_bars(
+    axis: Any,
+    x: Sequence[float],
+    mean: Sequence[float],
+    spread: Any,
+    label: str,
+    style: Mapping[str, Any],
+) -> None:
+    """Draws points with bars on a Matplotlib axis, joined by a line.
 
     Args:
-      rows: with `clipping`, `target_epsilon`, `test_accuracy_mean`, `test_accuracy_sd`.
-      ceiling: accuracy of the non-private fit, drawn as a line above.
-      path: PNG or SVG file to write.
+      axis: where.
+      x: positions.
+      mean: values.
+      spread: half the bars' lengths, or two rows of what is below and above; None in it (a single
+        run has no interval) is no bar, rather than one of length zero.
+      label: in the legend.
+      style: colour, line style and so on.
     """
-    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    styles = {"gradients": style_of("dp_sgd"), "inputs": style_of("bam_sam")}
-    for clipping, style in styles.items():
-        chosen = [row for row in rows if row["clipping"] == clipping]
-        axis.errorbar(
-            [row["target_epsilon"] for row in chosen],
-            [row["test_accuracy_mean"] for row in chosen],
-            yerr=[row["test_accuracy_sd"] for row in chosen],
-            label=f"clip {clipping}",
-            marker="o",
-            markersize=4,
-            capsize=3,
-            linewidth=1.8,
-            **style,
-        )
-    axis.axhline(ceiling, label="scikit-learn, not private", **style_of("non_private"))
-    axis.set_xscale("log")
-    axis.set_xlabel("ε")
-    axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
-    axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    _tidy(axis)
-    axis.legend(frameon=False)
-    _save(figure, path)
+    bars = np.array(spread, dtype=float)
+    look: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
+    axis.errorbar(x, mean, yerr=bars, label=label, capsize=3, **look)
 
 
-def accuracy_and_gain(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draws accuracy and the seed-paired gain over DP-SGD against ε, with 95 % intervals.
+def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
+    """Puts one legend under a figure, in as many columns as fit.
 
     Args:
-      rows: of one data set, as `scripts/paper/table1.py` makes them; those not run are left out.
-      path: PNG or SVG file to write.
-      title: heading of the figure.
+      figure: Matplotlib's.
+      handles: label -> what it stands for; nothing is drawn for none.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.0), layout="constrained")
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    for axis, quantity in ((left, "accuracy"), (right, "difference")):
-        for number, method in enumerate(methods):
-            chosen = [row for row in rows if row["method"] == method and row[quantity]]
-            if not chosen:
-                continue
-            sidestep = 1 + 0.04 * (number - (len(methods) - 1) / 2)  # intervals do not hide others
-            axis.errorbar(
-                [row["epsilon"] * sidestep for row in chosen],
-                [row[quantity]["mean"] for row in chosen],
-                yerr=[_or_nan(row[quantity]["half_width"]) for row in chosen],
-                label=parts.label(method),
-                marker="o",
-                markersize=4,
-                capsize=3,
-                linewidth=1.8,
-                **style_of(method),
-            )
-        axis.set_xscale("log")
-        epsilons = sorted({row["epsilon"] for row in rows})
-        axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-        axis.minorticks_off()
-        axis.set_xlabel("ε")
-        _tidy(axis)
-    left.set_title("test accuracy, %", fontsize=11)
-    right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
-    right.axhline(0, color=style_of("dp_sgd")["color"], linewidth=1)
-    handles, labels = left.get_legend_handles_labels()
     if handles:
+        characters = 13 * figure.get_figwidth()  # that fit side by side
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=len(handles), frameon=False
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=max(1, int(characters / (max(map(len, handles)) + 7))),
+            frameon=False,
         )
-    figure.suptitle(title, fontsize=12)
-    _save(figure, path)
 
 
-def time_against_depth(
-    rows: Sequence[Mapping[str, Any]],
-    methods: Mapping[str, parts.Method],
-    path: Path,
-    device: str,
-) -> None:
-    """Draws step time and compile time against depth, one line per method.
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure in the common style, and closes it.
 
     Args:
-      rows: with `depth`, `method`, `median`, `low`, `high` and `compile_seconds`.
-      methods: name -> label and style.
-      path: PNG or SVG file to write.
-      device: named in the heading.
+      figure: Matplotlib's.
+      path: PNG file to write.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
-    for method in dict.fromkeys(row["method"] for row in rows):
-        chosen = [row for row in rows if row["method"] == method]
-        depths = [row["depth"] for row in chosen]
-        middle = np.array([row["median"] for row in chosen])
-        ends = np.array([[row["low"] for row in chosen], [row["high"] for row in chosen]])
-        style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5, **methods[method].style}
-        left.errorbar(
-            depths,
-            1e3 * middle,
-            yerr=1e3 * np.abs(ends - middle),
-            capsize=3,
-            label=methods[method].label,
-            **style,
-        )
-        right.plot(depths, [row["compile_seconds"] for row in chosen], **style)
-    left.set_title("step, ms (median and quartiles)", fontsize=11)
-    right.set_title("compilation, s", fontsize=11)
-    for axis in (left, right):
-        axis.set_xlabel("layers")
-        axis.set_ylim(bottom=0)
-        _tidy(axis)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(f"Time against depth, {device}", fontsize=12)
-    _save(figure, path)
-
-
-def decomposition(
-    gradients: np.ndarray,
-    clip_norm: float,
-    arrows: Mapping[str, np.ndarray],
-    path: Path,
-    title: str,
-) -> None:
-    """Draws two-dimensional gradients, their clipping, and Theorem 1's decomposition of the mean.
-
-    Args:
-      gradients: `[n, 2]`, per example.
-      clip_norm: C.
-      arrows: "ĝ", "ĝ_clip = a·ĝ + c", "a·ĝ" and "c", each `[2]`; c starts where a·ĝ ends.
-      path: PNG or SVG file to write.
-      title: heading of the figure.
-    """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.9), layout="constrained")
-    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-    clipped = gradients / np.maximum(1, norms / clip_norm)
-    grey, blue = style_of("non_private")["color"], style_of("bam_sam")["color"]
-    for g, c in zip(gradients, clipped, strict=True):
-        left.plot([c[0], g[0]], [c[1], g[1]], color=grey, linewidth=1, linestyle=(0, (2, 2)))
-        left.plot([0, c[0]], [0, c[1]], color=blue, linewidth=1, alpha=0.5)
-    left.scatter(*gradients.T, s=16, color=grey, label="gradient g_i", zorder=3)
-    left.scatter(*clipped.T, s=16, color=blue, label="clipped", zorder=3)
-    left.add_patch(plt.Circle((0, 0), clip_norm, fill=False, label=f"norm C = {clip_norm:g}"))
-    left.set_title("a batch", fontsize=11)
-    colors = dict(zip(arrows, ("#000000", blue, "#E69F00", "#CC79A7"), strict=True))
-    starts = {"c": arrows["a·ĝ"]}
-    for (name, arrow), width in zip(arrows.items(), (5, 5, 10, 5), strict=True):
-        right.quiver(
-            *starts.get(name, np.zeros(2)), *arrow, color=colors[name], label=name, angles="xy",
-            scale_units="xy", scale=1, width=width / 800, zorder=2 if width == 10 else 3,
-        )  # fmt: skip
-    ends = np.array([np.zeros(2), arrows["ĝ"], arrows["ĝ_clip = a·ĝ + c"]])
-    right.scatter(*ends.T, s=0)  # arrows alone do not widen the axes
-    right.margins(0.15)
-    right.set_title("its mean, clipped: shorter (a) and turned (c)", fontsize=11)
-    for axis in (left, right):
-        axis.set_aspect("equal", adjustable="datalim")
-        axis.legend(frameon=False, fontsize=9, loc="best")
-        axis.set_xlabel("first parameter")
-        _tidy(axis)
-    left.set_ylabel("second parameter")
-    figure.suptitle(title, fontsize=12)
-    _save(figure, path)
-
-
-def descents(
-    grid: np.ndarray,
-    losses: np.ndarray,
-    paths: Mapping[str, np.ndarray],
-    clouds: Mapping[str, np.ndarray],
-    clip_norm: float,
-    path: Path,
-) -> None:
-    """Draws paths of two-dimensional weights over a loss, and the gradients where each one ends.
-
-    Args:
-      grid: `[rows, columns, 2]`, weights.
-      losses: `[rows, columns]`, the mean loss there.
-      paths: name -> `[steps, 2]`, weights; at most three names.
-      clouds: name -> `[n, 2]`, every example's gradient at the end of the path.
-      clip_norm: C, drawn as a circle.
-      path: PNG or SVG file to write.
-    """
-    figure, axes = plt.subplots(1, 1 + len(paths), figsize=(12.5, 3.9), layout="constrained")
-    left, *right = axes
-    left.contour(grid[..., 0], grid[..., 1], losses, 18, colors="#999999", linewidths=0.6)
-    styles = [style_of(key) for key in ("non_private", "dp_sgd", "bam_sam")]
-    limit = 1.1 * max(np.abs(cloud).max() for cloud in clouds.values())
-    for axis, (name, steps), style in zip(right, paths.items(), styles, strict=True):
-        color = style["color"]
-        left.plot(*steps.T, color=color, linewidth=1.8, label=name)
-        left.scatter(*steps[-1], s=42, color=color, zorder=3)
-        axis.scatter(*clouds[name].T, s=14, color=color)
-        axis.add_patch(plt.Circle((0, 0), clip_norm, fill=False, linewidth=1))
-        share = np.mean(np.linalg.norm(clouds[name], axis=1) > clip_norm)
-        axis.set_title(f"{name}: gradients at its end,\n{share:.0%} longer than C", fontsize=10)
-        axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xlabel="first parameter")
-        axis.set_aspect("equal")
-    left.set_title("weights, from one start,\nover the loss", fontsize=10)
-    left.set_aspect("equal", adjustable="box")
-    left.set(xlabel="first parameter", ylabel="second parameter")
-    left.legend(fontsize=8, loc="upper left")
-    right[0].set_ylabel("second parameter")
-    for axis in axes:
-        _tidy(axis)
-    _save(figure, path)
-
-
-def contact_sheet(images: np.ndarray, path: Path, title: str) -> None:
-    """Draws a grid of small images, one row per example.
-
-    Args:
-      images: `[rows, columns, height, width, channels]` uint8, 1 or 3 channels.
-      path: PNG or SVG file to write.
-      title: heading of the figure.
-    """
-    num_rows, num_columns, _, _, channels = images.shape
-    figure, axes = plt.subplots(
-        num_rows,
-        num_columns,
-        figsize=(0.7 * num_columns + 0.3, 0.72 * num_rows + 0.5),
-        squeeze=False,
-        layout="constrained",
-    )
-    for row in range(num_rows):
-        for column in range(num_columns):
-            axis = axes[row, column]
-            image = images[row, column]
-            axis.imshow(image[..., 0] if channels == 1 else image, cmap="gray", vmin=0, vmax=255)
-            axis.set_axis_off()
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _or_nan(half_width: float | None) -> float:
-    """One run has no interval: no bar is drawn, rather than one of length zero."""
-    return math.nan if half_width is None else half_width
-
-
-def _tidy(axis: Any) -> None:
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Any, path: Path) -> None:
-    metadata = SVG_METADATA if path.suffix == ".svg" else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    for axis in figure.axes:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -19,8 +19,6 @@ from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
-from rich.table import Table
 
 from bam import experiment, parts, report
 from bam.audit import canary, checks, one_run, whole_run
@@ -36,6 +34,14 @@ _CONFIDENCE = flags.DEFINE_float("confidence", 0.95, "of every lower bound")
 _ONE_RUN = flags.DEFINE_bool("one_run", False, "train --config once, with canaries; --out keeps it")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD, of --one_run")
 _CANARIES = flags.DEFINE_integer("canaries", 1000, "of --one_run, half of which take part", 20)
+cli.ensure(
+    ("one_run", "config"),
+    lambda one_run, config: one_run == (config is not None),
+    "--one_run and --config=configs/NAME.py:METHOD belong together",
+)
+cli.ensure(
+    ("one_run", "out"), lambda one_run, out: one_run or out, "--out is required: the JSON file"
+)
 
 # N and expected batch size: every example in every step, and one in four.
 SETTINGS = ((8, 8), (40, 10))
@@ -51,10 +57,6 @@ ONE_RUN_COLUMNS = (
 def main() -> None:
     """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
     with cli.one_line_errors():
-        if _ONE_RUN.value != (_CONFIG.value is not None):
-            raise ValueError("--one_run and --config=configs/NAME.py:METHOD belong together")
-        if not _OUT.value and not _ONE_RUN.value:
-            raise ValueError("--out is required: the JSON file to write")
         out = Path(_OUT.value) if _OUT.value else None
         rows = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else []
         cli.use_compilation_cache()
@@ -76,7 +78,7 @@ def audit_methods(rows: list[dict[str, Any]], out: Path) -> None:
             if not any(wanted.items() <= row.items() for row in rows):
                 rows.append(run(config, num_examples, wanted))
                 keep(rows, out)
-    Console().print(as_table(of_many_runs(rows)))
+    tables.show(COLUMNS, as_cells(of_many_runs(rows)))
 
 
 def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
@@ -150,12 +152,11 @@ def keep(rows: list[dict[str, Any]], out: Path) -> None:
     """Writes all rows, and a table of each kind that there is beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     report.write_json(out, rows)
-    if of_many_runs(rows):
-        report.write_text(out.with_suffix(".md"), markdown(of_many_runs(rows)))
-    if one_runs := [row for row in rows if row.get("kind") == "one_run"]:
-        cells = [as_one_run_cells(row) for row in one_runs]
+    if many := as_cells(of_many_runs(rows)):
+        report.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, many))
+    if single := as_one_run_cells([row for row in rows if row.get("kind") == "one_run"]):
         path = out.with_name(f"{out.stem}_one_run.md")
-        report.write_text(path, tables.markdown(ONE_RUN_COLUMNS, cells))
+        report.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
 
 
 def of_many_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -175,16 +176,7 @@ def config_of(method: str, batch_size: int) -> ConfigDict:
 
 
 def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[str, Any]:
-    """One setting: its scores, and what they say.
-
-    Args:
-      config: from `config_of`.
-      num_examples: N.
-      wanted: the facts that identify the setting, kept in the row.
-
-    Returns:
-      A JSON object.
-    """
+    """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
     started = time.perf_counter()
     plan = experiment.build(config, canary.canary_dataset(num_examples)).plan
     present, absent = canary.scores(config, num_examples, wanted["num_trials"])
@@ -228,42 +220,37 @@ def whole_run_p_values(method: str) -> dict[str, float]:
     return whole_run.audit(experiment.build(config, dataset))
 
 
-def as_cells(row: dict[str, Any]) -> list[str]:
-    """A row as text, in the order of `COLUMNS`."""
+def as_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The table as text, in the order of `COLUMNS`."""
     return [
-        parts.label(row["method"]),
-        f"{row['sampling_prob']:g}",
-        f"{row['claimed_epsilon']:.2f}",
-        f"{row['empirical_epsilon_lower']:.2f}",
-        f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
-        f"2 × {row['num_trials']}",
+        [
+            parts.label(row["method"]),
+            f"{row['sampling_prob']:g}",
+            f"{row['claimed_epsilon']:.2f}",
+            f"{row['empirical_epsilon_lower']:.2f}",
+            f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
+            f"2 × {row['num_trials']}",
+        ]
+        for row in rows
     ]
 
 
-def as_one_run_cells(row: dict[str, Any]) -> list[str]:
+def as_one_run_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Likewise, in the order of `ONE_RUN_COLUMNS`."""
-    method = parts.label(row["method"])
     return [
-        f"{row['dataset']}, {row['model']}, {method}",
-        f"{row['num_canaries']} beside {row['num_examples']}",
-        f"{row['sampling_prob']:.3g}",
-        f"{row['num_steps']}",
-        f"{row['num_correct']} of {row['num_guesses']}",
-        f"{row['claimed_epsilon']:.2f}",
-        f"{row['empirical_epsilon_lower']:.2f}",
-        f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
-        f"{row['test_accuracy']:.1%}",
+        [
+            f"{row['dataset']}, {row['model']}, {parts.label(row['method'])}",
+            f"{row['num_canaries']} beside {row['num_examples']}",
+            f"{row['sampling_prob']:.3g}",
+            f"{row['num_steps']}",
+            f"{row['num_correct']} of {row['num_guesses']}",
+            f"{row['claimed_epsilon']:.2f}",
+            f"{row['empirical_epsilon_lower']:.2f}",
+            f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
+            f"{row['test_accuracy']:.1%}",
+        ]
+        for row in rows
     ]
-
-
-def as_table(rows: list[dict[str, Any]]) -> Table:
-    """The audit as a table for the terminal."""
-    return tables.terminal(COLUMNS, [as_cells(row) for row in rows])
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The audit as a table for documents."""
-    return tables.markdown(COLUMNS, [as_cells(row) for row in rows])
 
 
 if __name__ == "__main__":

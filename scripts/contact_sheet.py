@@ -12,34 +12,53 @@ from ml_collections import config_flags
 
 from bam import parts, plotting
 from bam.data import augment
+from bam.extras import needs
 from scripts.lib import cli
 
+with needs("plots"):
+    from matplotlib import pyplot as plt
+
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
-_OUT = flags.DEFINE_string("out", "", "picture to write, PNG or SVG")
+_OUT = flags.DEFINE_string("out", "", "PNG file to write")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 8, "rows of the sheet", lower_bound=1)
-flags.mark_flags_as_required(["config"])
+cli.require("config", "out")
 
 
 def main() -> None:
     """Writes one row per example: the image itself, then its views."""
     with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: the picture to write")
         config = _CONFIG.value
         dataset = parts.make_dataset(config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip")}
         augment.check(config.augment.views, **options)
-    rows = []
-    for index in range(min(_NUM_EXAMPLES.value, len(dataset.train.labels))):
-        image = jax.numpy.asarray(dataset.train.images[index])
-        key = jax.random.fold_in(jax.random.key(config.seed or 0), index)
-        views = augment.views(key, image, num_views=config.augment.views, **options)
-        rows.append(np.concatenate([np.asarray(image)[None], np.asarray(views)]))
-    title = (
-        f"{dataset.name}: the image, then {config.augment.views} views "
-        f"(shift ≤ {config.augment.shift}, flip {config.augment.flip})"
+        rows = []
+        for index in range(min(_NUM_EXAMPLES.value, len(dataset.train.labels))):
+            image = jax.numpy.asarray(dataset.train.images[index])
+            key = jax.random.fold_in(jax.random.key(config.seed or 0), index)
+            views = augment.views(key, image, num_views=config.augment.views, **options)
+            rows.append(np.concatenate([np.asarray(image)[None], np.asarray(views)]))
+        title = (
+            f"{dataset.name}: the image, then {config.augment.views} views "
+            f"(shift ≤ {options['shift']}, flip {options['flip']})"
+        )
+        draw(np.array(rows), Path(_OUT.value), title)
+
+
+def draw(images: np.ndarray, path: Path, title: str) -> None:
+    """Draws uint8 images `[rows, columns, height, width, 1 or 3]` as a grid."""
+    num_rows, num_columns, _, _, channels = images.shape
+    figure, axes = plt.subplots(
+        num_rows,
+        num_columns,
+        figsize=(0.7 * num_columns + 0.3, 0.72 * num_rows + 0.5),
+        squeeze=False,
+        layout="constrained",
     )
-    plotting.contact_sheet(np.array(rows), Path(_OUT.value), title)
+    for axis, image in zip(axes.flat, images.reshape(-1, *images.shape[2:]), strict=True):
+        axis.imshow(image[..., 0] if channels == 1 else image, cmap="gray", vmin=0, vmax=255)
+        axis.set_axis_off()
+    figure.suptitle(title, fontsize=10)
+    plotting.save(figure, path)
 
 
 if __name__ == "__main__":

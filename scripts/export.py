@@ -15,14 +15,12 @@ _OUT = flags.DEFINE_string("out", "", "folder to write, new or empty")
 _NOMINAL = flags.DEFINE_bool(
     "nominal", False, "also take a run with a seed; its PRIVACY.md begins by saying what that means"
 )
+cli.require("workdir", "out")
 
 
 def main() -> None:
     """Writes the folder, or says in one line why it cannot be released."""
     with cli.one_line_errors():
-        for name, value in (("workdir", _WORKDIR.value), ("out", _OUT.value)):
-            if not value:
-                raise ValueError(f"--{name} is required")
         export.export(Path(_WORKDIR.value), Path(_OUT.value), nominal=_NOMINAL.value)
     print(f"{', '.join(export.FILES)} in {_OUT.value}; read PRIVACY.md before you pass it on")
 

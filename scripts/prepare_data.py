@@ -13,13 +13,12 @@ from absl import flags
 from bam.data import archives, prepared
 from scripts.lib import cli
 
-_NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.", required=True)
-_PATH = flags.DEFINE_string(
-    "path", None, "Folder to write to: tensorflow-datasets' data_dir.", required=True
-)
+_NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.")
+_PATH = flags.DEFINE_string("path", "", "Folder to write to: tensorflow-datasets' data_dir.")
 _ARCHIVE = flags.DEFINE_string(
     "archive", None, "Official archive, or folder of official files, to convert."
 )
+cli.require("name", "path")
 
 
 def main() -> None:
@@ -30,7 +29,7 @@ def main() -> None:
             raise ValueError(
                 f"--archive is required: download {url} and name the file or its folder"
             )
-        print(prepare(_NAME.value, Path(_PATH.value).expanduser(), _ARCHIVE.value))
+        print(prepare(str(_NAME.value), Path(_PATH.value).expanduser(), _ARCHIVE.value))
 
 
 def prepare(name: str, path: Path, archive: str) -> Path:

@@ -28,15 +28,18 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "with --coordinator=HOST:PORT")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "likewise: 0 to num_processes - 1")
-flags.mark_flags_as_required(["config"])
+cli.require("config")
+cli.ensure(
+    ("config", "workdir"),
+    lambda config, workdir: workdir or (config and config.dry_run),
+    "--workdir is required: the folder for the run's files",
+)
 
 
 def main() -> None:
     """Builds the experiment, prints its privacy plan, trains."""
     with cli.one_line_errors():
         config = _CONFIG.value
-        if not _WORKDIR.value and not config.dry_run:
-            raise ValueError("--workdir is required: the folder for the run's files")
         cli.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         if not config.dry_run:
             report.check_resumable(Path(_WORKDIR.value), config)

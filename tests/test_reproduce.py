@@ -35,7 +35,7 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
     run({"a/seed0": tiny(0), "a/seed1": tiny(1), "a/seed2": tiny(2)})
     assert events == ["a/seed0", "a/seed1", "a/seed2"]
     assert (tmp_path / "a/seed0/summary.json").read_bytes() == first
-    assert set(cells.summaries({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
+    assert set(cells.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
 
     with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
         run({"a/seed0": tiny(0, epsilon=1.0)})
@@ -51,7 +51,7 @@ def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
 
     run(lambda: next(answers))
     assert events == [("a", "stopped after step 1 of 2")]
-    assert cells.summaries(all_cells, tmp_path) == {}
+    assert cells.finished(all_cells, tmp_path) == {}
     run(lambda: False)
     assert [name for name, _ in events] == ["a", "a", "b"]
     assert (tmp_path / "a/checkpoints/2").is_dir()
@@ -83,7 +83,7 @@ def test_a_cell_that_becomes_free_is_trained_after_all(tmp_path):
 
     cells.run({"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False, on_event)
     assert events == ["b", "a"]
-    assert set(cells.summaries({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
+    assert set(cells.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
 
 
 def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from configs import base
 from scripts import compare
+from scripts.lib import cells, tables
 from scripts.paper import logistic, table1
 from tests.cases import run_command
 
@@ -52,14 +53,14 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
 
 def test_a_comparison_rounds_epsilon_and_delta_up():
     summary = {"dataset": "digits", "seed": 0, "epsilon": 1.2341, "delta": 1.44441e-5}
-    assert "(1.24, 1.45e-05)-DP" in compare._title([compare.Run({}, [], summary)])
+    assert "(1.24, 1.45e-05)-DP" in compare.title([cells.Run({}, [], summary)])
     row = {key: None for key in (
         "bias_norm_mean", "gradient_norm_mean", "relative_bias_mean", "cosine_mean",
         "test_accuracy_sd",
     )}  # fmt: skip
     row |= {"method": "dp_sgd", "epsilon": 1.2341, "test_accuracy_mean": 0.9, "seconds": 1.0}
-    assert compare.as_cells(row)[1] == "1.24"
-    assert compare.as_cells(row | {"epsilon": None})[1] == "–"
+    assert compare.as_cells([row])[0][1] == "1.24"
+    assert compare.as_cells([row | {"epsilon": None}])[0][1] == "–"
 
 
 def test_comparing_nothing_is_one_line(tmp_path):
@@ -79,7 +80,7 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
         "bias_norm_mean": None, "gradient_norm_mean": None, "relative_bias_mean": None,
         "cosine_mean": None, "seconds": 1.0,
     }  # fmt: skip
-    lines = compare.markdown([row]).splitlines()
+    lines = tables.markdown(compare.COLUMNS, compare.as_cells([row])).splitlines()
     assert lines[2] == "| non-private | – | 50.0 | – | – | – | – | 1.0 |"
 
 
@@ -100,14 +101,17 @@ def test_every_method_of_the_base_config_exists():
 def test_the_readme_shows_the_table_that_the_demo_printed():
     root = Path(__file__).parents[1]
     table = (root / "docs/demo/table.md").read_text()
-    assert table == compare.markdown(json.loads((root / "docs/demo/summary.json").read_text()))
+    rows = json.loads((root / "docs/demo/summary.json").read_text())
+    assert table == tables.markdown(compare.COLUMNS, compare.as_cells(rows))
     assert table in (root / "README.md").read_text()
 
 
 def test_the_results_page_shows_the_logistic_table_that_was_run():
     docs = Path(__file__).parents[1] / "docs"
     run_ = json.loads((docs / "results/logistic.json").read_text())
-    table = logistic.markdown(run_["rows"], run_["non_private_sklearn"])
+    lines = logistic.as_cells(run_["rows"], run_["non_private_sklearn"])
+    table = tables.markdown(logistic.COLUMNS, lines)
+    assert table == (docs / "results/logistic.md").read_text()
     assert table in (docs / "results.md").read_text()
     assert logistic.non_private_accuracy() == run_["non_private_sklearn"]
 
@@ -116,7 +120,8 @@ def test_the_results_page_shows_the_tables_that_were_run():
     docs = Path(__file__).parents[1] / "docs"
     page, small = (docs / "results.md").read_text(), docs / "results/cifar10_small"
     rows = json.loads((small / "table1.json").read_text())["rows"]
-    assert table1.markdown(rows) == (small / "table1.md").read_text()
+    table = tables.markdown(table1.COLUMNS, [table1.as_cells(row) for row in rows], table1.LEFT)
+    assert table == (small / "table1.md").read_text()
     for table in ("table1.md", "search.md"):
         assert (small / table).read_text() in page
     assert all(len(row["seeds"]) >= 5 for row in rows)

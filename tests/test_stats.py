@@ -3,6 +3,7 @@
 import pytest
 
 from bam import stats
+from scripts.lib import tables
 from scripts.paper import table1
 
 
@@ -30,7 +31,10 @@ def test_only_seeds_that_both_have_are_paired():
 
 
 def table_row(method, accuracies, baseline=None):
-    return table1.row("cifar10_small", "cifar10", 2.0, method, accuracies, baseline or {})
+    ours, theirs = (
+        {seed: 100 * value for seed, value in of.items()} for of in (accuracies, baseline or {})
+    )
+    return table1.row("cifar10_small", "cifar10", 2.0, method, ours, theirs)
 
 
 def test_a_row_of_the_table_sets_ours_beside_the_papers():
@@ -53,5 +57,7 @@ def test_what_was_not_run_says_so():
 
 
 def test_every_row_of_the_markdown_table_has_all_columns():
-    lines = table1.markdown([table_row("dp_sgd", {0: 0.5})]).splitlines()
+    cells = [table1.as_cells(table_row("dp_sgd", {0: 0.5}))]
+    lines = tables.markdown(table1.COLUMNS, cells, table1.LEFT).splitlines()
+    assert lines[1].startswith("|---|---:|---|---:|")
     assert len({line.count("|") for line in lines}) == 1

@@ -67,7 +67,6 @@ def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
     assert len(found["rows"]) == 5
     assert all(0 < r["low"] <= r["median"] <= r["high"] for r in found["rows"])
     assert (tmp_path / "depth.png").stat().st_size > 10_000
-    assert (tmp_path / "depth.svg").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -4,26 +4,29 @@ python -m scripts.benchmarks.depth --out=benchmarks/depth_cpu
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import flags
+from matplotlib import pyplot as plt
 
 import bam
 from bam import models, oracles, parts, plotting, report, tree
 from scripts.benchmarks.performance import LABELS
 from scripts.lib import cli, timing
 
-_OUT = flags.DEFINE_string("out", "", "path without extension: .json, .png and .svg are written")
+_OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")
 _DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
 _WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
+cli.require("out")
 
 STRENGTH = 0.05
 
@@ -51,8 +54,6 @@ METHODS = {name: row for name, row in parts.METHODS.items() if name != "non_priv
 def main() -> None:
     """Times every method at every depth, then writes the numbers and the figure."""
     with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: where the numbers and the figure go")
         depths = [int(depth) for depth in _DEPTHS.value]
         if min(depths) < 2:
             raise ValueError("--depths must be at least 2")
@@ -81,8 +82,32 @@ def main() -> None:
         "versions": report.versions(),
     }
     report.write_json(out.with_suffix(".json"), {**settings, "rows": rows})
-    for suffix in (".png", ".svg"):
-        plotting.time_against_depth(rows, METHODS, out.with_suffix(suffix), report.device_name())
+    draw(rows, out.with_suffix(".png"))
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws step time and compile time against depth, one line per method."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        chosen = [row for row in rows if row["method"] == method]
+        depths = [row["depth"] for row in chosen]
+        low, median, high = (
+            1e3 * np.array([row[key] for row in chosen]) for key in ("low", "median", "high")
+        )
+        look = {**METHODS[method].style, "markersize": 3.5}
+        bars = (median - low, high - median)
+        plotting.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
+        compiling = [row["compile_seconds"] for row in chosen]
+        right.plot(depths, compiling, linewidth=1.8, marker="o", **look)
+    left.set_title("step, ms (median and quartiles)", fontsize=11)
+    right.set_title("compilation, s", fontsize=11)
+    for axis in (left, right):
+        axis.set_xlabel("layers")
+        axis.set_ylim(bottom=0)
+    handles, labels = left.get_legend_handles_labels()
+    plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
+    figure.suptitle(f"Time against depth, {report.device_name()}", fontsize=12)
+    plotting.save(figure, path)
 
 
 def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:

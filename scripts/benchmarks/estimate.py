@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
 
-from bam import models, tree
+from bam import models, report, tree
 from bam.data.datasets import DATASETS
 from bam.parts import make_oracle
 from scripts.lib import cli, tables, timing
@@ -31,32 +30,19 @@ _MARKDOWN = flags.DEFINE_string("markdown", "", "file for the table; '': none")
 
 
 class Step(NamedTuple):
-    """What one step costs, whatever the number of devices.
+    """What one step costs, whatever the number of devices."""
 
-    Attributes:
-      num_params: P.
-      flops: of one example's gradient, its views included.
-      batch_size: l.
-    """
-
-    num_params: int
-    flops: int
-    batch_size: int
+    num_params: int  # P
+    flops: int  # of one example's gradient, its views included
+    batch_size: int  # l
 
 
 class Estimate(NamedTuple):
-    """One step on D devices.
+    """One step on D devices; `efficiency` is the speed-up over one device, divided by D."""
 
-    Attributes:
-      compute_seconds: the fullest device's share of the examples.
-      communication_seconds: of the all-reduce.
-      megabytes: sent by each device.
-      efficiency: speed-up over one device, divided by D.
-    """
-
-    compute_seconds: float
-    communication_seconds: float
-    megabytes: float
+    compute_seconds: float  # the fullest device's share of the examples
+    communication_seconds: float  # of the all-reduce
+    megabytes: float  # sent by each device
     efficiency: float
 
 
@@ -76,18 +62,10 @@ def cost(config: ConfigDict) -> Step:
 def estimate(
     step: Step, num_devices: int, rate: float, bandwidth: float, latency: float
 ) -> Estimate:
-    """The arithmetic.
+    """The arithmetic, in operations, bytes and seconds.
 
-    Args:
-      step: from `cost`.
-      num_devices: D.
-      rate: operations per second of one device.
-      bandwidth: bytes per second of one device.
-      latency: seconds of a message.
-
-    Returns:
-      ⌈l/D⌉ · flops / rate; a ring's 2 (D - 1)/D · 4 P bytes over the bandwidth, and 2 log₂ D
-      latencies (of a tree, as such libraries use for many devices).
+    ⌈l/D⌉ · flops / rate; a ring's 2 (D - 1)/D · 4 P bytes over the bandwidth, and 2 log₂ D
+    latencies (of a tree, as such libraries use for many devices).
     """
     share = math.ceil(step.batch_size / num_devices)
     compute = share * step.flops / rate
@@ -125,12 +103,13 @@ def main() -> None:
         title = (
             f"{config.method.name} on {config.dataset.name}, {config.model.name}: "
             f"{step.num_params:,} parameters, {step.flops / 1e9:.2f} GFLOP per example of "
-            f"{config.augment.views} views, l = {step.batch_size}. ESTIMATE, nothing was run"
+            f"{config.augment.views} views, l = {step.batch_size}"
         )
-        Console(width=120).print(tables.terminal(columns, rows, title))
+        tables.show(columns, rows, f"{title}. ESTIMATE, nothing was run")
         if _MARKDOWN.value:
-            table = f"{title.removesuffix('. ESTIMATE, nothing was run')}:\n\n"
-            Path(_MARKDOWN.value).write_text(table + tables.markdown(columns, rows))
+            report.write_text(
+                Path(_MARKDOWN.value), f"{title}:\n\n{tables.markdown(columns, rows)}"
+            )
 
 
 if __name__ == "__main__":

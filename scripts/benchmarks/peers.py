@@ -23,6 +23,7 @@ _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
+cli.require("out")
 
 LEARNING_RATE = 1e-3
 RADIUS = 0.05
@@ -47,9 +48,6 @@ class Peer(NamedTuple):
 
 def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
-    with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: the JSON file to write")
     cli.use_compilation_cache()
     problem = _problem()
     peers = jax_peers(problem) | torch_peers(problem)

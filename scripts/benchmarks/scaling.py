@@ -25,10 +25,10 @@ from bam import report
 from scripts.lib import cli, tables
 
 _TRAIN = flags.DEFINE_multi_string("train", None, "arguments of scripts.train, one flag for each")
-_OUT = flags.DEFINE_string("out", None, "JSON file to write, and a table beside it")
+_OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 12, "steps of each run", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "every placement runs so often, in turn", lower_bound=1)
-flags.mark_flags_as_required(["train", "out"])
+cli.require("train", "out")
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
                 }
             )
             print(f"  {name:<28} {median:8.3f} s per step   {one / median:5.2f} ×", flush=True)
-    out = Path(str(_OUT.value))
+    out = Path(_OUT.value)
     out.parent.mkdir(parents=True, exist_ok=True)
     facts = {"device": report.device_name(), "num_cores": len(cores)}
     report.write_json(out, facts | {"versions": report.versions(), "runs": results})

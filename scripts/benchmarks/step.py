@@ -27,6 +27,7 @@ _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leav
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes to weigh")
+cli.require("out")
 
 MATMUL_SIZE = 2048
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,9 +46,6 @@ VIEW_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
-    with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: the JSON file to write")
     cli.use_compilation_cache()
     wanted = {name: (*method, 1) for name, method in METHODS.items()}
     if _VIEWS.value > 1:

@@ -1,42 +1,84 @@
-"""Many runs in one folder: each is trained once, resumed where it stopped, shared by processes."""
+"""Many runs in one folder: each is trained once, resumed where it stopped, shared by processes.
 
+A cell is one run: the config of it, by its path inside the folder. Commands lay their runs out as
+groups, the cells behind one number of a table, which differ by their seed alone.
+"""
+
+import itertools
 import json
 import runpy
+import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from bam import report, train
+from scripts.lib import cli
+
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
+)
+WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and what is made of them")
+NUM_SEEDS = flags.DEFINE_integer("num_seeds", 3, "runs of each kind, by seeds 0, 1, …", 1)
+MAX_SECONDS = flags.DEFINE_float("max_seconds", 0, "stop with a checkpoint after so long; 0: never")
+flags.DEFINE_alias("seeds", "num_seeds")
 
 # Path inside the workdir -> config of the run that belongs there.
 Cells = Mapping[str, ConfigDict]
+Key = TypeVar("Key", bound=Hashable)
 
 
-def summaries(cells: Cells, workdir: Path) -> dict[str, dict[str, Any]]:
-    """The summaries of the finished cells.
+class Run(NamedTuple):
+    """What a finished run has left: its config, metrics rows and summary."""
 
-    Args:
-      cells: all cells.
-      workdir: folder that holds them.
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
 
-    Returns:
-      Cell name -> its `summary.json`.
+    @property
+    def method(self) -> dict[str, Any]:
+        """The config's `method` section."""
+        return dict(self.config["method"])
 
-    Raises:
-      ValueError: if a cell's folder holds a run of another config.
-    """
-    found = {}
+
+def read(folder: Path) -> Run:
+    """Reads a finished run."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    config, summary = (report.read_json(folder / f"{name}.json") for name in ("config", "summary"))
+    return Run(config, rows, summary)
+
+
+def finished(cells: Cells, workdir: Path) -> dict[str, Run]:
+    """The cells that are finished; a folder with a run of another config is an error."""
+    runs = {}
     for name, config in cells.items():
         try:
             report.check_resumable(workdir / name, config)
         except report.FinishedError:
-            text = (workdir / name / "summary.json").read_text(encoding="utf-8")
-            found[name] = json.loads(text)
-    return found
+            runs[name] = read(workdir / name)
+    return runs
+
+
+def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, train.Experiment]:
+    """The experiments of some cells; those that differ by their seed alone share one.
+
+    They share what it compiled, too. `should_stop` is asked after each.
+    """
+    built: dict[str, train.Experiment] = {}
+    of_cell = {}
+    for name, config in cells.items():
+        same = config.copy_and_resolve_references()
+        same.seed = 0
+        key = str(same.to_json_best_effort(sort_keys=True))
+        built[key] = of_cell[name] = built[key] if key in built else train.build(config)
+        if should_stop():
+            break
+    return of_cell
 
 
 def run(
@@ -44,6 +86,9 @@ def run(
     workdir: Path,
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
+    on_row: Callable[[str, dict[str, Any]], None] = lambda name, row: None,
+    on_built: Callable[[Mapping[str, train.Experiment]], None] = lambda built: None,
+    overwrite: bool = False,
 ) -> None:
     """Trains the cells that are not finished, in order.
 
@@ -55,22 +100,22 @@ def run(
       workdir: folder that holds them.
       should_stop: asked after every step; True stops the cell there and starts no other.
       on_event: called with a cell's name and what happened to it.
-
-    Raises:
-      ValueError: for a config that cannot be, or a folder with a run of another config.
+      on_row: called with a cell's name and each metrics row as it is made.
+      on_built: called before the first step with the experiments of the cells to train.
+      overwrite: then delete the cells' folders, and their neighbours in the same top folder.
     """
-    finished = summaries(cells, workdir)
-    missing = [name for name in cells if name not in finished]
-    # Cells that differ by their seed alone share one experiment, and so what it compiled.
-    experiments: dict[str, train.Experiment] = {}
-    of_cell = {}
-    for name in missing:
-        key = _without_seed(cells[name])
-        if key not in experiments:
-            experiments[key] = train.build(cells[name])
-        of_cell[name] = experiments[key]
-        if should_stop():
-            return
+    done = {} if overwrite else finished(cells, workdir)
+    missing = [name for name in cells if name not in done]
+    configs = {
+        name: cells[name] if overwrite else report.with_recorded(cells[name], workdir / name)
+        for name in missing
+    }
+    built = build(configs, should_stop)
+    if len(built) < len(missing):
+        return
+    for name in missing if overwrite else ():
+        shutil.rmtree(workdir / name.split("/")[0], ignore_errors=True)
+    on_built(built)
     while missing:
         busy = []
         for name in missing:
@@ -78,7 +123,11 @@ def run(
                 return
             try:
                 result = train.train(
-                    of_cell[name], cells[name].seed, workdir / name, should_stop=should_stop
+                    built[name],
+                    cells[name].seed,
+                    workdir / name,
+                    on_row=lambda row, name=name: on_row(name, row),  # type: ignore[misc]
+                    should_stop=should_stop,
                 )
             except BlockingIOError:
                 busy.append(name)  # another process is training it: see again at the end
@@ -96,29 +145,66 @@ def run(
         missing = busy
 
 
+def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
+    """Trains what is missing in `--workdir` until it is done or time is up.
+
+    It goes seed by seed, so that whatever time allows leaves every group equally far, and says what
+    is still missing at the end.
+
+    Returns:
+      Group -> seed -> finished run.
+    """
+    by_seed = itertools.zip_longest(*(cells.items() for cells in groups.values()))
+    cells = dict(item for of_seed in by_seed for item in of_seed if item)
+    cli.use_compilation_cache()
+    run(cells, Path(WORKDIR.value), cli.stop_after(MAX_SECONDS.value), print_event)
+    return runs_of(groups)
+
+
+def runs_of(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
+    """Group -> seed -> run of what is finished in `--workdir`, and a line if something is not."""
+    found, num_missing = {}, 0
+    for key, cells in groups.items():
+        runs = finished(cells, Path(WORKDIR.value))
+        found[key] = {cells[name].seed: run for name, run in runs.items()}
+        num_missing += len(cells) - len(runs)
+    if num_missing:
+        print(f"{num_missing} runs are not finished; the same command goes on from there")
+    return found
+
+
+def percent(runs: Mapping[int, Run]) -> dict[int, float]:
+    """Seed -> test accuracy in %."""
+    return {seed: 100 * run.summary["test_accuracy"] for seed, run in runs.items()}
+
+
 def print_event(name: str, text: str) -> None:
     """Prints what happened to a cell, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
-def method_config(path: str, method: str, fixed: Iterable[str] = ()) -> ConfigDict:
+def of_seeds(folder: str, config: ConfigDict, first: int = 0) -> Cells:
+    """A group: `FOLDER/seedN` -> the config with that seed, `--num_seeds` of them."""
+    cells = {}
+    for seed in range(first, first + NUM_SEEDS.value):
+        cells[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
+        cells[f"{folder}/seed{seed}"].seed = seed
+    return cells
+
+
+def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:
     """A config file's configuration of one method, with the command line's `--config.KEY=VALUE`.
 
     Overrides of `method.*` reach the methods that have the key.
 
     Args:
-      path: of the config file; what follows a colon is left out.
-      method: its argument.
-      fixed: keys that the command sets itself.
-
-    Returns:
-      The config.
-
-    Raises:
-      ValueError: for an override of a fixed key, or of a key that the config does not have.
+      method: the argument of the config file.
+      fixed: keys that the command sets itself, whose overrides are an error.
+      path: of the file; `--config` if empty. What follows a colon is left out.
     """
+    path = path or config_flags.get_config_filename(flags.FLAGS["config"])
     overrides = dict(config_flags.get_override_values(flags.FLAGS["config"]))
-    set_twice = sorted({"method.name", *fixed} & set(overrides))
+    set_twice = sorted({"method.name", "seed", "dry_run", *fixed} & set(overrides))
     if set_twice:
         raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
     config: ConfigDict = runpy.run_path(path.split(":")[0])["get_config"](method)
@@ -130,9 +216,3 @@ def method_config(path: str, method: str, fixed: Iterable[str] = ()) -> ConfigDi
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} does not take {key} = {value!r}: {error}") from None
     return config
-
-
-def _without_seed(config: ConfigDict) -> str:
-    copy = config.copy_and_resolve_references()
-    copy.seed = 0
-    return str(copy.to_json_best_effort(sort_keys=True))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags
@@ -24,15 +24,33 @@ QUOTES = "'\"\\"
 def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
 
-    Args:
-      main: takes no arguments; reads `flags.FLAGS`.
-      defaults: flags that stand before the command line's own, which therefore win.
+    `defaults` are flags for what the command line does not say.
     """
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
-    argv = [sys.argv[0], *defaults, *sys.argv[1:]]
+    given = {argument.lstrip("-").partition("=")[0] for argument in sys.argv[1:]}
+    added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
+    argv = [sys.argv[0], *added, *sys.argv[1:]]
     app.run(lambda argv: _quietly(main), argv=argv, flags_parser=_parse_flags)
+
+
+def require(*names: str) -> None:
+    """Declares flags without which the command ends before any work, with a line that says so."""
+    for name in names:
+        message = f"--{name} is required: {flags.FLAGS[name].help}"
+        ensure((name,), lambda value: value is not None and value != "", message)
+
+
+def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:
+    """Declares what must hold of the values of some flags; otherwise `message` is the error."""
+
+    def check(values: dict[str, Any]) -> bool:
+        if not holds(*(values[name] for name in names)):
+            raise ValueError(message)  # absl's own error would list all values first
+        return True
+
+    flags.register_multi_flags_validator(names, check)
 
 
 @contextlib.contextmanager
@@ -45,14 +63,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def stop_after(max_seconds: float) -> Callable[[], bool]:
-    """A `should_stop` for training: true after a time, or once SIGTERM has arrived.
-
-    Args:
-      max_seconds: from now; 0 is no limit.
-
-    Returns:
-      A function without arguments.
-    """
+    """A `should_stop` for training: true after a time (0: never), or once SIGTERM has arrived."""
     deadline = time.monotonic() + (max_seconds or math.inf)
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: terminated.set())

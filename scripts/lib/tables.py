@@ -1,31 +1,74 @@
 """Tables for documents and for the terminal: first column to the left, the others to the right."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
+from bam import report, stats
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for documents."""
-    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+
+def markdown(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()
+) -> str:
+    """A table for documents; `left` are further columns that are set to the left."""
+    marks = ["---" if _is_left(columns, name, left) else "---:" for name in columns]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def terminal(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    """A table for the terminal."""
+def show(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    left: Sequence[str] = (),
+    keep: Path | None = None,
+) -> None:
+    """Prints a table, and keeps it in a file for documents, whose folder is made."""
     table = Table(title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right", no_wrap=True)
+    for name in columns:
+        justify: Any = "left" if _is_left(columns, name, left) else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    return table
+    if keep:
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(keep, markdown(columns, rows, left))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def number(value: float | None, form: str) -> str:
+    """A number for a cell, or a dash."""
+    return "–" if value is None else format(value, form)
+
+
+def plus_minus(mean: float, spread: float | None, form: str) -> str:
+    """For a cell: "1.23 ± 0.45", or "1.23" if the spread is not known."""
+    shown = format(mean, form)
+    return shown if spread is None else f"{shown} ± {format(spread, form.lstrip('+'))}"
+
+
+def percent(mean: float, sd: float | None) -> str:
+    """A share ± its SD, in %, for a cell."""
+    return plus_minus(100 * mean, sd and 100 * sd, ".1f")
 
 
 def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
-    """A `bam.stats.Estimate`, as JSON has it, for a cell: "1.23 ± 0.45", or "not run"."""
+    """A `bam.stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
         return "not run"
-    shown, half_width = format(estimate["mean"], form), estimate["half_width"]
-    return shown if half_width is None else f"{shown} ± {format(half_width, form.lstrip('+'))}"
+    return plus_minus(estimate["mean"], estimate["half_width"], form)
+
+
+def mean_sd(values: Sequence[float], form: str) -> str:
+    """Mean ± SD of values for a cell, or "not run"."""
+    found = stats.estimate(values)
+    return "not run" if found is None else plus_minus(found.mean, found.sd, form)
+
+
+def _is_left(columns: Sequence[str], name: str, left: Sequence[str]) -> bool:
+    return name == columns[0] or name in left

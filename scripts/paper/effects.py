@@ -12,6 +12,8 @@ from scripts.lib import tables
 # ‖bias‖ = ‖ĝ‖ × relative bias, so the first ratio is the product of the next two.
 RATIOS = {"bias_norm": "‖bias‖ ×", "gradient_norm": "= ‖ĝ‖ ×", "relative_bias": "· relative ×"}
 DIFFERENCES = {"cosine": "cos(ĝ_clip, ĝ)", "test_accuracy": "accuracy, points"}
+# How they are shown: factor and format.
+FORMS = {"test_accuracy": (100, "+.2f"), "cosine": (1, "+.3f")}
 
 
 def rows(
@@ -30,30 +32,22 @@ def rows(
     found = []
     for method, quantities in measured.items():
         for quantity, values in quantities.items():
-            scale = math.log if quantity in RATIOS else float
-            back = math.exp if quantity in RATIOS else float
+            scale, back = (math.log, math.exp) if quantity in RATIOS else (float, float)
             ours, theirs = (
                 {seed: scale(value) for seed, value in enumerate(measured[name][quantity])}
                 for name in (method, baseline)
             )
             effect = stats.paired_difference(ours, theirs)
             assert effect is not None
-            ends = (
-                (None, None)
-                if effect.half_width is None
-                else (
-                    back(effect.mean - effect.half_width),
-                    back(effect.mean + effect.half_width),
-                )
-            )
+            known, half_width = effect.half_width is not None, effect.half_width or 0.0
             found.append(
                 {
                     "method": method,
                     "quantity": quantity,
                     "mean": float(np.mean(values)),
                     "effect": back(effect.mean),
-                    "low": ends[0],
-                    "high": ends[1],
+                    "low": back(effect.mean - half_width) if known else None,
+                    "high": back(effect.mean + half_width) if known else None,
                     "seeds": effect.num,
                 }
             )
@@ -62,24 +56,23 @@ def rows(
 
 def markdown(found: Sequence[Mapping[str, Any]], baseline: str) -> str:
     """The rows as a table, a line per method, with intervals in brackets."""
-    quantities = [q for q in (*RATIOS, *DIFFERENCES) if any(r["quantity"] == q for r in found)]
-    headings = RATIOS | DIFFERENCES
-    lines = []
     by_cell = {(row["method"], row["quantity"]): row for row in found}
-    for method in dict.fromkeys(row["method"] for row in found):
-        cells = [method, f"{by_cell[method, 'bias_norm']['mean']:.3f}"]
-        for quantity in quantities:
-            cells.append("–" if method == baseline else _cell(by_cell[method, quantity]))
-        lines.append(cells)
-    columns = ["method", "‖bias‖", *(headings[q] for q in quantities)]
-    return tables.markdown(columns, lines)
+    headings = RATIOS | DIFFERENCES
+    quantities = [q for q in headings if any(row["quantity"] == q for row in found)]
+    lines = [
+        [
+            method,
+            f"{by_cell[method, 'bias_norm']['mean']:.3f}",
+            *("–" if method == baseline else _cell(by_cell[method, q]) for q in quantities),
+        ]
+        for method in dict.fromkeys(row["method"] for row in found)
+    ]
+    return tables.markdown(["method", "‖bias‖", *(headings[q] for q in quantities)], lines)
 
 
 def _cell(row: Mapping[str, Any]) -> str:
-    scale, form = {"test_accuracy": (100, "+.2f"), "cosine": (1, "+.3f")}.get(
-        row["quantity"], (1, ".3f")
-    )
-    text = format(scale * row["effect"], form)
+    factor, form = FORMS.get(row["quantity"], (1, ".3f"))
+    text = format(factor * row["effect"], form)
     if row["low"] is not None:
-        text += f" [{format(scale * row['low'], form)}, {format(scale * row['high'], form)}]"
+        text += f" [{format(factor * row['low'], form)}, {format(factor * row['high'], form)}]"
     return text

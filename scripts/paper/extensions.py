@@ -1,75 +1,59 @@
 """Trains the worked extensions of `examples/` beside DP-SGD and BAM, and writes their table.
 
-python -m scripts.paper.extensions --out=docs/extensions_digits.json
-python -m scripts.paper.extensions --out=docs/extensions_mnist.json --dataset=mnist --path=FOLDER \
-  --num_steps=100 --expected_batch_size=256
+python -m scripts.paper.extensions --workdir=runs/extensions --out=docs/extensions_digits.json
+python -m scripts.paper.extensions --workdir=runs/extensions --out=docs/extensions_mnist.json \
+  --dataset=mnist --num_seeds=1 --config.num_steps=100 --config.dataset.source=parquet \
+  --config.dataset.path=FOLDER
 """
 
-import statistics
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 
-from bam import report, train
+from bam import report
 from bam.privacy.accounting import rounded_up
-from configs import extensions
-from scripts.lib import cli, tables
+from configs.extensions import EXTENSIONS
+from scripts.lib import cells, cli, tables
 
-_OUT = flags.DEFINE_string("out", None, "JSON file to write, and a table beside it")
+_OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to train on")
-_PATH = flags.DEFINE_string("path", "", "folder of MNIST in Parquet")
-_NUM_SEEDS = flags.DEFINE_integer("num_seeds", 3, "seeds of each, from 0", lower_bound=1)
-_NUM_STEPS = flags.DEFINE_integer("num_steps", 0, "steps; 0: as the config says", lower_bound=0)
-_BATCH = flags.DEFINE_integer("expected_batch_size", 256, "l", lower_bound=1)
-flags.mark_flags_as_required(["out"])
+flags.adopt_module_key_flags(cells)
+cli.require("workdir", "out")
+
+COLUMNS = ("extension", "ε", "noise on the sum", "accuracy %", "gain over DP-SGD, points")
+FACTS = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
 
 
 def main() -> None:
-    """Trains everything in turn; runs with one seed share batches and noise."""
+    """Trains what is missing; runs with one seed share batches and noise."""
     with cli.one_line_errors():
-        cli.use_compilation_cache()
-        rows = [_train(name) for name in extensions.EXTENSIONS]
-    out = Path(str(_OUT.value))
-    report.write_json(out, {"device": report.device_name(), "runs": rows})
-    columns = ["extension", "ε", "noise on the sum", "accuracy %", "gain over DP-SGD, points"]
-    baseline = rows[0]["accuracies"]
-    cells = []
-    for row in rows:
-        gains = [100 * (a - b) for a, b in zip(row["accuracies"], baseline, strict=True)]
-        cells.append(
-            [
-                row["name"],
-                rounded_up(row["epsilon"], ".2f"),
-                f"{row['noise_multiplier']:.3f} × {row['sensitivity']:.3f}",
-                _mean_and_sd([100 * x for x in row["accuracies"]]),
-                "–" if row is rows[0] else _mean_and_sd(gains, "+"),
-            ]
-        )
-    report.write_text(out.with_suffix(".md"), tables.markdown(columns, cells))
-    Console(width=120).print(tables.terminal(columns, cells))
+        found = cells.run_missing({name: _runs(name) for name in EXTENSIONS})
+        found = {name: runs for name, runs in found.items() if runs}
+        rows, lines = [], []
+        for name, runs in found.items():
+            facts = {key: next(iter(runs.values())).summary[key] for key in FACTS}
+            ours, theirs = cells.percent(runs), cells.percent(found["dp_sgd"])
+            gains = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+            rows.append({"name": name, **facts, "accuracies": [a / 100 for a in ours.values()]})
+            lines.append(
+                [
+                    name,
+                    rounded_up(facts["epsilon"], ".2f"),
+                    f"{facts['noise_multiplier']:.3f} × {facts['sensitivity']:.3f}",
+                    tables.mean_sd(list(ours.values()), ".1f"),
+                    "–" if name == "dp_sgd" else tables.mean_sd(gains, "+.1f"),
+                ]
+            )
+        out = Path(_OUT.value)
+        report.write_json(out, {"device": report.device_name(), "runs": rows})
+    tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
 
 
-def _train(name: str) -> dict:
-    prefix = "mnist_" if _DATASET.value == "mnist" else ""
-    config = extensions.get_config(prefix + name)
-    config.expected_batch_size = _BATCH.value
-    config.num_steps = _NUM_STEPS.value
-    config.eval.every = 0
-    if _PATH.value:
-        config.dataset.update({"path": _PATH.value, "source": "parquet"})
-    built = train.build(config)
-    summaries = [train.train(built, seed).summary for seed in range(_NUM_SEEDS.value)]
-    facts = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
-    found = {"name": name} | {key: summaries[0][key] for key in facts}
-    print(name, [f"{s['test_accuracy']:.2%}" for s in summaries], flush=True)
-    return found | {"accuracies": [s["test_accuracy"] for s in summaries]}
-
-
-def _mean_and_sd(values: list[float], sign: str = "") -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.1f}{spread}"
+def _runs(name: str) -> cells.Cells:
+    config = cells.method_config("mnist_" + name if _DATASET.value == "mnist" else name)
+    config.eval.every = config.checkpoint.every = 0
+    return cells.of_seeds(f"{_DATASET.value}/{name}", config)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, ["--config=configs/extensions.py", "--config.expected_batch_size=256"])

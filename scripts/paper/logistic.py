@@ -1,65 +1,47 @@
 """Accuracy against ε of private logistic regression: clipping gradients against clipping inputs.
 
-python -m scripts.paper.logistic --out=docs/results/logistic
+python -m scripts.paper.logistic --workdir=runs/logistic --out=docs/results/logistic
 """
 
-import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
+from matplotlib import pyplot as plt
+from matplotlib.ticker import PercentFormatter
 from sklearn.linear_model import LogisticRegression
 
-from bam import plotting, report, train
+from bam import plotting, report, stats
 from bam.data import datasets
-from configs import logistic
-from scripts.lib import cli
+from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-_NUM_SEEDS = flags.DEFINE_integer("seeds_each", 20, "runs per budget and clipping", lower_bound=2)
+flags.adopt_module_key_flags(cells)
+cli.require("workdir", "out")
+
+# What is clipped -> the method whose line it is drawn with.
+CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
+COLUMNS = ("ε", "clip gradients, %", "clip inputs, %")
+FACTS = ("epsilon", "delta", "noise_multiplier", "clip_norm", "num_steps")
 
 
 def main() -> None:
-    """Runs every budget and clipping with every seed, then writes table and figure."""
+    """Runs what is missing of every budget and clipping, then writes table and figure."""
     with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: where the table and the figure go")
-        epsilons = [float(e) for e in _EPSILONS.value]
-        experiments = {
-            (clipping, epsilon): _build(clipping, epsilon)
-            for clipping in ("gradients", "inputs")
-            for epsilon in epsilons
+        groups = {
+            (clipping, float(epsilon)): _runs(clipping, float(epsilon))
+            for clipping in CLIPPINGS
+            for epsilon in _EPSILONS.value
         }
-    cli.use_compilation_cache()
-    rows: list[dict[str, Any]] = []
-    for (clipping, epsilon), experiment in experiments.items():
-        summaries = [train.train(experiment, s).summary for s in range(_NUM_SEEDS.value)]
-        accuracies = [s["test_accuracy"] for s in summaries]
-        rows.append(
-            {
-                "clipping": clipping,
-                "target_epsilon": epsilon,
-                "epsilon": experiment.plan.epsilon,
-                "delta": experiment.plan.delta,
-                "noise_multiplier": experiment.plan.noise_multiplier,
-                "clip_norm": experiment.plan.clip_norm,
-                "num_steps": experiment.plan.num_steps,
-                "num_seeds": len(summaries),
-                "test_accuracy_mean": statistics.fmean(accuracies),
-                "test_accuracy_sd": statistics.stdev(accuracies),
-                "device": summaries[0]["device"],
-            }
-        )
-        print(_line(rows[-1]), flush=True)
-    ceiling = non_private_accuracy()
-    print(f"scikit-learn, not private: {ceiling:.1%}")
-    out = Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    report.write_json(out.with_suffix(".json"), {"non_private_sklearn": ceiling, "rows": rows})
-    out.with_suffix(".md").write_text(markdown(rows, ceiling), encoding="utf-8")
-    plotting.accuracy_against_epsilon(rows, ceiling, out.with_suffix(".png"))
+        rows = [_row(*key, runs) for key, runs in cells.run_missing(groups).items() if runs]
+        ceiling = non_private_accuracy()
+        out = Path(_OUT.value)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        report.write_json(out.with_suffix(".json"), {"non_private_sklearn": ceiling, "rows": rows})
+        draw(rows, ceiling, out.with_suffix(".png"))
+    tables.show(COLUMNS, as_cells(rows, ceiling), keep=out.with_suffix(".md"))
 
 
 def non_private_accuracy() -> float:
@@ -73,34 +55,64 @@ def non_private_accuracy() -> float:
     return float(fit.score(test_inputs, dataset.test.labels))
 
 
-def markdown(rows: list[dict[str, Any]], ceiling: float) -> str:
-    """A table with a row per budget and a column per clipping."""
-    cells = {(r["clipping"], r["target_epsilon"]): r for r in rows}
-    lines = ["| ε | clip gradients, % | clip inputs, % |", "|---:|---:|---:|"]
-    for epsilon in sorted({r["target_epsilon"] for r in rows}):
-        both = (_accuracy(cells[clipping, epsilon]) for clipping in ("gradients", "inputs"))
-        lines.append(f"| {epsilon:g} | " + " | ".join(both) + " |")
-    lines.append(f"| not private (scikit-learn) | {100 * ceiling:.1f} | {100 * ceiling:.1f} |")
-    return "\n".join(lines) + "\n"
+def as_cells(rows: list[dict[str, Any]], ceiling: float) -> list[list[str]]:
+    """A row per budget and a column per clipping, and what is possible without privacy."""
+    accuracies = {
+        (row["clipping"], row["target_epsilon"]): tables.percent(
+            row["test_accuracy_mean"], row["test_accuracy_sd"]
+        )
+        for row in rows
+    }
+    lines = [
+        [f"{epsilon:g}", *(accuracies.get((kind, epsilon), "not run") for kind in CLIPPINGS)]
+        for epsilon in sorted({row["target_epsilon"] for row in rows})
+    ]
+    return [*lines, ["not private (scikit-learn)", *2 * [f"{100 * ceiling:.1f}"]]]
 
 
-def _build(clipping: str, epsilon: float) -> train.Experiment:
-    config = logistic.get_config(f"dp_sgd,{clipping}")
+def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
+    """Draws test accuracy, mean ± SD over seeds, against ε, one line per kind of clipping."""
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for clipping, method in CLIPPINGS.items():
+        chosen = [row for row in rows if row["clipping"] == clipping]
+        plotting.error_bars(
+            axis,
+            [row["target_epsilon"] for row in chosen],
+            [row["test_accuracy_mean"] for row in chosen],
+            [row["test_accuracy_sd"] for row in chosen],
+            f"clip {clipping}",
+            plotting.style_of(method),
+        )
+    axis.axhline(ceiling, label="scikit-learn, not private", **plotting.style_of("non_private"))
+    axis.set_xscale("log")
+    axis.set_xlabel("ε")
+    axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
+    axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axis.legend(frameon=False)
+    plotting.save(figure, path)
+
+
+def _runs(clipping: str, epsilon: float) -> cells.Cells:
+    config = cells.method_config(f"dp_sgd,{clipping}", {"epsilon"})
     config.epsilon = epsilon
-    config.eval.every = 0
-    return train.build(config)
+    config.eval.every = config.checkpoint.every = 0
+    return cells.of_seeds(f"{clipping}/epsilon{epsilon:g}", config)
 
 
-def _accuracy(row: dict[str, Any]) -> str:
-    return f"{100 * row['test_accuracy_mean']:.1f} ± {100 * row['test_accuracy_sd']:.1f}"
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"clip {row['clipping']:<9}  ε {row['target_epsilon']:<4g}  "
-        f"σ {row['noise_multiplier']:.3f}  accuracy {_accuracy(row)} %"
-    )
+def _row(clipping: str, epsilon: float, runs: dict[int, cells.Run]) -> dict[str, Any]:
+    first = next(iter(runs.values())).summary
+    accuracy = stats.estimate([run.summary["test_accuracy"] for run in runs.values()])
+    assert accuracy is not None
+    return {
+        "clipping": clipping,
+        "target_epsilon": epsilon,
+        **{key: first[key] for key in FACTS},
+        "num_seeds": accuracy.num,
+        "test_accuracy_mean": accuracy.mean,
+        "test_accuracy_sd": accuracy.sd,
+        "device": first["device"],
+    }
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, ["--config=configs/logistic.py", "--num_seeds=20"])

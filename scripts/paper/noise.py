@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
-from rich.console import Console
 from scipy import stats
 
 import bam
@@ -26,6 +25,7 @@ from configs import cifar10, digits, imagenet32
 from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
+cli.require("out")
 
 # Name, config, number of examples, parameters, ε.
 RUNS = (
@@ -37,6 +37,7 @@ RUNS = (
 )
 # Of one entry of ours, against the rounded Gaussian: tests/test_grid.py bounds it.
 TOTAL_VARIATION = 1e-24
+Edges = dict[str, float]
 COLUMNS = (
     "run", "ε", "δ claimed", "σ", "floor, float32 inversion", "floor, here", "added to δ, here",
 )  # fmt: skip
@@ -45,15 +46,23 @@ COLUMNS = (
 def main() -> None:
     """Computes the table and writes it."""
     with cli.one_line_errors():
-        if not _OUT.value:
-            raise ValueError("--out is required: the JSON file to write")
         edges = {"float32_inversion": float32_edge(), "here": our_edge()}
-        rows = [row(*run, edges) for run in RUNS]
+        rows = [floors(*run, edges) for run in RUNS]
         out = Path(_OUT.value)
         report.write_json(out, {"edges": edges, "runs": rows, "versions": report.versions()})
-        cells = [as_cells(row) for row in rows]
-        report.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, cells))
-        Console().print(tables.terminal(COLUMNS, cells))
+    lines = [
+        [
+            row["run"],
+            f"{row['epsilon']:g}",
+            f"{row['delta']:.2g}",
+            f"{row['noise_multiplier']:.3f}",
+            f"{row['floor_float32_inversion']:.1e}",
+            f"{row['floor_here']:.1e}",
+            f"{row['added_to_delta']:.1e}",
+        ]
+        for row in rows
+    ]
+    tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
 
 
 def float32_edge() -> float:
@@ -70,13 +79,8 @@ def our_edge() -> float:
     return grid.COARSE * largest / grid.NOISE_STD
 
 
-def row(
-    name: str,
-    module: Any,
-    num_examples: int,
-    num_params: int,
-    epsilon: float,
-    edges: dict[str, float],
+def floors(
+    name: str, module: Any, num_examples: int, num_params: int, epsilon: float, edges: Edges
 ) -> dict[str, Any]:
     """One run of the table."""
     config: ConfigDict = module.get_config("dp_sgd")
@@ -85,27 +89,14 @@ def row(
     sigma = bam.noise_multiplier(
         target_epsilon=epsilon, delta=config.delta, sampling_prob=q, num_steps=steps
     )
-    floors = {
+    found = {
         f"floor_{key}": float(q * steps * stats.norm.sf(edge - 1 / sigma))
         for key, edge in edges.items()
     }
     added = (1 + math.exp(epsilon)) * num_params * steps * TOTAL_VARIATION
     facts = {"run": name, "epsilon": epsilon, "delta": config.delta, "noise_multiplier": sigma}
     facts |= {"sampling_prob": q, "num_steps": steps, "num_params": num_params}
-    return facts | floors | {"added_to_delta": added}
-
-
-def as_cells(row: dict[str, Any]) -> list[str]:
-    """A row as text, in the order of `COLUMNS`."""
-    return [
-        row["run"],
-        f"{row['epsilon']:g}",
-        f"{row['delta']:.2g}",
-        f"{row['noise_multiplier']:.3f}",
-        f"{row['floor_float32_inversion']:.1e}",
-        f"{row['floor_here']:.1e}",
-        f"{row['added_to_delta']:.1e}",
-    ]
+    return facts | found | {"added_to_delta": added}
 
 
 if __name__ == "__main__":

@@ -3,18 +3,16 @@
 python -m scripts.paper.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
 
-import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from matplotlib import pyplot as plt
+from ml_collections import ConfigDict
 
-from bam import plotting, report
-from scripts.lib import cells, cli
+from bam import parts, plotting, report
+from scripts.lib import cells, cli, tables
 from scripts.paper import table1
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -23,15 +21,21 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "runs per cell of the table", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and the table")
-_MAX_SECONDS = flags.DEFINE_float(
-    "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
-)
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
-config_flags.DEFINE_config_file("config", None, "--config.KEY=VALUE overrides a key in every cell")
+flags.adopt_module_key_flags(cells)
+cli.require("workdir")
+cli.ensure(
+    ("datasets", "methods"),
+    lambda datasets, methods: datasets and "dp_sgd" in methods,
+    "--datasets and --methods must not be empty, and methods have dp_sgd",
+)
 
-FIXED = {"seed", "epsilon", "dry_run", "dataset.name", "dataset.holdout"}
+FIXED = {"epsilon", "dataset.name", "dataset.holdout"}
+# What to know of each run beside its accuracy.
+FACTS = (
+    "epsilon", "delta", "noise_multiplier", "num_steps", "num_params", "test_accuracy", "seconds",
+    "device",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -39,54 +43,67 @@ def main() -> None:
 
     The table holds the cells of this call, and replaces an earlier one.
     """
-    console = Console()
     with cli.one_line_errors():
-        if not _WORKDIR.value:
-            raise ValueError("--workdir is required: the folder for all runs")
-        if not _DATASETS.value or "dp_sgd" not in _METHODS.value:
-            raise ValueError("--datasets and --methods must not be empty, and methods have dp_sgd")
-        workdir = Path(_WORKDIR.value)
-        table = {
+        groups = {
             (name, epsilon, method): _seeds_of(name, epsilon, method)
             for name in _DATASETS.value
             for epsilon in _epsilons(name)
             for method in _METHODS.value
         }
-        # Seed by seed, so that whatever time allows leaves every cell equally far.
-        by_seed = zip(*(runs.items() for runs in table.values()), strict=True)
-        all_cells = dict(itertools.chain.from_iterable(by_seed))
-        if _TRAIN.value:
-            cli.use_compilation_cache()
-            cells.run(
-                all_cells,
-                workdir,
-                cli.stop_after(_MAX_SECONDS.value),
-                cells.print_event,
-            )
-        finished = cells.summaries(all_cells, workdir)
-        rows = [_row(*key, table, finished) for key in table]
+        found = (cells.run_missing if _TRAIN.value else cells.runs_of)(groups)
+        rows, facts = [], {}
+        for (name, epsilon, method), runs in found.items():
+            dataset = next(iter(groups[name, epsilon, method].values())).dataset.name
+            ours, baseline = (cells.percent(found[name, epsilon, m]) for m in (method, "dp_sgd"))
+            rows.append(table1.row(name, dataset, epsilon, method, ours, baseline))
+            for cell, config in groups[name, epsilon, method].items():
+                if config.seed in runs:
+                    facts[cell] = {key: runs[config.seed].summary[key] for key in FACTS}
+        workdir = Path(cells.WORKDIR.value)
         workdir.mkdir(parents=True, exist_ok=True)
-        report.write_json(workdir / "table1.json", {"rows": rows, "runs": _facts(finished)})
-        report.write_text(workdir / "table1.md", table1.markdown(rows))
-    for name in _DATASETS.value:
-        of_name = [row for row in rows if row["config"] == name]
-        seeds = max(len(row["seeds"]) for row in of_name)
-        if seeds:
-            title = f"{name}, up to {seeds} seeds, 95 % confidence intervals"
-            plotting.accuracy_and_gain(of_name, workdir / f"{name}.png", title)
-    for name in _DATASETS.value:
-        printed = Table(title=name, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for column in table1.COLUMNS[1:]:
-            justify: Any = "left" if column == "method" else "right"
-            printed.add_column(column, justify=justify, no_wrap=True)
-        for row in rows:
-            if row["config"] == name:
-                printed.add_row(*table1.as_cells(row)[1:])
-        console.print(printed)
-    console.print(table1.CAPTION)
-    console.print(
-        f"{len(finished)} of {len(all_cells)} runs finished. Table and figures in {workdir}/"
-    )
+        report.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
+        for name in _DATASETS.value:
+            of_name = [row for row in rows if row["config"] == name]
+            if seeds := max(len(row["seeds"]) for row in of_name):
+                title = f"{name}, up to {seeds} seeds, 95 % confidence intervals"
+                draw(of_name, workdir / f"{name}.png", title)
+    lines = [table1.as_cells(row) for row in rows]
+    tables.show(table1.COLUMNS, lines, left=table1.LEFT, keep=workdir / "table1.md")
+    total = sum(len(group) for group in groups.values())
+    print(table1.CAPTION)
+    print(f"{len(facts)} of {total} runs finished. Table and figures in {workdir}/")
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Draws accuracy and the seed-paired gain over DP-SGD against ε, with 95 % intervals."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.0), layout="constrained")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for axis, quantity in ((left, "accuracy"), (right, "difference")):
+        for number, method in enumerate(methods):
+            chosen = [row for row in rows if row["method"] == method and row[quantity]]
+            if not chosen:
+                continue
+            sidestep = 1 + 0.04 * (number - (len(methods) - 1) / 2)  # intervals do not hide others
+            plotting.error_bars(
+                axis,
+                [row["epsilon"] * sidestep for row in chosen],
+                [row[quantity]["mean"] for row in chosen],
+                [row[quantity]["half_width"] for row in chosen],
+                parts.label(method),
+                plotting.style_of(method),
+            )
+        axis.set_xscale("log")
+        epsilons = sorted({row["epsilon"] for row in rows})
+        axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        axis.minorticks_off()
+        axis.set_xlabel("ε")
+    left.set_title("test accuracy, %", fontsize=11)
+    right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
+    right.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1)
+    handles, labels = left.get_legend_handles_labels()
+    plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
+    figure.suptitle(title, fontsize=12)
+    plotting.save(figure, path)
 
 
 def _epsilons(name: str) -> list[float]:
@@ -102,33 +119,14 @@ def _config(name: str, method: str) -> ConfigDict:
         raise ValueError(f"--datasets: no config {path}")
     # One folder cannot hold several data sets, though a reader might take one for another.
     fixed = FIXED | ({"dataset.path"} if len(_DATASETS.value) > 1 else set())
-    return cells.method_config(str(path), method, fixed)
+    return cells.method_config(method, fixed, str(path))
 
 
 def _seeds_of(name: str, epsilon: float, method: str) -> cells.Cells:
-    """The runs behind one number of the table: path -> config."""
-    made = {}
-    for seed in range(_SEEDS.value):
-        config = _config(name, method)
-        config.update({"epsilon": epsilon, "seed": seed})
-        made[f"{name}/epsilon{epsilon:g}/{method}/seed{seed}"] = config
-    return made
-
-
-def _row(name: str, epsilon: float, method: str, table: Any, finished: Any) -> dict[str, Any]:
-    def accuracies(method: str) -> dict[int, float]:
-        of_method = table.get((name, epsilon, method), {})
-        return {c.seed: finished[n]["test_accuracy"] for n, c in of_method.items() if n in finished}
-
-    dataset = next(iter(table[name, epsilon, method].values())).dataset.name
-    return table1.row(name, dataset, epsilon, method, accuracies(method), accuracies("dp_sgd"))
-
-
-def _facts(finished: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What to know of each run beside its accuracy."""
-    keys = ("epsilon", "delta", "noise_multiplier", "num_steps", "num_params", "test_accuracy",
-            "seconds", "device")  # fmt: skip
-    return {name: {key: summary[key] for key in keys} for name, summary in finished.items()}
+    """The runs behind one number of the table."""
+    config = _config(name, method)
+    config.epsilon = epsilon
+    return cells.of_seeds(f"{name}/epsilon{epsilon:g}/{method}", config)
 
 
 if __name__ == "__main__":

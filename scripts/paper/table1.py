@@ -1,6 +1,6 @@
 """Table 1 of arXiv 2308.12018: its numbers, and ours beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bam import parts, stats
@@ -25,6 +25,7 @@ PAPER: dict[str, dict[float, dict[str, tuple[float, float | None]]]] = {
 }
 
 COLUMNS = ("data", "ε", "method", "paper", "gain", "seeds", "ours", "paired gain")
+LEFT = ("method",)
 CAPTION = (
     "Test accuracy in %: the paper's ± SD of 3 seeds, ours ± 95 % confidence interval; "
     "gain over DP-SGD in points, ours paired by seed."
@@ -46,18 +47,14 @@ def row(
       dataset: the config's data set, whose row of the paper stands beside ours.
       epsilon: the budget.
       method: a key of the paper's table, or another method, which the paper has no number for.
-      accuracies: seed -> test accuracy in [0, 1] of the finished runs.
+      accuracies: seed -> test accuracy in % of the finished runs.
       baseline: the same of DP-SGD.
-
-    Returns:
-      A JSON object; accuracies and differences in percent and points.
     """
     paper = PAPER.get(dataset, {}).get(epsilon, {})
     mean, sd = paper.get(method, (None, None))
-    difference = None
-    if method != "dp_sgd":
-        difference = stats.paired_difference(_percent(accuracies), _percent(baseline))
-    found = stats.estimate(list(_percent(accuracies).values()))
+    gain = method != "dp_sgd"
+    accuracy = stats.estimate(list(accuracies.values()))
+    difference = stats.paired_difference(accuracies, baseline) if gain else None
     return {
         "config": config_name,
         "dataset": dataset,
@@ -65,41 +62,26 @@ def row(
         "method": method,
         "paper_accuracy": mean,
         "paper_sd": sd,
-        "paper_difference": (
-            round(mean - paper["dp_sgd"][0], 2) if mean is not None and method != "dp_sgd" else None
-        ),
-        "accuracy": found and found._asdict(),
+        "paper_difference": round(mean - paper["dp_sgd"][0], 2) if mean and gain else None,
+        "accuracy": accuracy and accuracy._asdict(),
         "difference": difference and difference._asdict(),
         "seeds": sorted(accuracies),
-        "accuracies": [100 * accuracies[seed] for seed in sorted(accuracies)],
+        "accuracies": [accuracies[seed] for seed in sorted(accuracies)],
     }
 
 
 def as_cells(row: Mapping[str, Any]) -> list[str]:
     """A row as text, in the order of `COLUMNS`; what was not run says so."""
-    paper = "–" if row["paper_accuracy"] is None else f"{row['paper_accuracy']:.2f}"
+    paper = tables.number(row["paper_accuracy"], ".2f")
     if row["paper_sd"] is not None:
         paper = f"{row['paper_accuracy']:.1f} ± {row['paper_sd']:.2f}"
-    baseline = row["method"] == "dp_sgd"
-    gain = row["paper_difference"]
     return [
         row["config"],
         f"{row['epsilon']:g}",
         parts.label(row["method"]),
         paper,
-        "–" if gain is None else f"{gain:+.1f}",
+        tables.number(row["paper_difference"], "+.1f"),
         str(len(row["seeds"])),
         tables.interval(row["accuracy"], ".2f"),
-        "–" if baseline else tables.interval(row["difference"], "+.2f"),
+        "–" if row["method"] == "dp_sgd" else tables.interval(row["difference"], "+.2f"),
     ]
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table for documents."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---:|---" + "|---:" * 5 + "|"]
-    lines += ["| " + " | ".join(as_cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _percent(accuracies: Mapping[int, float]) -> dict[int, float]:
-    return {seed: 100 * accuracy for seed, accuracy in accuracies.items()}
