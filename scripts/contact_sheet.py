@@ -12,11 +12,8 @@ from ml_collections import config_flags
 
 from bam import parts, plotting
 from bam.data import augment
-from bam.extras import needs
+from bam.plotting import plt
 from scripts.lib import cli
-
-with needs("plots"):
-    from matplotlib import pyplot as plt
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
 _OUT = flags.DEFINE_string("out", "", "PNG file to write")

@@ -25,7 +25,7 @@ def main() -> None:
     """Prepares what the flags say and prints where."""
     with cli.one_line_errors():
         if not _ARCHIVE.value:
-            url = prepared.STOCK[_NAME.value].url
+            url = prepared.STOCK[str(_NAME.value)].url
             raise ValueError(
                 f"--archive is required: download {url} and name the file or its folder"
             )

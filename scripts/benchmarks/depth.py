@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
-from matplotlib import pyplot as plt
 
 import bam
 from bam import models, oracles, parts, plotting, report, tree
+from bam.plotting import plt
 from scripts.benchmarks.performance import LABELS
 from scripts.lib import cli, timing
 

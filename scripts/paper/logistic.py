@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from matplotlib import pyplot as plt
-from matplotlib.ticker import PercentFormatter
 from sklearn.linear_model import LogisticRegression
 
 from bam import plotting, report, stats
 from bam.data import datasets
+from bam.plotting import PercentFormatter, plt
 from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from matplotlib import pyplot as plt
 from ml_collections import ConfigDict
 
 from bam import parts, plotting, report
+from bam.plotting import plt
 from scripts.lib import cells, cli, tables
 from scripts.paper import table1
 

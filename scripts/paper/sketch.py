@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib import pyplot as plt
 from sklearn import datasets
 
 import bam
 from bam import diagnostics, plotting
+from bam.plotting import plt
 
 FEATURES = ("mean radius", "mean texture")
 THETA = (-0.5, 0.5)
