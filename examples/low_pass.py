@@ -15,7 +15,12 @@ Config: `config.optimizer = ConfigDict({"name": "examples.low_pass:nadam", "deca
 import optax
 
 
+def filter(decay):
+    """An exponential moving average of the private means, without the bias of its start."""
+    return optax.ema(decay, debias=True)
+
+
 def nadam(plan, learning_rate, decay=0.9):
-    """NAdam of an exponential moving average of the private means, without its start's bias."""
+    """NAdam of the filtered means."""
     del plan
-    return optax.chain(optax.ema(decay, debias=True), optax.nadam(learning_rate))
+    return optax.chain(filter(decay), optax.nadam(learning_rate))

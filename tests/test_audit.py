@@ -310,7 +310,7 @@ def test_a_noise_key_used_twice_is_caught(monkeypatch):
 
 
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
-    right = experiment.clipped_sum
+    right = step.clipped_sum
 
     def per_view(grad_fn, clip, params, batch, **options):
         def sum_of_clipped(params, index):  # the views of the canary are all alike
@@ -322,7 +322,7 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
         return right(sum_of_clipped, as_it_is, params, batch, **options)
 
     assert epsilon_lower(WHOLE, 100, views=4) <= 4.0
-    monkeypatch.setattr(experiment, "clipped_sum", per_view)
+    monkeypatch.setattr(step, "clipped_sum", per_view)
     bound = 4.0
     assert epsilon_lower(WHOLE, 100, views=4) > 4.0
     bound = 1.0  # as the plan has it: nothing is left of the canary
@@ -330,12 +330,12 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):
-    right = experiment.clipped_sum
+    right = step.clipped_sum
 
     def leaky(*arguments, mask, **options):
         return right(*arguments, mask=jnp.ones_like(mask), **options)
 
-    monkeypatch.setattr(experiment, "clipped_sum", leaky)
+    monkeypatch.setattr(step, "clipped_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0
 
 

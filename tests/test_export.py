@@ -14,7 +14,7 @@ import optax
 import pytest
 import safetensors.numpy
 
-from bam import checkpoint, export, models, report, statement, train
+from bam import checkpoint, export, models, provenance, report, statement, train
 from bam.data import datasets
 from bam.report import _flat
 from configs import base, digits
@@ -506,14 +506,14 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
         return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
 
     (tmp_path / "bam").mkdir()
-    file = tmp_path / "bam" / "report.py"
+    file = tmp_path / "bam" / "provenance.py"
     file.write_text("")
     (tmp_path / "other").write_text("")
     git("init")
     git("add", "other")
     git("commit", "-m", "one")
-    monkeypatch.setattr(report, "__file__", str(file))
-    commit = report.git_commit.__wrapped__
+    monkeypatch.setattr(provenance, "__file__", str(file))
+    commit = provenance.git_commit.__wrapped__
     assert commit() == "not known"  # the code lies in a project that does not know it
     git("add", "bam")
     git("commit", "-m", "two")

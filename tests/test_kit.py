@@ -252,7 +252,7 @@ def test_dp_adam_bc_divides_by_the_signal_where_adam_divides_by_the_noise():
 
 
 def test_the_low_pass_filter_keeps_a_constant_and_averages_noise():
-    smooth = low_pass.filter(PLAN, decay=0.9)
+    smooth = low_pass.filter(decay=0.9)
     state = smooth.init(jnp.zeros(20_000))
     for key in jax.random.split(jax.random.key(0), 100):
         filtered, state = smooth.update(3.0 + jax.random.normal(key, (20_000,)), state)
