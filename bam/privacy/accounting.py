@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dp_accounting
 from absl import logging as absl_logging
 from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize
 
 from bam.privacy import gdp
@@ -228,17 +228,25 @@ def _epsilon_by_rdp(
     sampling_prob: float,
     num_steps: int,
     delta: float,
-    orders: Sequence[float] | None = None,
+    orders: tuple[float, ...] | None = None,
 ) -> float:
     """By dp-accounting's Rényi accountant, of these orders or its own."""
-    step = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if sampling_prob < 1:
-        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
     with _without_order_warnings():
-        spent = float(RdpAccountant(orders).compose(step, num_steps).get_epsilon(delta))
+        step = _step_rdp(noise_multiplier, sampling_prob, orders)
+        spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
     if spent == 0:  # its answer, too, when rounding errors add up
         return _epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
     return spent
+
+
+@functools.lru_cache(maxsize=64)  # most of the time, and the same for any number of steps
+def _step_rdp(
+    noise_multiplier: float, sampling_prob: float, orders: tuple[float, ...] | None
+) -> RdpAccountant:
+    step = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_prob < 1:
+        step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
+    return RdpAccountant(orders).compose(step)
 
 
 def _epsilon_near_zero(
