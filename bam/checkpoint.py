@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bam import tree
@@ -193,6 +194,8 @@ def _key_to_data(leaf: Any) -> Any:
 
 
 def _data_to_key(like: Any, leaf: Any) -> Any:
+    if not like.committed:  # placed as `like`, or what was compiled for that is compiled again
+        leaf = jnp.asarray(np.asarray(leaf))
     if tree.is_key(like):
         return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
     return leaf

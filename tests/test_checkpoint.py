@@ -72,6 +72,7 @@ def test_resuming_at_any_step_gives_the_same_bits_rows_and_epsilon(method, tmp_p
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == resumed.rows
         assert resumed.summary["epsilon"] == whole.summary["epsilon"]
+    assert experiment.step._cache_size() == 1  # what was restored is placed as what was not
 
 
 @pytest.fixture(scope="module")
