@@ -2,13 +2,16 @@
 
 Eight CPU devices exist, for the tests of several; all other tests see one. What one test compiled,
 others and the commands they start need not compile again: all share a cache, made for this run.
-LLVM's optimisations, most of the suite's time, are off; XLA's own passes are not. Whoever sets
-XLA_FLAGS decides for himself: `XLA_FLAGS= make test` is the code that users run, in twice the time.
+LLVM's optimisations and XLA's own emitters for it, most of the suite's time, are off; XLA's passes
+are not. Whoever sets XLA_FLAGS decides for himself: `XLA_FLAGS= make test` is the code that users
+run, in twice the time.
 """
 
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 import jaxtyping
