@@ -1,5 +1,6 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -101,29 +102,63 @@ def distance(a, b):
     return norm64(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
 
 
-def run_command(*arguments, timeout=240):
-    """Runs `python -m …` as a user does, in a fork of a process that has imported the libraries.
+class Command:
+    """`python -m …` as a user runs it, in a fork of a process that has imported the libraries.
 
-    Importing them is most of what a short command does.
+    Importing them is most of what a short command does. A context manager: what still runs at its
+    end is killed.
     """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["bam.train", "bam.plotting"])
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
-        process = server.Process(target=_be_command, args=(arguments, dict(os.environ), outputs))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            raise TimeoutError(f"{arguments} took more than {timeout} s")
-        texts = [path.read_text(encoding="utf-8") for path in outputs]
-        return subprocess.CompletedProcess(arguments, process.exitcode, *texts)
+
+    def __init__(self, *arguments, **environ):
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["bam.train", "bam.plotting"])
+        self.arguments = arguments
+        self.folder = tempfile.TemporaryDirectory()
+        self.outputs = [Path(self.folder.name, name) for name in ("stdout", "stderr")]
+        for path in self.outputs:
+            path.touch()
+        environ = dict(os.environ) | environ
+        self.process = server.Process(target=_be_command, args=(arguments, environ, self.outputs))
+        self.process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.process.kill()
+        self.process.join()
+        self.folder.cleanup()
+
+    def send_signal(self, number):
+        os.kill(self.process.pid, number)
+
+    def check_runs(self):
+        """Fails, with what the command said, if it has ended."""
+        assert self.process.exitcode is None, self.outputs[1].read_text(encoding="utf-8")
+
+    def wait(self, timeout=240):
+        """Its `returncode`, `stdout` and `stderr`, once it has ended."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise TimeoutError(f"{self.arguments} took more than {timeout} s")
+        texts = [path.read_text(encoding="utf-8") for path in self.outputs]
+        return subprocess.CompletedProcess(self.arguments, self.process.exitcode, *texts)
+
+
+def run_command(*arguments, timeout=240):
+    with Command(*arguments) as command:
+        return command.wait(timeout)
 
 
 def _be_command(arguments, environ, outputs):
     os.environ.clear()
     os.environ.update(environ)
     for number, path in enumerate(outputs, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(path, os.O_WRONLY), number)
+    if num_devices := environ.get("JAX_NUM_CPU_DEVICES"):  # JAX was imported before it was set
+        jax.config.update("jax_num_cpu_devices", int(num_devices))
     sys.argv = list(arguments)
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # a fork's end leaves them out; `jax.distributed` needs them

@@ -21,7 +21,7 @@ from bam import train
 from bam.checkpoint import Checkpoints
 from bam.privacy.plan import BudgetExhaustedError
 from configs import digits
-from tests.cases import assert_same_bits
+from tests.cases import Command, assert_same_bits, run_command
 
 METHODS = ("non_private", "dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 NUM_STEPS = 3
@@ -233,28 +233,26 @@ COMMAND = [
 
 def test_sigterm_kill_and_damage_lose_nothing(tmp_path):
     workdir = tmp_path / "run"
-    command = [sys.executable, "-m", "scripts.train", *COMMAND, f"--workdir={workdir}"]
+    command = ["scripts.train", *COMMAND, f"--workdir={workdir}"]
     metrics = workdir / "metrics.jsonl"
     for number in (signal.SIGTERM, signal.SIGKILL):
         size = metrics.stat().st_size if metrics.exists() else 0
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        with Command(*command) as process:
             while not metrics.exists() or metrics.stat().st_size < size + 500:
-                assert process.poll() is None, process.stderr.read()
+                process.check_runs()
                 time.sleep(0.01)
-            os.kill(process.pid, number)
-            output, _ = process.communicate(timeout=120)
+            process.send_signal(number)
+            done = process.wait()
         if number == signal.SIGTERM:
-            assert process.returncode == 0
-            assert "the same command goes on from there" in output
+            assert done.returncode == 0
+            assert "the same command goes on from there" in done.stdout
 
     # The newest checkpoint is damaged: it is named, and the one before it serves.
     newest = max((int(p.name), p) for p in (workdir / "checkpoints").iterdir())[1]
     for file in (newest / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    damaged = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    damaged = run_command(*command)
     assert damaged.returncode == 2
     assert damaged.stderr.count("\n") == 1
     assert f"{newest} could not be read" in damaged.stderr

@@ -1,8 +1,6 @@
 """Preparation converts official files, leaves nothing half-done, and gives up at once offline."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from bam.data import archives, datasets, prepared
 from bam.data.common import DataError
 from scripts import prepare_data
-from tests import cases
+from tests.cases import run_command
 
 
 @pytest.fixture
@@ -64,12 +62,8 @@ def test_an_interrupted_preparation_leaves_nothing(archive, tmp_path, monkeypatc
 
 
 def test_the_command_fails_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "scripts.prepare_data", "--name=cifar10"]
-    done = subprocess.run(
-        [*command, f"--path={tmp_path}", f"--archive={tmp_path}"],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
+    done = run_command(
+        "scripts.prepare_data", "--name=cifar10", f"--path={tmp_path}", f"--archive={tmp_path}"
     )
     assert done.returncode == 2
     assert done.stdout == ""
@@ -80,7 +74,7 @@ def test_the_command_fails_in_one_line(tmp_path):
 
 def test_without_an_archive_the_command_says_what_to_fetch(tmp_path):
     for name, stock in prepared.STOCK.items():
-        done = cases.run_command("scripts.prepare_data", f"--name={name}", f"--path={tmp_path}")
+        done = run_command("scripts.prepare_data", f"--name={name}", f"--path={tmp_path}")
         assert done.returncode == 2
         assert done.stderr == (
             f"error: --archive is required: download {stock.url} and name the file or its folder\n"

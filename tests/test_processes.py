@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 from bam import train
 from bam.checkpoint import Checkpoints
 from configs import digits
-from tests.cases import assert_same_bits, distance, run_command
+from tests.cases import Command, assert_same_bits, distance, run_command
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
@@ -60,30 +58,24 @@ def by_slurm(i):
 @contextlib.contextmanager
 def two_processes(workdir, launcher=by_hand, **changes):
     """Both processes of a run, each with two devices; they do not outlive the block."""
-    command = [
-        sys.executable, "-m", "scripts.train", "--config=configs/digits.py:dp_sat",
-        f"--workdir={workdir}",
+    arguments = [
+        "scripts.train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
         *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),
     ]  # fmt: skip
-    processes = []
-    for i in range(2):
-        flags, env = launcher(i)
-        env = os.environ | env | {"JAX_NUM_CPU_DEVICES": "2"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen([*command, *flags], env=env, **pipes))
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for i in range(2):
+            flags, environ = launcher(i)
+            process = Command(*arguments, *flags, **environ, JAX_NUM_CPU_DEVICES="2")
+            processes.append(stack.enter_context(process))
         yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 def wait_for_rows(workdir, processes, num_rows):
     metrics = workdir / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < num_rows:
         for process in processes:
-            assert process.poll() is None, process.stderr.read()[-2000:]
+            process.check_runs()
         time.sleep(0.02)
 
 
@@ -97,21 +89,19 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
 
     with two_processes(workdir) as processes:
         wait_for_rows(workdir, processes, 6)
-        processes[1].kill()
-        started = time.monotonic()
-        _, errors = processes[0].communicate(timeout=60)
-        assert time.monotonic() - started < 60
-    assert processes[0].returncode not in (0, None)
-    assert "a process of this run was lost" in errors or "another task died" in errors
+        processes[1].send_signal(signal.SIGKILL)
+        left = processes[0].wait(timeout=60)
+    assert left.returncode != 0
+    assert "a process of this run was lost" in left.stderr or "another task died" in left.stderr
     assert not (workdir / "summary.json").exists()
     assert len(rows_of(workdir)) < 25
 
     with two_processes(workdir) as processes:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert outputs[0][0].count("test accuracy") >= 15  # since step 4 at the latest
-    assert "4 × cpu in 2 processes" in outputs[0][0]
-    assert "step" not in outputs[1][0]  # progress is shown once
+        done = [process.wait() for process in processes]
+    assert [process.returncode for process in done] == [0, 0], done
+    assert done[0].stdout.count("test accuracy") >= 15  # since step 4 at the latest
+    assert "4 × cpu in 2 processes" in done[0].stdout
+    assert "step" not in done[1].stdout  # progress is shown once
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["num_devices"], summary["num_processes"]) == (4, 2)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
@@ -139,9 +129,9 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     with two_processes(workdir, by_slurm, seed="", checkpoint__every=0) as processes:
         wait_for_rows(workdir, processes, 3)
         processes[1].send_signal(signal.SIGTERM)  # not the one that writes
-        outputs = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "the same command goes on from there" in outputs[0][0]
+        done = [process.wait(timeout=60) for process in processes]
+    assert [process.returncode for process in done] == [0, 0], done
+    assert "the same command goes on from there" in done[0].stdout
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
     assert (workdir / "steps_begun").stat().st_size == before[-1]["step"]  # counted once, not twice
@@ -162,9 +152,9 @@ def test_steps_that_were_lost_count_for_every_process(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train.train(built(seed=None), None, workdir, on_row=crash)
     with two_processes(workdir, seed="") as processes:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "3 steps were lost and count: the run ends after step 21 of 24" in outputs[0][0]
+        done = [process.wait() for process in processes]
+    assert [process.returncode for process in done] == [0, 0], done
+    assert "3 steps were lost and count: the run ends after step 21 of 24" in done[0].stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps_taken"], summary["steps_begun"]) == (21, 24)
 
