@@ -1,6 +1,6 @@
 """Figures from metrics, in one style."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,10 +135,7 @@ def panels(
         if any(min(line.mean) < 0 for line in chart.lines):
             axis.axhline(0, color="#777777", linewidth=0.8, zorder=0)
         if chart.log_x:
-            axis.set_xscale("log")
-            marks = sorted({x for line in chart.lines for x in line.x})
-            axis.set_xticks(marks, [f"{x:g}" for x in marks])
-            axis.minorticks_off()
+            log_axis(axis, {x for line in chart.lines for x in line.x})
         if chart.percent:
             axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
         axis.set_xlabel(chart.x_label)
@@ -229,6 +226,14 @@ def error_bars(
     bars = np.array(spread, dtype=float)
     look: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
     axis.errorbar(x, mean, yerr=bars, label=label, capsize=3, **look)
+
+
+def log_axis(axis: Any, marks: Iterable[float]) -> None:
+    """Makes the x axis logarithmic, marked at these positions."""
+    marks = sorted(marks)
+    axis.set_xscale("log")
+    axis.set_xticks(marks, [f"{x:g}" for x in marks])
+    axis.minorticks_off()
 
 
 def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:

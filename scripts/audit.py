@@ -47,11 +47,28 @@ cli.ensure(
 SETTINGS = ((8, 8), (40, 10))
 # Of the whole runs: N, expected batch size, steps.
 WHOLE_RUN = (80, 20, 120)
-COLUMNS = ("method", "q", "claimed ε", "ε at least", "ε at least, any mechanism", "runs")
-ONE_RUN_COLUMNS = (
-    "run", "canaries", "q", "T", "right guesses", "claimed ε", "ε at least",
-    "ε at least, any mechanism", "test accuracy",
-)  # fmt: skip
+# Of a plan, in a row of one run.
+PLANNED = ("expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier", "delta")
+BOUNDS: tables.Columns = {
+    "claimed ε": lambda row: f"{row['claimed_epsilon']:.2f}",
+    "ε at least": lambda row: f"{row['empirical_epsilon_lower']:.2f}",
+    "ε at least, any mechanism": lambda row: f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
+}
+COLUMNS: tables.Columns = {
+    "method": lambda row: parts.label(row["method"]),
+    "q": lambda row: f"{row['sampling_prob']:g}",
+    **BOUNDS,
+    "runs": lambda row: f"2 × {row['num_trials']}",
+}
+ONE_RUN_COLUMNS: tables.Columns = {
+    "run": lambda row: f"{row['dataset']}, {row['model']}, {parts.label(row['method'])}",
+    "canaries": lambda row: f"{row['num_canaries']} beside {row['num_examples']}",
+    "q": lambda row: f"{row['sampling_prob']:.3g}",
+    "T": lambda row: f"{row['num_steps']}",
+    "right guesses": lambda row: f"{row['num_correct']} of {row['num_guesses']}",
+    **BOUNDS,
+    "test accuracy": lambda row: f"{row['test_accuracy']:.1%}",
+}
 
 
 def main() -> None:
@@ -78,7 +95,7 @@ def audit_methods(rows: list[dict[str, Any]], out: Path) -> None:
             if not any(wanted.items() <= row.items() for row in rows):
                 rows.append(run(config, num_examples, wanted))
                 keep(rows, out)
-    tables.show(COLUMNS, as_cells(of_many_runs(rows)))
+    tables.show(COLUMNS, of_many_runs(rows))
 
 
 def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
@@ -92,7 +109,7 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         print(f"{config.method.name} on {built.dataset.name}: {real} examples", end=" ")
         print(f"and {_CANARIES.value} canaries, half of which take part")
         print(plan.describe(), flush=True)
-        found = one_run.run(built, config.seed, on_row=show)
+        found = one_run.run(built, config.seed, on_row=_print_row)
         bounds = one_run.bounds(found, plan, _CONFIDENCE.value)
     which = {
         "kind": "one_run",
@@ -102,15 +119,11 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
     }
     row = which | {
         "num_params": built.num_params,
-        "num_examples": plan.num_examples - _CANARIES.value,
+        "num_examples": real,
         "num_canaries": _CANARIES.value,
         "num_included": int(found.included.sum()),
-        "expected_batch_size": plan.expected_batch_size,
-        "sampling_prob": plan.sampling_prob,
-        "num_steps": plan.num_steps,
-        "noise_multiplier": plan.noise_multiplier,
+        **{key: getattr(plan, key) for key in PLANNED},
         "claimed_epsilon": plan.epsilon,
-        "delta": plan.delta,
         "confidence": _CONFIDENCE.value,
         "num_guesses": bounds.num_guesses,
         "num_correct": bounds.num_correct,
@@ -118,43 +131,35 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         "empirical_epsilon_lower_any_mechanism": bounds.epsilon_lower_any,
         "test_accuracy": found.test_accuracy,
         "seed": config.seed,
-        "device": report.device_name(),
-        "seconds": time.perf_counter() - started,
-        "versions": report.versions(),
+        **made_on(started),
     }
-    print(describe(row))
+    wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
+    print(
+        f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
+        f"{bounds.epsilon_lower_any:.2f} at {_CONFIDENCE.value:.0%} confidence, and at least "
+        f"{bounds.epsilon_lower:.2f} if the mechanism is a Poisson-sampled Gaussian; claimed "
+        f"{plan.epsilon:.2f} at δ = {plan.delta:g}{'. THE CLAIM IS WRONG' if wrong else ''}"
+    )
     if out:
         rows = [other for other in rows if not which.items() <= other.items()]
         keep([*rows, row], out)
-    if max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon:
+    if wrong:
         sys.exit(1)
 
 
-def show(row: dict[str, Any]) -> None:
-    """Prints one line of progress."""
-    print(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}", flush=True)
-
-
-def describe(row: dict[str, Any]) -> str:
-    """What one run says, in words."""
-    claimed, sure = row["claimed_epsilon"], f"at {row['confidence']:.0%} confidence"
-    any_mechanism = row["empirical_epsilon_lower_any_mechanism"]
-    gaussian = row["empirical_epsilon_lower"]
-    text = (
-        f"{row['num_correct']} of {row['num_guesses']} guesses are right: ε is at least "
-        f"{any_mechanism:.2f} {sure}, and at least {gaussian:.2f} if the mechanism is a "
-        f"Poisson-sampled Gaussian; claimed {claimed:.2f} at δ = {row['delta']:g}"
-    )
-    return text + (". THE CLAIM IS WRONG" if max(any_mechanism, gaussian) > claimed else "")
+def made_on(started: float) -> dict[str, Any]:
+    """What a row says of the machine and of the time since `started`."""
+    seconds = time.perf_counter() - started
+    return {"device": report.device_name(), "seconds": seconds, "versions": report.versions()}
 
 
 def keep(rows: list[dict[str, Any]], out: Path) -> None:
     """Writes all rows, and a table of each kind that there is beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     report.write_json(out, rows)
-    if many := as_cells(of_many_runs(rows)):
+    if many := of_many_runs(rows):
         report.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, many))
-    if single := as_one_run_cells([row for row in rows if row.get("kind") == "one_run"]):
+    if single := [row for row in rows if row.get("kind") == "one_run"]:
         path = out.with_name(f"{out.stem}_one_run.md")
         report.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
 
@@ -197,9 +202,7 @@ def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[s
         "false_positive_rate_upper": found.false_positive_rate,
         "false_negative_rate_upper": found.false_negative_rate,
         "whole_run_p_values": whole_run_p_values(wanted["method"]),
-        "device": report.device_name(),
-        "seconds": time.perf_counter() - started,
-        "versions": report.versions(),
+        **made_on(started),
     }
     failed = checks.failures(row["whole_run_p_values"])
     print(
@@ -220,37 +223,8 @@ def whole_run_p_values(method: str) -> dict[str, float]:
     return whole_run.audit(experiment.build(config, dataset))
 
 
-def as_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The table as text, in the order of `COLUMNS`."""
-    return [
-        [
-            parts.label(row["method"]),
-            f"{row['sampling_prob']:g}",
-            f"{row['claimed_epsilon']:.2f}",
-            f"{row['empirical_epsilon_lower']:.2f}",
-            f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
-            f"2 × {row['num_trials']}",
-        ]
-        for row in rows
-    ]
-
-
-def as_one_run_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Likewise, in the order of `ONE_RUN_COLUMNS`."""
-    return [
-        [
-            f"{row['dataset']}, {row['model']}, {parts.label(row['method'])}",
-            f"{row['num_canaries']} beside {row['num_examples']}",
-            f"{row['sampling_prob']:.3g}",
-            f"{row['num_steps']}",
-            f"{row['num_correct']} of {row['num_guesses']}",
-            f"{row['claimed_epsilon']:.2f}",
-            f"{row['empirical_epsilon_lower']:.2f}",
-            f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
-            f"{row['test_accuracy']:.1%}",
-        ]
-        for row in rows
-    ]
+def _print_row(row: dict[str, Any]) -> None:
+    print(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}", flush=True)
 
 
 if __name__ == "__main__":

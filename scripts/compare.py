@@ -34,8 +34,17 @@ cli.ensure(
     "--config is required: configs/NAME.py, or --runs=FOLDER,FOLDER",
 )
 
-COLUMNS = ("method", "ε", "accuracy %", "‖bias‖", "‖ĝ‖", "‖bias‖/‖ĝ‖", "cosine", "seconds")
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
+COLUMNS: tables.Columns = {
+    "method": lambda row: parts.label(row["method"]),
+    "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".2f"),
+    "accuracy %": lambda row: tables.percent(row["test_accuracy_mean"], row["test_accuracy_sd"]),
+    "‖bias‖": lambda row: tables.number(row["bias_norm_mean"], ".3f"),
+    "‖ĝ‖": lambda row: tables.number(row["gradient_norm_mean"], ".3f"),
+    "‖bias‖/‖ĝ‖": lambda row: tables.number(row["relative_bias_mean"], ".3f"),
+    "cosine": lambda row: tables.number(row["cosine_mean"], ".3f"),
+    "seconds": lambda row: f"{row['seconds']:.1f}",
+}
 
 
 def main() -> None:
@@ -62,7 +71,7 @@ def main() -> None:
         )
     seeds = " or ".join(str(n) for n in sorted({row["num_seeds"] for row in table}))
     heading = f"mean ± SD over {seeds} seeds, median training seconds"
-    tables.show(COLUMNS, as_cells(table), heading, keep=workdir / "table.md")
+    tables.show(COLUMNS, table, heading, keep=workdir / "table.md")
     print(f"Bias is measured on training examples and is not private. Files in {workdir}/")
 
 
@@ -165,20 +174,6 @@ def summarize(name: str, runs: list[cells.Run]) -> dict[str, Any]:
         "seconds": statistics.median(run.summary["seconds"] for run in runs),
         "device": first["device"],
     }
-
-
-def as_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The table as text, in the order of `COLUMNS`."""
-    return [
-        [
-            parts.label(row["method"]),
-            "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".2f"),
-            tables.percent(row["test_accuracy_mean"], row["test_accuracy_sd"]),
-            *(tables.number(row[f"{quantity}_mean"], ".3f") for quantity in MEASURED),
-            f"{row['seconds']:.1f}",
-        ]
-        for row in rows
-    ]
 
 
 if __name__ == "__main__":

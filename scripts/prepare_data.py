@@ -33,19 +33,7 @@ def main() -> None:
 
 
 def prepare(name: str, path: Path, archive: str) -> Path:
-    """Prepares one data set.
-
-    Args:
-      name: "cifar10", "cifar100", "imagenet32" or "mnist".
-      path: the folder to write to.
-      archive: official archive, or folder of official files.
-
-    Returns:
-      The folder that now holds the data set.
-
-    Raises:
-      DataError: if it is there already, or cannot be read. Nothing is left behind.
-    """
+    """Prepares one data set from official files, and returns its new folder; all or nothing."""
     train, test = archives.read(name, Path(archive).expanduser())
     return prepared.write(name, train, test, path)
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from bam import parts, plotting, report
 from bam.privacy import accounting, gdp
 from bam.privacy.accounting import rounded_down, rounded_up
-from scripts.lib import cli
+from scripts.lib import cli, tables
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
 _TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")
@@ -26,15 +23,38 @@ _NUM_STEPS = flags.DEFINE_integer("num_steps", None, "T", lower_bound=1)
 _DELTA = flags.DEFINE_float("delta", 1e-5, "δ")
 _ACCOUNTANT = flags.DEFINE_enum("accountant", "pld", ["pld", "rdp"], "finds σ for an ε")
 _JSON = flags.DEFINE_string("json", "", "file for the numbers; none if empty")
-_PLOT = flags.DEFINE_string("plot", "", "PNG or SVG file for trade-off curves and ε over training")
-flags.mark_flags_as_required(["sampling_prob", "num_steps"])
+_PLOT = flags.DEFINE_string("plot", "", "PNG file for trade-off curves and ε over training")
+cli.require("sampling_prob", "num_steps")
+cli.ensure(
+    ("noise_multiplier", "target_epsilon"),
+    lambda sigma, epsilon: (sigma is None) != (epsilon is None),
+    "give one of --noise_multiplier and --target_epsilon",
+)
 
 NAMES = {
     "pld": "PLD (tight)",
     "rdp": "RDP (moments accountant)",
     "gdp": "GDP central limit (asymptotic, NOT a guarantee)",
 }
+# What bounds an attacker -> its label and the method whose line it is drawn with.
+TRADEOFFS = {
+    "composed": ("the composed mechanism (PLD)", "dp_sgd"),
+    "epsilon_delta": ("(ε, δ)-DP alone", "dp_sat"),
+    "gdp": ("μ-GDP, central limit (asymptotic)", "bam_sam"),
+}
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
+SPENT: tables.Columns = {
+    "step": lambda row: str(row["step"]),
+    "PLD": lambda row: rounded_up(row["pld"], ".4f"),
+    "RDP": lambda row: rounded_up(row["rdp"], ".4f"),
+    "GDP (asymptotic)": lambda row: rounded_up(row["gdp"], ".4f"),
+}
+RATES: tables.Columns = {
+    "false positives": lambda row: f"{row['false_positive_rate']:.1%}",
+    "composed (PLD)": lambda row: f"{rounded_up(100 * row['composed'], '.1f')}%",
+    "(ε, δ) alone": lambda row: f"{rounded_up(100 * row['epsilon_delta'], '.1f')}%",
+    "μ-GDP (asymptotic)": lambda row: f"{rounded_up(100 * row['gdp'], '.1f')}%",
+}
 NUM_POINTS = 10  # of ε as training goes
 
 
@@ -43,8 +63,6 @@ def main() -> None:
     with cli.one_line_errors():
         sampling_prob, num_steps = _SAMPLING_PROB.value, _NUM_STEPS.value
         assert sampling_prob is not None and num_steps is not None  # the flags are required
-        if (_NOISE_MULTIPLIER.value is None) == (_TARGET_EPSILON.value is None):
-            raise ValueError("give one of --noise_multiplier and --target_epsilon")
         if not 0 < sampling_prob <= 1:
             raise ValueError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
         sigma = _NOISE_MULTIPLIER.value
@@ -63,33 +81,20 @@ def main() -> None:
             report.write_json(Path(_JSON.value), found)
         if _PLOT.value:
             draw(found, Path(_PLOT.value))
-    console = Console()
-    console.print(
+    print(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
-        f"δ = {rounded_up(found['delta'], 'g')}, add/remove one example\n",
-        highlight=False,
+        f"δ = {rounded_up(found['delta'], 'g')}, add/remove one example\n"
     )
     for name in accounting.ACCOUNTANTS:
-        console.print(
-            f"ε = {rounded_up(found['epsilon'][name], '8.4f')}   {NAMES[name]}", highlight=False
-        )
-    console.print(f"μ = {found['mu']:8.4f}   of the central limit\n", highlight=False)
-    console.print(over_training(found))
-    console.print(attacker(found))
+        print(f"ε = {rounded_up(found['epsilon'][name], '8.4f')}   {NAMES[name]}")
+    print(f"μ = {found['mu']:8.4f}   of the central limit\n")
+    tables.show(SPENT, found["over_training"], "ε as training goes")
+    rates = found["best_true_positive_rate"]
+    tables.show(RATES, rates, "an attacker's best true positive rate")
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> dict[str, Any]:
-    """Every number that is printed or drawn.
-
-    Args:
-      sigma: σ > 0.
-      sampling_prob: q in (0, 1].
-      num_steps: T ≥ 1.
-      delta: δ in (0, 1).
-
-    Returns:
-      A JSON object.
-    """
+    """Every number that is printed or drawn, as a JSON object."""
     mechanism = {"noise_multiplier": sigma, "sampling_prob": sampling_prob}
 
     def epsilons(steps: int) -> dict[str, float]:
@@ -126,64 +131,27 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
     }
 
 
-def over_training(found: dict[str, Any]) -> Table:
-    """ε after some of the steps, by every accountant."""
-    table = Table(title="ε as training goes", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("step", "PLD", "RDP", "GDP (asymptotic)"):
-        table.add_column(heading, justify="right")
-    for row in found["over_training"]:
-        table.add_row(
-            str(row["step"]), *(rounded_up(row[n], ".4f") for n in accounting.ACCOUNTANTS)
-        )
-    return table
-
-
-def attacker(found: dict[str, Any]) -> Table:
-    """The highest true positive rates that the guarantees allow."""
-    table = Table(
-        title="an attacker's best true positive rate", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for heading in ("false positives", "composed (PLD)", "(ε, δ) alone", "μ-GDP (asymptotic)"):
-        table.add_column(heading, justify="right")
-    for row in found["best_true_positive_rate"]:
-        table.add_row(
-            f"{row['false_positive_rate']:.1%}",
-            *(
-                f"{rounded_up(100 * row[name], '.1f')}%"
-                for name in ("composed", "epsilon_delta", "gdp")
-            ),
-        )
-    return table
-
-
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draws trade-off curves beside ε over training.
-
-    Args:
-      found: from `analyse`.
-      path: PNG or SVG file to write.
-    """
+    """Draws trade-off curves beside ε over training, from what `analyse` found."""
     style = {name: method.style for name, method in parts.METHODS.items()}
-    curves = {
-        "composed": ("the composed mechanism (PLD)", style["dp_sgd"]),
-        "epsilon_delta": ("(ε, δ)-DP alone", style["dp_sat"]),
-        "gdp": ("μ-GDP, central limit (asymptotic)", style["bam_sam"]),
-    }
-    tradeoffs, alpha = found["tradeoff"], found["tradeoff"]["type_1_error"]
+    alpha = found["tradeoff"]["type_1_error"]
     lines = [
-        plotting.Line(label, alpha, tradeoffs[name], None, look)
-        for name, (label, look) in curves.items()
+        plotting.Line(label, alpha, found["tradeoff"][name], None, style[method])
+        for name, (label, method) in TRADEOFFS.items()
     ]
     guess = [1 - a for a in alpha]
     lines.append(plotting.Line("guessing", alpha, guess, None, style["non_private"]))
     steps = [row["step"] for row in found["over_training"]]
-    looks = {"pld": style["dp_sgd"], "rdp": style["bam_exact"], "gdp": style["bam_sam"]}
-    labels = {"pld": curves["composed"][0], "rdp": NAMES["rdp"], "gdp": curves["gdp"][0]}
+    looks = {
+        "pld": TRADEOFFS["composed"],
+        "rdp": (NAMES["rdp"], "bam_exact"),
+        "gdp": TRADEOFFS["gdp"],
+    }
     spent = [
         plotting.Line(
-            labels[name], steps, [row[name] for row in found["over_training"]], None, look
+            label, steps, [row[name] for row in found["over_training"]], None, style[method]
         )
-        for name, look in looks.items()
+        for name, (label, method) in looks.items()
     ]
     title = (
         f"σ = {rounded_down(found['noise_multiplier'], '.4g')}, "

@@ -25,7 +25,14 @@ cli.require("config", "workdir")
 
 FIRST_SEED = 1000  # seeds are others than those of the final runs
 FIXED = {"dataset.holdout", "method.radius", "method.penalty"}
-COLUMNS = ("method", "strength", "runs", "held-out accuracy, %")
+COLUMNS: tables.Columns = {
+    "method": lambda row: parts.label(row["method"]),
+    "strength": lambda row: f"{row['strength']:g}",
+    "runs": lambda row: str(row["num_runs"]),
+    "held-out accuracy, %": lambda row: (
+        "not run" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+    ),
+}
 
 
 def main() -> None:
@@ -49,16 +56,7 @@ def main() -> None:
             rows.append(row | {"accuracies": accuracies})
         workdir = Path(cells.WORKDIR.value)
         report.write_json(workdir / "search.json", rows)
-    lines = [
-        [
-            parts.label(row["method"]),
-            f"{row['strength']:g}",
-            str(row["num_runs"]),
-            "not run" if row["accuracy"] is None else f"{row['accuracy']:.2f}",
-        ]
-        for row in rows
-    ]
-    tables.show(COLUMNS, lines, keep=workdir / "search.md")
+    tables.show(COLUMNS, rows, keep=workdir / "search.md")
 
 
 def _runs(method: str, strength: str) -> cells.Cells:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_page_shows_the_measurements_that_are_kept():
     page = (ROOT / "docs/performance.md").read_text()
-    assert pages.fill(page, performance.tables(ROOT / "benchmarks", "cpu")) == page
+    assert pages.fill(page, performance.tables_of(ROOT / "benchmarks", "cpu")) == page
 
 
 def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
@@ -37,7 +37,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
         },
     }
     (tmp_path / "step_cpu.json").write_text(json.dumps(step))
-    table = performance.tables(tmp_path, "cpu")["targets"].splitlines()
+    table = performance.tables_of(tmp_path, "cpu")["targets"].splitlines()
     found = {line.split(" | ")[0].lstrip("| "): line.split(" | ")[1:] for line in table[2:]}
     assert found["DP-SGD / ours, not private"][1:3] == ["1.00", "0.75 to 1.50"]
     assert found["DP-SGD / ours, not private"][3].startswith("yes")

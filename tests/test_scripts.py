@@ -24,12 +24,16 @@ def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path)
 
 
 def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
-    done = run_command(
+    command = (
         "scripts.compare", "--config=configs/digits.py", f"--workdir={tmp_path}/c",
         "--methods=dp_sgd,bam_exact", "--num_seeds=2", "--config.model.name=linear",
         "--config.num_steps=3", "--config.accountant=rdp", "--config.diagnostics.every=1",
         "--config.diagnostics.num_examples=32",
     )  # fmt: skip
+    stopped = run_command(*command, "--max_seconds=0.001")
+    assert "4 runs are not finished; the same command goes on" in stopped.stdout, stopped.stderr
+    assert not (tmp_path / "c" / "table.md").exists()
+    done = run_command(*command)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "c" / "summary.json").read_text())
     assert [row["method"] for row in rows] == ["dp_sgd", "bam_exact"]
@@ -59,8 +63,8 @@ def test_a_comparison_rounds_epsilon_and_delta_up():
         "test_accuracy_sd",
     )}  # fmt: skip
     row |= {"method": "dp_sgd", "epsilon": 1.2341, "test_accuracy_mean": 0.9, "seconds": 1.0}
-    assert compare.as_cells([row])[0][1] == "1.24"
-    assert compare.as_cells([row | {"epsilon": None}])[0][1] == "–"
+    assert compare.COLUMNS["ε"](row) == "1.24"
+    assert compare.COLUMNS["ε"](row | {"epsilon": None}) == "–"
 
 
 def test_comparing_nothing_is_one_line(tmp_path):
@@ -73,6 +77,17 @@ def test_comparing_nothing_is_one_line(tmp_path):
         assert message in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_required_flag_that_is_missing_or_empty_is_one_line_that_says_what_it_is():
+    for command, message in (
+        (("scripts.search", "--workdir=w"), "--config is required: configs/NAME.py"),
+        (("scripts.paper.logistic", "--out=o", "--workdir="), "--workdir is required: folder"),
+        (("scripts.export", "--workdir=w"), "--out is required: folder to write"),
+    ):
+        done = run_command(*command)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+
+
 def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
     row = {
         "method": "non_private", "epsilon": None, "delta": 1e-5, "noise_multiplier": 0.0,
@@ -80,7 +95,7 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
         "bias_norm_mean": None, "gradient_norm_mean": None, "relative_bias_mean": None,
         "cosine_mean": None, "seconds": 1.0,
     }  # fmt: skip
-    lines = tables.markdown(compare.COLUMNS, compare.as_cells([row])).splitlines()
+    lines = tables.markdown(compare.COLUMNS, [row]).splitlines()
     assert lines[2] == "| non-private | – | 50.0 | – | – | – | – | 1.0 |"
 
 
@@ -102,7 +117,7 @@ def test_the_readme_shows_the_table_that_the_demo_printed():
     root = Path(__file__).parents[1]
     table = (root / "docs/demo/table.md").read_text()
     rows = json.loads((root / "docs/demo/summary.json").read_text())
-    assert table == tables.markdown(compare.COLUMNS, compare.as_cells(rows))
+    assert table == tables.markdown(compare.COLUMNS, rows)
     assert table in (root / "README.md").read_text()
 
 
@@ -120,7 +135,7 @@ def test_the_results_page_shows_the_tables_that_were_run():
     docs = Path(__file__).parents[1] / "docs"
     page, small = (docs / "results.md").read_text(), docs / "results/cifar10_small"
     rows = json.loads((small / "table1.json").read_text())["rows"]
-    table = tables.markdown(table1.COLUMNS, [table1.as_cells(row) for row in rows], table1.LEFT)
+    table = tables.markdown(table1.COLUMNS, rows, table1.LEFT)
     assert table == (small / "table1.md").read_text()
     for table in ("table1.md", "search.md"):
         assert (small / table).read_text() in page

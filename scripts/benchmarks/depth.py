@@ -15,7 +15,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import models, oracles, parts, plotting, report, tree
+from bam import diagnostics, models, oracles, parts, plotting, report
 from bam.plotting import plt
 from scripts.benchmarks.performance import LABELS
 from scripts.lib import cli, timing
@@ -33,11 +33,7 @@ STRENGTH = 0.05
 
 def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Oracle:
     """Exact BAM as one would write it first: the gradient of L + λ‖∇L‖, reverse over reverse."""
-
-    def objective(params: Any, example: Any) -> jax.Array:
-        loss, grads = jax.value_and_grad(loss_fn)(params, example)
-        return loss + penalty * tree.l2_norm(grads)
-
+    objective = diagnostics.bias_aware_objective(loss_fn, penalty)
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
@@ -72,16 +68,8 @@ def main() -> None:
                 flush=True,
             )
     out = Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "width": _WIDTH.value,
-        "batch": _BATCH.value,
-        "trials": _TRIALS.value,
-        "repeats": _REPEATS.value,
-        "device": report.device_name(),
-        "versions": report.versions(),
-    }
-    report.write_json(out.with_suffix(".json"), {**settings, "rows": rows})
+    settings = {name: flags.FLAGS[name].value for name in ("width", "batch", "trials", "repeats")}
+    timing.keep(out.with_suffix(".json"), {**settings, "rows": rows})
     draw(rows, out.with_suffix(".png"))
 
 

@@ -2,13 +2,14 @@
 
 python -m scripts.benchmarks.estimate [--config=configs/imagenet32.py:bam_sam] [--rate_tflops=20] …
 
-Compute: multiplications and additions of every example's gradient, over the assumed rate.
-Communication: one all-reduce of the sum, float32, by a ring over the assumed bandwidth and latency.
+Compute: multiplications and additions of every example's gradient, over the assumed rate, for the
+⌈l/D⌉ examples of the fullest of D devices. Communication: one all-reduce of the sum, float32, by a
+ring: 2 (D - 1)/D · 4 P bytes over the assumed bandwidth, and 2 log₂ D latencies (of a tree, as such
+libraries use for many devices).
 """
 
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,25 +30,48 @@ _LATENCY = flags.DEFINE_float("latency_us", 10.0, "assumed of a message, microse
 _MARKDOWN = flags.DEFINE_string("markdown", "", "file for the table; '': none")
 
 
-class Step(NamedTuple):
-    """What one step costs, whatever the number of devices."""
+def main() -> None:
+    """Prints the table."""
+    with cli.one_line_errors():
+        config = _CONFIG.value
+        num_params, flops = cost(config)
+        batch_size = config.expected_batch_size
+        steps = config.num_steps or config.num_epochs * (_NUM_EXAMPLES.value // batch_size)
+        alone = batch_size * flops / (1e12 * _RATE.value)
+        rows = []
+        for num in _DEVICES.value:
+            compute = alone * math.ceil(batch_size / num) / batch_size
+            bytes_sent = 2 * (num - 1) / num * 4 * num_params
+            latency = 2 * math.log2(num) * 1e-6 * _LATENCY.value
+            communication = bytes_sent / (1e9 * _BANDWIDTH.value) + latency
+            seconds = compute + communication
+            rows.append(
+                [
+                    f"{num:,}",
+                    f"{1e3 * compute:,.2f}",
+                    f"{1e3 * communication:.2f}",
+                    f"{bytes_sent / 1e6:.1f}",
+                    f"{alone / num / seconds:.0%}",
+                    f"{steps * seconds / 60:,.1f}",
+                ]
+            )
+        columns = tables.text(
+            "devices", "compute, ms", "all-reduce, ms", "sent by each, MB", "efficiency",
+            f"{steps:,} steps, minutes",
+        )  # fmt: skip
+        title = (
+            f"{config.method.name} on {config.dataset.name}, {config.model.name}: "
+            f"{num_params:,} parameters, {flops / 1e9:.2f} GFLOP per example of "
+            f"{config.augment.views} views, l = {batch_size}"
+        )
+        tables.show(columns, rows, f"{title}. ESTIMATE, nothing was run")
+        if _MARKDOWN.value:
+            table = f"{title}:\n\n{tables.markdown(columns, rows)}"
+            report.write_text(Path(_MARKDOWN.value), table)
 
-    num_params: int  # P
-    flops: int  # of one example's gradient, its views included
-    batch_size: int  # l
 
-
-class Estimate(NamedTuple):
-    """One step on D devices; `efficiency` is the speed-up over one device, divided by D."""
-
-    compute_seconds: float  # the fullest device's share of the examples
-    communication_seconds: float  # of the all-reduce
-    megabytes: float  # sent by each device
-    efficiency: float
-
-
-def cost(config: ConfigDict) -> Step:
-    """Counts parameters and operations of a config's step, by tracing one example's gradient."""
+def cost(config: ConfigDict) -> tuple[int, int]:
+    """Parameters, and operations of one example's gradient, which is traced."""
     facts = DATASETS[config.dataset.name]
     module = models.create(num_classes=facts.num_classes, **config.model)
     model = models.as_functions(module, facts.shape, convolution="xla")
@@ -55,61 +79,7 @@ def cost(config: ConfigDict) -> Step:
     image = jax.ShapeDtypeStruct((config.augment.views, *facts.shape), jnp.float32)
     example = {"image": image, "label": jax.ShapeDtypeStruct((), jnp.int32)}
     oracle = make_oracle(config.method, model.loss)
-    flops = timing.matrix_flops(oracle.grad, params, example)
-    return Step(tree.num_params(params), flops, config.expected_batch_size)
-
-
-def estimate(
-    step: Step, num_devices: int, rate: float, bandwidth: float, latency: float
-) -> Estimate:
-    """The arithmetic, in operations, bytes and seconds.
-
-    ⌈l/D⌉ · flops / rate; a ring's 2 (D - 1)/D · 4 P bytes over the bandwidth, and 2 log₂ D
-    latencies (of a tree, as such libraries use for many devices).
-    """
-    share = math.ceil(step.batch_size / num_devices)
-    compute = share * step.flops / rate
-    bytes_sent = 2 * (num_devices - 1) / num_devices * 4 * step.num_params
-    communication = bytes_sent / bandwidth + 2 * math.log2(num_devices) * latency
-    alone = step.batch_size * step.flops / rate
-    efficiency = alone / num_devices / (compute + communication)
-    return Estimate(compute, communication, bytes_sent / 1e6, efficiency)
-
-
-def main() -> None:
-    """Prints the table."""
-    with cli.one_line_errors():
-        config = _CONFIG.value
-        step = cost(config)
-        steps = config.num_steps or config.num_epochs * (_NUM_EXAMPLES.value // step.batch_size)
-        columns = ["devices", "compute, ms", "all-reduce, ms", "sent by each, MB", "efficiency"]
-        columns.append(f"{steps:,} steps, minutes")
-        rows = []
-        for num in _DEVICES.value:
-            found = estimate(
-                step, num, 1e12 * _RATE.value, 1e9 * _BANDWIDTH.value, 1e-6 * _LATENCY.value
-            )
-            seconds = found.compute_seconds + found.communication_seconds
-            rows.append(
-                [
-                    f"{num:,}",
-                    f"{1e3 * found.compute_seconds:,.2f}",
-                    f"{1e3 * found.communication_seconds:.2f}",
-                    f"{found.megabytes:.1f}",
-                    f"{found.efficiency:.0%}",
-                    f"{steps * seconds / 60:,.1f}",
-                ]
-            )
-        title = (
-            f"{config.method.name} on {config.dataset.name}, {config.model.name}: "
-            f"{step.num_params:,} parameters, {step.flops / 1e9:.2f} GFLOP per example of "
-            f"{config.augment.views} views, l = {step.batch_size}"
-        )
-        tables.show(columns, rows, f"{title}. ESTIMATE, nothing was run")
-        if _MARKDOWN.value:
-            report.write_text(
-                Path(_MARKDOWN.value), f"{title}:\n\n{tables.markdown(columns, rows)}"
-            )
+    return tree.num_params(params), timing.matrix_flops(oracle.grad, params, example)
 
 
 if __name__ == "__main__":

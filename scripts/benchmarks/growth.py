@@ -7,9 +7,10 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import report
 from scripts.benchmarks import step
 from scripts.lib import cli, timing
+
+flags.adopt_module_key_flags(step)
 
 # One of these changes at a time, from batch 32, one view, width 16.
 AXES = {"batch": (8, 32, 128), "views": (1, 4, 16), "width": (8, 16, 32, 64)}
@@ -38,10 +39,8 @@ def main() -> None:
         print(f"{axis:<6} {value:>4}  {method:<12} {median:8.3f} ms per example", flush=True)
         row = {"axis": axis, "value": value, "method": method}
         rows.append(row | {"median_ms": median, "low_ms": low, "high_ms": high})
-    out = Path(flags.FLAGS.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"start": START, "trials": flags.FLAGS.trials, "device": report.device_name()}
-    report.write_json(out, {**facts, "versions": report.versions(), "rows": rows})
+    facts = {"start": START, "trials": flags.FLAGS.trials, "rows": rows}
+    timing.keep(Path(flags.FLAGS.out), facts)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 make bench-peers        (builds an environment of its own; see the Makefile)
 """
 
+import importlib.metadata
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
 cli.require("out")
 
+LIBRARIES = ("jax-privacy", "torch", "opacus")
 LEARNING_RATE = 1e-3
 RADIUS = 0.05
 TOLERANCE = 1e-3  # relative L2 distance of clipped sums; formulations differ by float32 rounding
@@ -66,20 +68,16 @@ def main() -> None:
     milliseconds = {n: [1e3 * s / _BATCH.value for s in found] for n, found in seconds.items()}
     for name, found in milliseconds.items():
         print(f"{PEERS[name]:<50} {statistics.median(found):8.2f} ms per example", flush=True)
-    out = Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
     results = {
         "batch": _BATCH.value,
         "width": _WIDTH.value,
         "trials": _TRIALS.value,
-        "device": report.device_name(),
-        "num_devices": jax.device_count(),
-        "versions": report.versions() | _peer_versions(),
+        "versions": report.versions() | {n: importlib.metadata.version(n) for n in LIBRARIES},
         "milliseconds_per_example": {n: statistics.median(f) for n, f in milliseconds.items()},
         "observations": milliseconds,
         "clipped_sum_error": errors,
     }
-    report.write_json(out, results)
+    timing.keep(Path(_OUT.value), results)
 
 
 def jax_peers(problem: Problem) -> dict[str, Peer]:
@@ -339,12 +337,6 @@ def _relative_distance(found: Any, expected: Any) -> float:
     found, expected = jax.device_get((found, expected))
     difference = jax.tree.map(np.subtract, found, expected)
     return float(optax.tree.norm(difference) / optax.tree.norm(expected))
-
-
-def _peer_versions() -> dict[str, str]:
-    import importlib.metadata
-
-    return {name: importlib.metadata.version(name) for name in ("jax-privacy", "torch", "opacus")}
 
 
 if __name__ == "__main__":

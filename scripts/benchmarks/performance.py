@@ -12,14 +12,12 @@ from typing import Any
 from absl import flags
 
 from bam import parts, report
-from scripts.lib import cli
-from scripts.lib.pages import fill
-from scripts.lib.tables import markdown
+from scripts.lib import cli, pages
+from scripts.lib.tables import markdown, number, text
 
-_PAGE = flags.DEFINE_string("page", "docs/performance.md", "page whose tables are rewritten")
-_FOLDER = flags.DEFINE_string("folder", "benchmarks", "folder of the measurements")
 _DEVICE = flags.DEFINE_string("device", "cpu", "ending of the files' names")
 
+PAGE = Path("docs/performance.md")
 # Key in the peers' JSON file -> what a reader sees
 PEERS = {
     "ours_nonprivate": "ours, not private",
@@ -62,27 +60,24 @@ TARGETS: list[tuple[str, str, str, str, float, str]] = [
 def main() -> None:
     """Rewrites what stands between the page's markers."""
     with cli.one_line_errors():
-        page = Path(_PAGE.value)
-        text = page.read_text(encoding="utf-8")
-        found = fill(text, tables(Path(_FOLDER.value), _DEVICE.value))
-        if found != text:
-            report.write_text(page, found)
+        text = PAGE.read_text(encoding="utf-8")
+        report.write_text(PAGE, pages.fill(text, tables_of(Path("benchmarks"), _DEVICE.value)))
 
 
-def tables(folder: Path, device: str) -> dict[str, str]:
+def tables_of(folder: Path, device: str) -> dict[str, str]:
     """Every table of the page, by name; what has not been measured says so."""
     files = {}
     for name in ("step", "peers", "growth", "depth"):
         path = folder / f"{name}_{device}.json"
         files[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     ascents = folder / "ascents.md"
+    made = {"steps": ("step", _steps), "peers": ("peers", _peers)}
+    made |= {"growth": ("growth", _growth), "depth": ("depth", _depth)}
+    missing = "Not measured.\n"
     return {
         "targets": _targets(files),
-        "steps": _steps(files["step"]),
-        "peers": _peers(files["peers"]),
-        "growth": _growth(files["growth"]),
-        "depth": _depth(files["depth"]),
-        "ascents": ascents.read_text(encoding="utf-8") if ascents.exists() else "Not measured.\n",
+        **{place: table(files[n]) if files[n] else missing for place, (n, table) in made.items()},
+        "ascents": ascents.read_text(encoding="utf-8") if ascents.exists() else missing,
     }
 
 
@@ -115,13 +110,12 @@ def _targets(files: Mapping[str, Any]) -> str:
         ratios = [a / b for a, b in zip(over, under, strict=True)]
         ratio = statistics.median(ratios)
         met = ratio <= bound if sense == "≤" else ratio >= bound
-        rows.append([label, f"{sense} {bound:g}", f"{ratio:.2f}", _spread(ratios), _yes(met)])
-    return markdown(["ratio", "target", "measured", "quartiles", "met"], rows)
+        yes = "yes" if met else "**no**"
+        rows.append([label, f"{sense} {bound:g}", f"{ratio:.2f}", _spread(ratios), yes])
+    return markdown(text("ratio", "target", "measured", "quartiles", "met"), rows)
 
 
 def _steps(data: Any) -> str:
-    if data is None:
-        return "Not measured.\n"
     labels = {
         "nonprivate_ms": "not private",
         "dp_sgd_ms": "DP-SGD",
@@ -137,30 +131,21 @@ def _steps(data: Any) -> str:
         for key, label in labels.items()
         if key in data
     ]
-    return markdown(["step", "ms per example", "quartiles"], rows)
+    return markdown(text("step", "ms per example", "quartiles"), rows)
 
 
 def _peers(data: Any) -> str:
-    if data is None:
-        return "Not measured.\n"
     rows = []
     for name, label in PEERS.items():
-        found = data["observations"][name]
-        error = data["clipped_sum_error"].get(name)
-        rows.append(
-            [
-                label,
-                f"{statistics.median(found):.1f}",
-                _spread(found, ".1f"),
-                "–" if error is None else f"{error:.0e}",
-            ]
-        )
-    return markdown(["step", "ms per example", "quartiles", "clipped sum, relative error"], rows)
+        found, error = data["observations"][name], data["clipped_sum_error"].get(name)
+        median = f"{statistics.median(found):.1f}"
+        rows.append([label, median, _spread(found, ".1f"), number(error, ".0e")])
+    return markdown(
+        text("step", "ms per example", "quartiles", "clipped sum, relative error"), rows
+    )
 
 
 def _growth(data: Any) -> str:
-    if data is None:
-        return "Not measured.\n"
     methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
     found = {(r["axis"], r["value"], r["method"]): r["median_ms"] for r in data["rows"]}
     points = dict.fromkeys((row["axis"], row["value"]) for row in data["rows"])
@@ -168,12 +153,10 @@ def _growth(data: Any) -> str:
         [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
         for axis, value in points
     ]
-    return markdown(["", *(parts.label(m) for m in methods)], rows)
+    return markdown(text("", *(parts.label(m) for m in methods)), rows)
 
 
 def _depth(data: Any) -> str:
-    if data is None:
-        return "Not measured.\n"
     methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
     depths = list(dict.fromkeys(row["depth"] for row in data["rows"]))
     found = {(r["depth"], r["method"]): r for r in data["rows"]}
@@ -187,7 +170,7 @@ def _depth(data: Any) -> str:
     ]
     labels = [f"{LABELS.get(m, parts.label(m))}, ms" for m in methods]
     compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
-    return markdown(["layers", *labels, *compiling], rows)
+    return markdown(text("layers", *labels, *compiling), rows)
 
 
 def _spread(values: Sequence[float], form: str = ".2f") -> str:
@@ -195,10 +178,6 @@ def _spread(values: Sequence[float], form: str = ".2f") -> str:
         return "–"
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{low:{form}} to {high:{form}}"
-
-
-def _yes(met: bool) -> str:
-    return "yes" if met else "**no**"
 
 
 if __name__ == "__main__":

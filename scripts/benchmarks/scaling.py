@@ -7,7 +7,6 @@ Every run is `python -m scripts.train` with these arguments, on one core and on 
 compared is the time of a step, without compilation, in the second half of `--num_steps`.
 """
 
-import json
 import os
 import re
 import shlex
@@ -17,18 +16,27 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
-from bam import report
-from scripts.lib import cli, tables
+from scripts.lib import cells, cli, tables, timing
 
 _TRAIN = flags.DEFINE_multi_string("train", None, "arguments of scripts.train, one flag for each")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 12, "steps of each run", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "every placement runs so often, in turn", lower_bound=1)
 cli.require("train", "out")
+
+
+COLUMNS: tables.Columns = {
+    "run": lambda row: "`" + re.findall(r"configs/(\S+)", row["train"])[0] + "`",
+    "place": lambda row: row["place"],
+    "s per step": lambda row: f"{row['seconds_per_step']:.3f}",
+    "lowest": lambda row: f"{min(row['observed']):.3f}",
+    "highest": lambda row: f"{max(row['observed']):.3f}",
+    "speed-up": lambda row: f"{row['speed_up']:.2f}",
+    "accuracy": lambda row: f"{row['test_accuracy']:.2%}",
+}
 
 
 def main() -> None:
@@ -43,11 +51,9 @@ def main() -> None:
         accuracies = {}
         for _ in range(_ROUNDS.value):
             for name, processes in places.items():
-                found = run(shlex.split(arguments), processes)
-                seconds[name].append(found["seconds_per_step"])
-                accuracies[name] = found["test_accuracy"]
-        one = statistics.median(seconds["1 core"])
-        print(arguments)
+                per_step, accuracies[name] = run(shlex.split(arguments), processes)
+                seconds[name].append(per_step)
+        alone = statistics.median(seconds["1 core"])
         for name, observed in seconds.items():
             median = statistics.median(observed)
             results.append(
@@ -56,35 +62,13 @@ def main() -> None:
                     "place": name,
                     "seconds_per_step": median,
                     "observed": observed,
-                    "speed_up": one / median,
+                    "speed_up": alone / median,
                     "test_accuracy": accuracies[name],
                 }
             )
-            print(f"  {name:<28} {median:8.3f} s per step   {one / median:5.2f} ×", flush=True)
     out = Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"device": report.device_name(), "num_cores": len(cores)}
-    report.write_json(out, facts | {"versions": report.versions(), "runs": results})
-    report.write_text(out.with_suffix(".md"), table(results))
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """The results for a document: a run is named by its config, such as `mnist.py:dp_sgd`."""
-    columns = ["run", "place", "s per step", "lowest", "highest", "speed-up", "accuracy"]
-    rows = []
-    for found in results:
-        (config,) = re.findall(r"configs/(\S+)", found["train"])
-        numbers = (found["seconds_per_step"], min(found["observed"]), max(found["observed"]))
-        rows.append(
-            [
-                f"`{config}`",
-                found["place"],
-                *(f"{x:.3f}" for x in numbers),
-                f"{found['speed_up']:.2f}",
-                f"{found['test_accuracy']:.2%}",
-            ]
-        )
-    return tables.markdown(columns, rows)
+    timing.keep(out, {"num_cores": len(cores), "runs": results})
+    tables.show(COLUMNS, results, keep=out.with_suffix(".md"))
 
 
 def placements(cores: list[int]) -> dict[str, list[tuple[list[int], int]]]:
@@ -98,7 +82,7 @@ def placements(cores: list[int]) -> dict[str, list[tuple[list[int], int]]]:
     return found
 
 
-def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> dict[str, Any]:
+def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> tuple[float, float]:
     """One run on a placement: its seconds per step and its accuracy."""
     steps = _NUM_STEPS.value
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
@@ -124,13 +108,9 @@ def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> dict[st
             _, errors = process.communicate()
             if process.returncode:
                 raise SystemExit(errors.decode())
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    middle, last = rows[-2], rows[-1]
-    return {
-        "seconds_per_step": (last["seconds"] - middle["seconds"]) / (last["step"] - middle["step"]),
-        "test_accuracy": last["test_accuracy"],
-    }
+        middle, last = cells.read(Path(folder) / "run").rows[-2:]
+    per_step = (last["seconds"] - middle["seconds"]) / (last["step"] - middle["step"])
+    return per_step, last["test_accuracy"]
 
 
 if __name__ == "__main__":

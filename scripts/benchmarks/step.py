@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bam import devices, experiment, models, report, sampling
+from bam import devices, experiment, models, sampling
 from bam.data import datasets
 from configs import cifar10
 from scripts.lib import cli, timing
@@ -30,12 +30,10 @@ _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes t
 cli.require("out")
 
 MATMUL_SIZE = 2048
+# Key in the JSON file -> method and its options.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "nonprivate_ms": ("non_private", {}),
-    "dp_sgd_ms": ("dp_sgd", {}),
-    "dp_sat_ms": ("dp_sat", {}),
-    "bam_sam_ms": ("bam_sam", {}),
-    "bam_exact_ms": ("bam_exact", {}),
+    **{f"{method}_ms": (method, {}) for method in ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")},
 }
 VIEW_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "dp_sgd_views_ms": ("dp_sgd", {}),
@@ -50,53 +48,39 @@ def main() -> None:
     wanted = {name: (*method, 1) for name, method in METHODS.items()}
     if _VIEWS.value > 1:
         wanted |= {name: (*method, _VIEWS.value) for name, method in VIEW_METHODS.items()}
-    calls, compiling, found_sizes, batches = {}, {}, {}, {}
+    calls, compiling, sizes, batches = {}, {}, {}, {}
     for name, (method, options, views) in wanted.items():
         batches[name] = _BATCH.value if views == 1 else max(1, _BATCH.value // 4)
         built = experiment_of(method, options, views, batches[name], _WIDTH.value)
         calls[name], compiling[name] = step_of(built, batches[name])
-        found_sizes[name] = built.config.microbatch_size
+        sizes[name] = built.config.microbatch_size
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
-
-    results: dict[str, Any] = {
-        "batch": _BATCH.value,
-        "microbatch": found_sizes,
-        "convolution": built.config.convolution,
-        "precision": _PRECISION.value,
-        "width": _WIDTH.value,
-        "views": _VIEWS.value,
-        "trials": _TRIALS.value,
-        "device": report.device_name(),
-        "num_devices": jax.device_count(),
-        "versions": report.versions(),
-    }
-    spread = {}
-    for name in wanted:
-        found = timing.summarize(seconds[name], compiling[name])
-        results[name] = 1e3 * found.median / batches[name]
-        spread[name] = [1e3 * found.low / batches[name], 1e3 * found.high / batches[name]]
-        print(f"{name:<22} {results[name]:8.3f} ms per example", flush=True)
+    observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted}
+    found = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
+    for name, row in found.items():
+        print(f"{name:<22} {row.median:8.3f} ms per example", flush=True)
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
-    flops = timing.matrix_flops(
-        jax.grad(model.loss), jax.eval_shape(model.init, jax.random.key(0)), example
-    )
-    results["matmul_gflops"] = 2 * MATMUL_SIZE**3 / np.median(seconds["matmul"]) / 1e9
-    results["dp_sgd_gflops"] = flops / results["dp_sgd_ms"] / 1e6
-    results["flops_per_example"] = flops
-    results["quartiles_ms"] = spread
-    results["observations_ms"] = {
-        name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    flops = timing.matrix_flops(jax.grad(model.loss), params, example)
+    matmul = [2 * MATMUL_SIZE**3 / s / 1e9 for s in seconds["matmul"]]
+    results = {name: flags.FLAGS[name].value for name in ("batch", "precision", "width", "views")}
+    results |= {
+        "trials": _TRIALS.value,
+        "microbatch": sizes,
+        "convolution": built.config.convolution,
+        **{name: row.median for name, row in found.items()},
+        "matmul_gflops": float(np.median(matmul)),
+        "dp_sgd_gflops": flops / found["dp_sgd_ms"].median / 1e6,
+        "flops_per_example": flops,
+        "quartiles_ms": {name: [row.low, row.high] for name, row in found.items()},
+        "observations_ms": observed,
+        "matmul_observations_gflops": matmul,
+        "compile_seconds": compiling,
+        "peak_memory_mb": {b: _memory(int(b)) for b in _MEMORY_BATCHES.value},
     }
-    results["matmul_observations_gflops"] = [
-        2 * MATMUL_SIZE**3 / s / 1e9 for s in seconds["matmul"]
-    ]
-    results["compile_seconds"] = compiling
-    results["peak_memory_mb"] = {b: _memory(int(b)) for b in _MEMORY_BATCHES.value}
-    out = Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    report.write_json(out, results)
+    timing.keep(Path(_OUT.value), results)
 
 
 def experiment_of(
@@ -127,26 +111,28 @@ def _random_images() -> datasets.Dataset:
 
 def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
     """One training step of exactly `batch` examples, compiled, and the seconds that took."""
-    state = built.init(0)
-    train = devices.replicate(built.dataset.train, built.mesh)
-    rows = sampling.pad(np.arange(batch), batch)
-    compiled, seconds = timing.compile_timed(built.step, state, train, rows)
+    compiled, seconds, state, arguments = _compiled(built, batch)
 
     def call() -> Any:
         nonlocal state
-        state = compiled(state, train, rows)
+        state = compiled(state, *arguments)
         return state.step
 
     return call, seconds
 
 
+def _compiled(built: experiment.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
+    """A step, the seconds its compilation took, and what to call it with."""
+    train = devices.replicate(built.dataset.train, built.mesh)
+    state, rows = built.init(0), sampling.pad(np.arange(batch), batch)
+    compiled, seconds = timing.compile_timed(built.step, state, train, rows)
+    return compiled, seconds, state, (train, rows)
+
+
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
-    built = experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value)
-    train = devices.replicate(built.dataset.train, built.mesh)
-    rows = sampling.pad(np.arange(batch), batch)
-    compiled, _ = timing.compile_timed(built.step, built.init(0), train, rows)
-    plan: Any = compiled.memory_analysis()
+    compiled, *_ = _compiled(experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value), batch)
+    plan = compiled.memory_analysis()
     return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6
 
 

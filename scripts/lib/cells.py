@@ -146,13 +146,9 @@ def run(
 
 
 def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
-    """Trains what is missing in `--workdir` until it is done or time is up.
+    """Trains what is missing in `--workdir` until it is done or time is up; as `runs_of`.
 
-    It goes seed by seed, so that whatever time allows leaves every group equally far, and says what
-    is still missing at the end.
-
-    Returns:
-      Group -> seed -> finished run.
+    It goes seed by seed, so that whatever time allows leaves every group equally far.
     """
     by_seed = itertools.zip_longest(*(cells.items() for cells in groups.values()))
     cells = dict(item for of_seed in by_seed for item in of_seed if item)
@@ -163,9 +159,10 @@ def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
 
 def runs_of(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
     """Group -> seed -> run of what is finished in `--workdir`, and a line if something is not."""
-    found, num_missing = {}, 0
+    found, num_missing, workdir = {}, 0, Path(WORKDIR.value)
+    workdir.mkdir(parents=True, exist_ok=True)
     for key, cells in groups.items():
-        runs = finished(cells, Path(WORKDIR.value))
+        runs = finished(cells, workdir)
         found[key] = {cells[name].seed: run for name, run in runs.items()}
         num_missing += len(cells) - len(runs)
     if num_missing:
@@ -195,12 +192,8 @@ def of_seeds(folder: str, config: ConfigDict, first: int = 0) -> Cells:
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:
     """A config file's configuration of one method, with the command line's `--config.KEY=VALUE`.
 
-    Overrides of `method.*` reach the methods that have the key.
-
-    Args:
-      method: the argument of the config file.
-      fixed: keys that the command sets itself, whose overrides are an error.
-      path: of the file; `--config` if empty. What follows a colon is left out.
+    Overrides of `method.*` reach the methods that have the key; overrides of what the command sets
+    itself, the `fixed` keys, are an error. Without a `path` the file is that of `--config`.
     """
     path = path or config_flags.get_config_filename(flags.FLAGS["config"])
     overrides = dict(config_flags.get_override_values(flags.FLAGS["config"]))

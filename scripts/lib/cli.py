@@ -31,8 +31,8 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     _use_all_cores()
     given = {argument.lstrip("-").partition("=")[0] for argument in sys.argv[1:]}
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
-    argv = [sys.argv[0], *added, *sys.argv[1:]]
-    app.run(lambda argv: _quietly(main), argv=argv, flags_parser=_parse_flags)
+    sys.argv[1:1] = added  # there, because that is where config flags look for their overrides
+    app.run(lambda argv: _quietly(main), flags_parser=_parse_flags)
 
 
 def require(*names: str) -> None:
@@ -75,16 +75,10 @@ def join_processes(
 ) -> None:
     """Makes this process one of several that train together, through `jax.distributed`.
 
-    Should one of them die, the others end too, within half a minute.
-
-    Args:
-      coordinator: "HOST:PORT" of the first process; "auto": as SLURM, Kubernetes, Cloud TPU or MPI
-        say; "": this process is the only one.
-      num_processes: how many there are; None with "auto".
-      process_id: which of them this is, from 0; likewise.
-
-    Raises:
-      ValueError: if that is not a set of processes; OSError: if the others cannot be reached.
+    Should one of them die, the others end too, within half a minute. `coordinator` is "HOST:PORT"
+    of the first process; "auto": as SLURM, Kubernetes, Cloud TPU or MPI say, without the numbers;
+    or "": this process is the only one. Raises a ValueError if that is not a set of processes, an
+    OSError if the others cannot be reached.
     """
     numbers = (num_processes, process_id)
     if coordinator in ("", "auto"):

@@ -39,28 +39,16 @@ def main() -> None:
     with cli.one_line_errors():
         for page, places in PAGES.items():
             path = Path(page)
+            files = {place: Path(table) for place, table in places.items()}
             tables = {
-                place: Path(table).read_text(encoding="utf-8")
-                if Path(table).exists()
-                else "Not run.\n"
-                for place, table in places.items()
+                place: file.read_text(encoding="utf-8") if file.exists() else "Not run.\n"
+                for place, file in files.items()
             }
             report.write_text(path, fill(path.read_text(encoding="utf-8"), tables))
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:
-    """A page with the text between `<!-- NAME -->` and `<!-- end -->` replaced.
-
-    Args:
-      text: the page.
-      found: name -> what belongs there.
-
-    Returns:
-      The new page.
-
-    Raises:
-      ValueError: if a name has no place on the page.
-    """
+    """A page with the text between `<!-- NAME -->` and `<!-- end -->` replaced."""
     for name, table in found.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(text):

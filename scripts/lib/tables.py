@@ -1,7 +1,8 @@
 """Tables for documents and for the terminal: first column to the left, the others to the right."""
 
+import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,26 @@ from rich.table import Table
 
 from bam import report, stats
 
+# Heading -> what a row has in that column.
+Columns = Mapping[str, Callable[[Any], str]]
 
-def markdown(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()
-) -> str:
+
+def text(*headings: str) -> Columns:
+    """Columns of rows that are lists of text."""
+    return {heading: operator.itemgetter(i) for i, heading in enumerate(headings)}
+
+
+def markdown(columns: Columns, rows: Iterable[Any], left: Sequence[str] = ()) -> str:
     """A table for documents; `left` are further columns that are set to the left."""
     marks = ["---" if _is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def show(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    columns: Columns,
+    rows: Sequence[Any],
     title: str = "",
     left: Sequence[str] = (),
     keep: Path | None = None,
@@ -34,7 +42,7 @@ def show(
         justify: Any = "left" if _is_left(columns, name, left) else "right"
         table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell(row) for cell in columns.values()))
     if keep:
         keep.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(keep, markdown(columns, rows, left))
@@ -70,5 +78,5 @@ def mean_sd(values: Sequence[float], form: str) -> str:
     return "not run" if found is None else plus_minus(found.mean, found.sd, form)
 
 
-def _is_left(columns: Sequence[str], name: str, left: Sequence[str]) -> bool:
-    return name == columns[0] or name in left
+def _is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:
+    return name == next(iter(columns)) or name in left

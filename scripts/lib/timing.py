@@ -4,20 +4,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from bam import report
+
 
 class Timing(NamedTuple):
-    """Seconds per call.
-
-    Attributes:
-      median: over all repeats.
-      low: first quartile.
-      high: third quartile.
-      compile_seconds: tracing and compiling, once.
-    """
+    """Seconds per call: median and quartiles; and of tracing and compiling, once."""
 
     median: float
     low: float
@@ -37,13 +33,8 @@ def measure(
 ) -> dict[str, list[float]]:
     """Times several calls in turn, so that what else the machine does meets all of them.
 
-    Args:
-      calls: name -> call without arguments whose result can be waited for.
-      trials: rounds through all calls.
-      repeats: calls in a row per round, timed together; their mean is one observation.
-
-    Returns:
-      Name -> seconds per call, one number per trial. A first, untimed round warms up.
+    Each of `trials` rounds calls everything `repeats` times in a row and notes the mean seconds. A
+    first, untimed round warms up.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for trial in range(trials + 1):
@@ -54,6 +45,13 @@ def measure(
             if trial > 0:
                 seconds[name].append((time.perf_counter() - started) / repeats)
     return seconds
+
+
+def keep(path: Path, facts: Mapping[str, Any]) -> None:
+    """Writes a measurement as JSON, with what it was made on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    where = {"device": report.device_name(), "num_devices": jax.device_count()}
+    report.write_json(path, {**where, "versions": report.versions(), **facts})
 
 
 def summarize(seconds: list[float], compile_seconds: float) -> Timing:
@@ -67,12 +65,7 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
 def matrix_flops(fn: Callable[..., Any], *args: Any) -> int:
     """Multiplications and additions in the matrix products and convolutions of `fn(*args)`.
 
-    Args:
-      fn: traced, not run.
-      *args: arrays or their shapes.
-
-    Returns:
-      A count; a loop's body counts once per turn of a `scan`.
+    It is traced, not run; the body of a `scan` counts once per turn.
     """
     return _matrix_flops(jax.make_jaxpr(fn)(*args).jaxpr)
 

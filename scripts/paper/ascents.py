@@ -23,7 +23,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Of the last step's measurement; NOT PRIVATE, so for data one may look at.
 MEASURED = ("bias_norm", "relative_bias", "cosine", "gradient_norm")
-COLUMNS = ("ascent", "seeds", "accuracy, %", "gain, points", "‖bias‖", "relative", "cosine", "‖ĝ‖")
+COLUMNS: tables.Columns = {
+    "ascent": lambda row: row["ascent"],
+    "seeds": lambda row: str(row["num_runs"]),
+    "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
+    "gain, points": lambda row: (
+        "–" if row["ascent"] == "DP-SGD" else tables.interval(row["gain"], "+.2f")
+    ),
+    "‖bias‖": lambda row: tables.interval(row["bias_norm"], ".3f"),
+    "relative": lambda row: tables.interval(row["relative_bias"], ".3f"),
+    "cosine": lambda row: tables.interval(row["cosine"], ".3f"),
+    "‖ĝ‖": lambda row: tables.interval(row["gradient_norm"], ".3f"),
+}
 
 
 def main() -> None:
@@ -33,17 +44,7 @@ def main() -> None:
         rows = [_row(label, runs, found["DP-SGD"]) for label, runs in found.items()]
         workdir = Path(cells.WORKDIR.value)
         report.write_json(workdir / "ascents.json", rows)
-    lines = [
-        [
-            row["ascent"],
-            str(row["num_runs"]),
-            tables.interval(row["accuracy"], ".2f"),
-            "–" if row["ascent"] == "DP-SGD" else tables.interval(row["gain"], "+.2f"),
-            *(tables.interval(row[name], ".3f") for name in MEASURED),
-        ]
-        for row in rows
-    ]
-    tables.show(COLUMNS, lines, keep=workdir / "ascents.md")
+    tables.show(COLUMNS, rows, keep=workdir / "ascents.md")
 
 
 def _runs(label: str) -> cells.Cells:

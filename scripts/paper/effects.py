@@ -67,7 +67,8 @@ def markdown(found: Sequence[Mapping[str, Any]], baseline: str) -> str:
         ]
         for method in dict.fromkeys(row["method"] for row in found)
     ]
-    return tables.markdown(["method", "‖bias‖", *(headings[q] for q in quantities)], lines)
+    columns = tables.text("method", "‖bias‖", *(headings[q] for q in quantities))
+    return tables.markdown(columns, lines)
 
 
 def _cell(row: Mapping[str, Any]) -> str:

@@ -20,7 +20,9 @@ _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to 
 flags.adopt_module_key_flags(cells)
 cli.require("workdir", "out")
 
-COLUMNS = ("extension", "ε", "noise on the sum", "accuracy %", "gain over DP-SGD, points")
+COLUMNS = tables.text(
+    "extension", "ε", "noise on the sum", "accuracy %", "gain over DP-SGD, points"
+)
 FACTS = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
 
 
@@ -29,10 +31,12 @@ def main() -> None:
     with cli.one_line_errors():
         found = cells.run_missing({name: _runs(name) for name in EXTENSIONS})
         found = {name: runs for name, runs in found.items() if runs}
+        if not found:
+            return
         rows, lines = [], []
         for name, runs in found.items():
             facts = {key: next(iter(runs.values())).summary[key] for key in FACTS}
-            ours, theirs = cells.percent(runs), cells.percent(found["dp_sgd"])
+            ours, theirs = cells.percent(runs), cells.percent(found.get("dp_sgd", {}))
             gains = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
             rows.append({"name": name, **facts, "accuracies": [a / 100 for a in ours.values()]})
             lines.append(
@@ -45,6 +49,7 @@ def main() -> None:
                 ]
             )
         out = Path(_OUT.value)
+        out.parent.mkdir(parents=True, exist_ok=True)
         report.write_json(out, {"device": report.device_name(), "runs": rows})
     tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
 

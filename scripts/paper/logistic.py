@@ -22,7 +22,7 @@ cli.require("workdir", "out")
 
 # What is clipped -> the method whose line it is drawn with.
 CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
-COLUMNS = ("ε", "clip gradients, %", "clip inputs, %")
+COLUMNS = tables.text("ε", "clip gradients, %", "clip inputs, %")
 FACTS = ("epsilon", "delta", "noise_multiplier", "clip_norm", "num_steps")
 
 
@@ -35,6 +35,8 @@ def main() -> None:
             for epsilon in _EPSILONS.value
         }
         rows = [_row(*key, runs) for key, runs in cells.run_missing(groups).items() if runs]
+        if not rows:
+            return
         ceiling = non_private_accuracy()
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,7 @@ def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
             plotting.style_of(method),
         )
     axis.axhline(ceiling, label="scikit-learn, not private", **plotting.style_of("non_private"))
-    axis.set_xscale("log")
+    plotting.log_axis(axis, {row["target_epsilon"] for row in rows})
     axis.set_xlabel("ε")
     axis.set_title("Logistic regression on breast cancer: test accuracy", fontsize=11)
     axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))

@@ -38,9 +38,15 @@ RUNS = (
 # Of one entry of ours, against the rounded Gaussian: tests/test_grid.py bounds it.
 TOTAL_VARIATION = 1e-24
 Edges = dict[str, float]
-COLUMNS = (
-    "run", "ε", "δ claimed", "σ", "floor, float32 inversion", "floor, here", "added to δ, here",
-)  # fmt: skip
+COLUMNS: tables.Columns = {
+    "run": lambda row: row["run"],
+    "ε": lambda row: f"{row['epsilon']:g}",
+    "δ claimed": lambda row: f"{row['delta']:.2g}",
+    "σ": lambda row: f"{row['noise_multiplier']:.3f}",
+    "floor, float32 inversion": lambda row: f"{row['floor_float32_inversion']:.1e}",
+    "floor, here": lambda row: f"{row['floor_here']:.1e}",
+    "added to δ, here": lambda row: f"{row['added_to_delta']:.1e}",
+}
 
 
 def main() -> None:
@@ -50,19 +56,7 @@ def main() -> None:
         rows = [floors(*run, edges) for run in RUNS]
         out = Path(_OUT.value)
         report.write_json(out, {"edges": edges, "runs": rows, "versions": report.versions()})
-    lines = [
-        [
-            row["run"],
-            f"{row['epsilon']:g}",
-            f"{row['delta']:.2g}",
-            f"{row['noise_multiplier']:.3f}",
-            f"{row['floor_float32_inversion']:.1e}",
-            f"{row['floor_here']:.1e}",
-            f"{row['added_to_delta']:.1e}",
-        ]
-        for row in rows
-    ]
-    tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
+    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 
 def float32_edge() -> float:

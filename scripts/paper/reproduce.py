@@ -60,15 +60,13 @@ def main() -> None:
                 if config.seed in runs:
                     facts[cell] = {key: runs[config.seed].summary[key] for key in FACTS}
         workdir = Path(cells.WORKDIR.value)
-        workdir.mkdir(parents=True, exist_ok=True)
         report.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
         for name in _DATASETS.value:
             of_name = [row for row in rows if row["config"] == name]
             if seeds := max(len(row["seeds"]) for row in of_name):
                 title = f"{name}, up to {seeds} seeds, 95 % confidence intervals"
                 draw(of_name, workdir / f"{name}.png", title)
-    lines = [table1.as_cells(row) for row in rows]
-    tables.show(table1.COLUMNS, lines, left=table1.LEFT, keep=workdir / "table1.md")
+    tables.show(table1.COLUMNS, rows, left=table1.LEFT, keep=workdir / "table1.md")
     total = sum(len(group) for group in groups.values())
     print(table1.CAPTION)
     print(f"{len(facts)} of {total} runs finished. Table and figures in {workdir}/")
@@ -92,10 +90,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
                 parts.label(method),
                 plotting.style_of(method),
             )
-        axis.set_xscale("log")
-        epsilons = sorted({row["epsilon"] for row in rows})
-        axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-        axis.minorticks_off()
+        plotting.log_axis(axis, {row["epsilon"] for row in rows})
         axis.set_xlabel("ε")
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)

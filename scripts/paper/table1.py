@@ -24,7 +24,22 @@ PAPER: dict[str, dict[float, dict[str, tuple[float, float | None]]]] = {
     },
 }
 
-COLUMNS = ("data", "ε", "method", "paper", "gain", "seeds", "ours", "paired gain")
+COLUMNS: tables.Columns = {
+    "data": lambda row: row["config"],
+    "ε": lambda row: f"{row['epsilon']:g}",
+    "method": lambda row: parts.label(row["method"]),
+    "paper": lambda row: (
+        tables.number(row["paper_accuracy"], ".2f")
+        if row["paper_sd"] is None
+        else f"{row['paper_accuracy']:.1f} ± {row['paper_sd']:.2f}"
+    ),
+    "gain": lambda row: tables.number(row["paper_difference"], "+.1f"),
+    "seeds": lambda row: str(len(row["seeds"])),
+    "ours": lambda row: tables.interval(row["accuracy"], ".2f"),
+    "paired gain": lambda row: (
+        "–" if row["method"] == "dp_sgd" else tables.interval(row["difference"], "+.2f")
+    ),
+}
 LEFT = ("method",)
 CAPTION = (
     "Test accuracy in %: the paper's ± SD of 3 seeds, ours ± 95 % confidence interval; "
@@ -68,20 +83,3 @@ def row(
         "seeds": sorted(accuracies),
         "accuracies": [accuracies[seed] for seed in sorted(accuracies)],
     }
-
-
-def as_cells(row: Mapping[str, Any]) -> list[str]:
-    """A row as text, in the order of `COLUMNS`; what was not run says so."""
-    paper = tables.number(row["paper_accuracy"], ".2f")
-    if row["paper_sd"] is not None:
-        paper = f"{row['paper_accuracy']:.1f} ± {row['paper_sd']:.2f}"
-    return [
-        row["config"],
-        f"{row['epsilon']:g}",
-        parts.label(row["method"]),
-        paper,
-        tables.number(row["paper_difference"], "+.1f"),
-        str(len(row["seeds"])),
-        tables.interval(row["accuracy"], ".2f"),
-        "–" if row["method"] == "dp_sgd" else tables.interval(row["difference"], "+.2f"),
-    ]
