@@ -32,17 +32,11 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Opens a folder, which need not exist yet.
-
-        Args:
-          folder: where checkpoints lie; None keeps none.
-        """
+        """Opens a folder, which need not exist yet; None keeps none."""
         self._manager: ocp.CheckpointManager | None = None
         if folder is not None:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=KEPT, enable_async_checkpointing=False
-            )
-            self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+            how = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+            self._manager = ocp.CheckpointManager(folder.absolute(), options=how)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -52,16 +46,10 @@ class Checkpoints:
             self._manager.close()
 
     def check_room(self, state: Any) -> None:
-        """Takes and frees the space that a checkpoint needs.
+        """Takes and frees the space that a checkpoint needs, or raises an OSError.
 
         On a full disk Orbax fails too, but in several threads and pages of traces; and a run that
         cannot be saved should not begin.
-
-        Args:
-          state: pytree of arrays, as `save` would be given.
-
-        Raises:
-          OSError: if the folder has no room for it, or does not let this user write.
         """
         if self._manager is None:
             return
@@ -79,15 +67,9 @@ class Checkpoints:
             )
 
     def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
-        """Writes a checkpoint and returns when it is safely there.
+        """Writes a checkpoint, JSON facts beside the state; returns when it is safely there.
 
-        Args:
-          step: steps taken so far; a step saved already is left as it is.
-          state: pytree of arrays, PRNG keys included.
-          facts: JSON values to keep beside the state.
-
-        Raises:
-          OSError: if it cannot be written, for example on a full disk; earlier ones stay.
+        A step saved already is left as it is. Raises OSError, as on a full disk; earlier ones stay.
         """
         if self._manager is None or step in self._manager.all_steps():
             return
@@ -112,16 +94,10 @@ class Checkpoints:
             )
 
     def restore(self, like: State) -> tuple[int, State, dict[str, Any]] | None:
-        """Reads the newest checkpoint.
+        """The newest checkpoint's `(step, state, facts)`, or None if there is none.
 
-        Args:
-          like: a state of the same structure, shapes and dtypes; its values are not used.
-
-        Returns:
-          `(step, state, facts)` as they were saved, or None if there is no checkpoint.
-
-        Raises:
-          ValueError: if the checkpoint cannot be read as such a state.
+        `like` has the state's structure, shapes and dtypes; its values are not used. Raises
+        ValueError if it cannot be read as such a state.
         """
         step = self._manager.latest_step() if self._manager else None
         if self._manager is None or step is None:
@@ -129,7 +105,7 @@ class Checkpoints:
         data_like = jax.tree.map(_key_to_data, like)
         problem = ""
         try:
-            found = self._manager.restore(
+            restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardRestore(data_like), facts=ocp.args.JsonRestore()
@@ -143,22 +119,15 @@ class Checkpoints:
                 f"checkpoint {where} could not be read ({problem}): if it is damaged, move that "
                 "folder away to resume from the one before it"
             )
-        state = jax.tree.map(_data_to_key, like, found.state)
-        return step, state, found.facts
+        state = jax.tree.map(_data_to_key, like, restored.state)
+        return step, state, restored.facts
 
 
 def read(folder: Path, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Reads parts of the newest checkpoint on the host, and leaves the rest unread.
+    """Parts of the newest checkpoint, read on the host, and its facts; None if there is none.
 
-    Args:
-      folder: where the checkpoints lie; it is only read.
-      like: the parts by name, as pytrees of arrays or shapes. Shapes are not compared.
-
-    Returns:
-      `(parts, facts)`, arrays of NumPy, or None if there is no checkpoint.
-
-    Raises:
-      ValueError: if the checkpoint cannot be read, or has no such parts.
+    `like` has the parts by name, as pytrees of arrays or shapes, which are not compared. The folder
+    and the rest are left alone. Raises ValueError if it cannot be read, or has no such parts.
     """
     if not folder.is_dir():
         return None
@@ -171,14 +140,14 @@ def read(folder: Path, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
         parts = ocp.args.PyTreeRestore(like, restore_args=on_host, partial_restore=True)
         try:
-            found = manager.restore(
+            restored = manager.restore(
                 step, args=ocp.args.Composite(state=parts, facts=ocp.args.JsonRestore())
             )
         except Exception as error:  # Orbax raises many kinds for one cause
             problem = type(error).__name__
     if problem:
         raise ValueError(f"checkpoint {folder / str(step)} could not be read ({problem})")
-    return found.state, found.facts
+    return restored.state, restored.facts
 
 
 def _reserve(file: int, num_bytes: int) -> None:

@@ -26,39 +26,22 @@ def name() -> str:
 
 
 def mesh() -> Mesh | None:
-    """All visible devices along one axis, "data"; None where there is only one.
-
-    Returns:
-      A mesh for `bam.clipped_sum`.
-    """
-    found = visible()
-    if len(found) == 1:
+    """All visible devices along one axis, "data", for `bam.clipped_sum`; None for a single one."""
+    devices = visible()
+    if len(devices) == 1:
         return None
-    return jax.make_mesh((len(found),), ("data",), axis_types=(AxisType.Auto,), devices=found)
+    return jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def replicate(tree: Any, mesh: Mesh | None) -> Any:
-    """Copies a pytree of arrays to every device.
-
-    Args:
-      tree: arrays, on the host or on a device; the same in every process.
-      mesh: from `mesh`; None is the default device.
-
-    Returns:
-      The same tree of JAX arrays.
-    """
+    """Copies a pytree of arrays, the same in every process, to every device of a mesh."""
     return put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
 
 
 def share_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Deals the leading axis of arrays to the devices, if it divides evenly; copies otherwise.
+    """Shares out the leading axis of arrays among the devices, if it divides evenly; else copies.
 
-    Args:
-      tree: arrays with one leading axis in common; the same in every process.
-      mesh: from `mesh`.
-
-    Returns:
-      The same tree of JAX arrays, for functions whose rows are independent.
+    For functions whose rows are independent. The arrays are the same in every process.
     """
     if mesh is None or any(x.shape[0] % mesh.size for x in jax.tree.leaves(tree)):
         return replicate(tree, mesh)
@@ -66,14 +49,9 @@ def share_rows(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def put(tree: Any, sharding: Sharding | None) -> Any:
-    """Places a pytree of arrays; every process gives its own devices their part.
+    """Places a pytree of arrays, PRNG keys included; None is the default device.
 
-    Args:
-      tree: arrays, PRNG keys included; the same in every process.
-      sharding: where to; None is the default device.
-
-    Returns:
-      The same tree of JAX arrays.
+    The tree is the same in every process, and each gives its own devices their part.
     """
     if jax.process_count() == 1 or sharding is None:
         return jax.device_put(tree, sharding)
@@ -94,39 +72,18 @@ def writes() -> bool:
 
 
 def random_bits(num_words: int) -> np.ndarray:
-    """Secret bits of the operating system, the same in every process.
-
-    Args:
-      num_words: how many times 32 bits.
-
-    Returns:
-      `[num_words]`, uint32.
-    """
-    words = np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32)
-    return np.asarray(first_ones(words), np.uint32)
+    """So many times 32 secret bits of the operating system, the same in every process."""
+    return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
 
 
-def first_ones(value: Any) -> Any:
-    """What the first process has, in every process.
-
-    Args:
-      value: a number or NumPy array, of one shape and dtype in every process.
-
-    Returns:
-      The first process's value.
-    """
-    return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
+def from_first(value: np.generic | np.ndarray) -> np.ndarray:
+    """What the first process has, of one shape and dtype in all of them, in every process."""
+    several = jax.process_count() > 1
+    return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
 
 
 def any_of(flag: bool) -> bool:
-    """Whether a flag is set in any process; all processes must ask.
-
-    Args:
-      flag: this process's.
-
-    Returns:
-      The same answer in every process.
-    """
+    """Whether a flag is set in any process; all processes must ask."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))

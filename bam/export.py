@@ -4,7 +4,6 @@ A release is a folder of its own. Nothing in it comes from private data except t
 put together from a list of what may be in it, never by leaving things out.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -17,10 +16,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import bam
-from bam import checkpoint, models, report, statement
+from bam import checkpoint, models, statement
 from bam.data import datasets
 from bam.extras import needs
+from bam.files import read_json, write_json, write_text
 from bam.privacy import accounting
+from bam.provenance import git_commit
 from bam.tree import Params
 
 with needs("train"):
@@ -35,7 +36,7 @@ Shapes: TypeAlias = Any  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
 # The settings that a release states, by section of the config. What is not here stays behind: the
-# seed, paths, what was found by timing, options of a user's own functions, any key yet to come.
+# seed, paths, what timing chose, options of a user's own functions, any key yet to come.
 SETTINGS = {
     "": (
         "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
@@ -115,7 +116,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
         run.summary,
         data=_data_in_words(run),
         diagnosed=run.diagnosed,
-        exported_by=f"bam {bam.__version__}, commit {report.git_commit()}",
+        exported_by=f"bam {bam.__version__}, commit {git_commit()}",
     )
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,9 +130,9 @@ def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
     try:
         (partial / "weights.safetensors").write_bytes(safetensors.numpy.save(named))
         np.savez(partial / "weights.npz", allow_pickle=False, **named)
-        report.write_json(partial / "model.json", facts)
-        report.write_json(partial / "config.json", settings)
-        report.write_text(partial / "PRIVACY.md", text)
+        write_json(partial / "model.json", facts)
+        write_json(partial / "config.json", settings)
+        write_text(partial / "PRIVACY.md", text)
         load(partial)
         partial.replace(out)
     except BaseException:
@@ -151,7 +152,7 @@ def load(folder: Path) -> Released:
     Raises:
       ValueError: if the files are not such a release.
     """
-    facts = _read_json(folder / "model.json")
+    facts = read_json(folder / "model.json")
     try:
         built = _build(facts)
     except KeyError as error:
@@ -200,7 +201,7 @@ def _read_run(workdir: Path) -> _Run:
     if not (workdir / "summary.json").exists():
         raise ValueError(f"the run in {workdir} is not finished; only a finished one is released")
     config, plan, summary = (
-        _read_json(workdir / f"{name}.json") for name in ("config", "plan", "summary")
+        read_json(workdir / f"{name}.json") for name in ("config", "plan", "summary")
     )
     metrics = workdir / "metrics.jsonl"
     diagnosed = metrics.exists() and '"not_private/' in metrics.read_text(encoding="utf-8")
@@ -243,8 +244,8 @@ def _settings(run: _Run) -> dict[str, Any]:
     """What a release says of the config, nested as the config is."""
     settings: dict[str, Any] = {}
     for section, keys in SETTINGS.items():
-        found = run.config[section] if section else run.config
-        plain = {key: found[key] for key in keys if key in found and _is_plain(found[key])}
+        values = run.config[section] if section else run.config
+        plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
         settings |= {section: plain} if section else plain
     settings["dataset"]["name"] = _known_name(run) or "folder"
     return settings
@@ -288,15 +289,13 @@ def _model_facts(run: _Run) -> dict[str, Any]:
 
 def _averaged(workdir: Path, run: _Run, like: Shapes) -> dict[str, Any]:
     """The averaged weights after the last step: of the checkpoint nothing else is read."""
-    found = checkpoint.read(
-        workdir / "checkpoints",
-        {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)},
-    )
-    if found is None:
+    parts = {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)}
+    newest = checkpoint.read(workdir / "checkpoints", parts)
+    if newest is None:
         raise ValueError(
             f"the run in {workdir} kept no weights; train with --config.checkpoint.every above 0"
         )
-    state, facts = found
+    state, facts = newest
     taken = run.summary.get("steps_taken", run.plan["num_steps"])
     if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
         raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
@@ -309,13 +308,3 @@ def _check_shapes(where: Path, params: dict[str, Any], like: Shapes) -> None:
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
     if shapes(params) != shapes(like):
         raise ValueError(f"the weights in {where} are not those of the model it describes")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not of one run")
-    return found

@@ -17,15 +17,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def as_object(text: str, path: Path) -> dict[str, Any]:
     """A JSON object in a text of a file; ValueError, in one line, for anything else."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         raise ValueError(f"{path} is damaged: not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: not a JSON object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged, or not of one run: not a JSON object")
+    return value
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes strict, indented JSON, all or nothing; NaN and infinity are refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 

@@ -21,13 +21,9 @@ from bam.privacy.plan import PrivacyPlan
 
 
 def create(path: Path) -> None:
-    """Makes an empty ledger, forced to the disk.
+    """Makes an empty ledger, a file of a byte for each step begun, and forces it to the disk.
 
-    Args:
-      path: the file. It has one byte for each step begun.
-
-    Raises:
-      ValueError: if there is one that has steps: they are of a run that is not known any more.
+    Raises ValueError for one that has steps: they are of a run that is not known any more.
     """
     if path.exists() and path.stat().st_size:
         raise ValueError(
@@ -41,12 +37,9 @@ def create(path: Path) -> None:
 
 
 class Ledger:
-    """Counts the steps that a run begins.
+    """Counts the steps a run begins, lost ones included: `begun`.
 
     Of several processes the first writes, and all count the same.
-
-    Attributes:
-      begun: steps begun so far, lost ones included.
     """
 
     def __init__(self, path: Path | None, plan: PrivacyPlan, step: int, at_least: int) -> None:
@@ -56,23 +49,23 @@ class Ledger:
           path: the file, which `create` made; None where lost steps cost nothing.
           plan: the privacy plan.
           step: the step that the run goes on from; 0 for a fresh start.
-          at_least: steps begun when that step was saved.
-
-        Raises:
-          ValueError: if the file is missing, or has fewer steps than were begun when the checkpoint
-            was saved.
+          at_least: steps begun when that step was saved. A file that is missing, or has fewer, is
+            refused with a ValueError.
         """
         self._plan, self._path, self._file = plan, path, None
         self.begun = step
         if path is None:
             return
-        found = int(devices.first_ones(np.int32(path.stat().st_size if path.exists() else -1)))
-        if found < at_least:
-            what = "is missing" if found < 0 else f"has {found} steps, its checkpoint {at_least}"
+        size = path.stat().st_size if path.exists() else -1
+        written = int(devices.from_first(np.int32(size)))
+        if written < at_least:
+            what = (
+                "is missing" if written < 0 else f"has {written} steps, its checkpoint {at_least}"
+            )
             raise ValueError(
                 f"{path} {what}: what this run has spent is not known; choose another --workdir"
             )
-        self.begun = min(found, plan.num_steps)  # one that was counted and then refused
+        self.begun = min(written, plan.num_steps)  # one that was counted and then refused
         if devices.writes():
             self._file = path.open("ab", buffering=0)
 
@@ -82,23 +75,14 @@ class Ledger:
             self._file.close()
 
     def last_step(self, step: int) -> int:
-        """The step that training ends after: T, or less if too many were lost.
-
-        Args:
-          step: the step that the run goes on from.
-
-        Returns:
-          From `step` to the plan's `training_steps`.
-        """
+        """The step that training, from `step` on, ends after: T, or less if too many were lost."""
         return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
 
     def begin(self) -> None:
         """Counts one more step, which may then be taken. A process that is killed keeps the count.
 
-        Raises:
-          BudgetExhaustedError: if the plan does not cover it.
-          BlockingIOError: if another process counts in the same file.
-          OSError: if it cannot be written.
+        Raises BudgetExhaustedError if the plan does not cover it, BlockingIOError if another
+        process counts in the same file, and OSError if it cannot be written.
         """
         self._plan.check_steps(self.begun + 1)
         if self._file and self._path:
@@ -113,8 +97,8 @@ class Ledger:
     def force(self) -> None:
         """Returns when all steps begun are on the disk, where a power cut keeps the count, too.
 
-        To be called before anything of the last step is shown or saved. It may already be computed
-        meanwhile, which hides the time that this takes.
+        To be called before anything of the last step is shown or saved; computing it meanwhile
+        hides the time that this takes.
         """
         if self._file:
             os.fsync(self._file.fileno())

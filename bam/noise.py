@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, UInt32
 
 from bam import grid
 from bam.engine import ROUNDING, clipped_sum
@@ -90,7 +90,7 @@ def add_gaussian_noise(
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
 
     def update(
-        total: Grads, state: GaussianNoiseState, params: Any = None
+        total: Grads, state: GaussianNoiseState, params: Params | None = None
     ) -> tuple[Grads, GaussianNoiseState]:
         noise, next_state = next_noise(state, noise_multiplier, sensitivity)
         if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
@@ -106,7 +106,11 @@ def secret_key() -> Array:
     Returns:
       A typed threefry key, another one at every call.
     """
-    words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return threefry_key(np.frombuffer(secrets.token_bytes(8), np.uint32))
+
+
+def threefry_key(words: UInt32[np.ndarray, "2"]) -> Array:
+    """The typed key of these 64 bits, whatever JAX's default generator is."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
@@ -125,7 +129,7 @@ def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
 class PrivatizeState(NamedTuple):
     """State of `privatize`: that of its clip and that of its noise."""
 
-    clip: Any
+    clip: optax.OptState
     noise: GaussianNoiseState
 
 
@@ -186,7 +190,7 @@ def privatize(
     def update(
         grads: Grads,
         state: PrivatizeState,
-        params: Any = None,
+        params: Params | None = None,
         *,
         mask: Bool[Array, " batch"] | None = None,
         **extra_args: Any,
@@ -211,7 +215,7 @@ def privatize(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_per_example(grads: Grads, params: Any) -> None:
+def _check_per_example(grads: Grads, params: Params | None) -> None:
     """Refuses ordinary gradients: their first weight axis would pass for examples."""
     if params is None:
         return

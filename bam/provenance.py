@@ -10,13 +10,13 @@ from pathlib import Path
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's numbers."""
     packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 @functools.cache
@@ -33,9 +33,8 @@ def git_commit() -> str:
         return done.stdout.decode().strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", "bam/provenance.py"
-        )  # else of the project bam is used in
+        # Untracked, it is of the project that bam is used in.
+        git("ls-files", "--error-unmatch", "bam/provenance.py")
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
         return "not known"

@@ -27,25 +27,20 @@ LEARNING_RATE = 2e-3
 def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     """C from the public data that a config's `public_clip` section names, for images of a shape.
 
-    Raises:
-      ValueError: if that is the private data set, or as `clip_norm_from_public`.
+    Raises ValueError if that is the private data set, or as `clip_norm_from_public`.
     """
     public, private = config.public_clip, config.dataset
     if not public.dataset:
         raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
     by_path = private.name == "folder" or ":" in private.name  # one name, many data sets
     same_name = public.dataset == private.name and not by_path
-    same_path = public.path and private.path and _place(public.path) == _place(private.path)
+    paths = [Path(os.path.expanduser(x.path)).resolve() for x in (public, private) if x.path]
+    same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:
         raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
     source = (public.dataset, public.source, public.path, public.num_classes)
     model = tuple(sorted(config.model.items()))
     return _clip_norm(source, shape, model, public.quantile, public.num_steps)
-
-
-def _place(path: str) -> Path:
-    """The one name of a file or folder that many paths lead to."""
-    return Path(os.path.expanduser(path)).resolve()
 
 
 @functools.lru_cache  # experiments that differ by method or ε share it
@@ -64,15 +59,16 @@ def _clip_norm(
 def clip_norm_from_public(
     public: datasets.Dataset,
     shape: tuple[int, ...],
-    model: dict,
+    model: dict[str, Any],
     quantile: float,
     num_steps: int,
 ) -> float:
-    """A quantile of the gradient norms of the same kind of model on public data.
+    """A quantile of the gradient norms of the same kind of model on public data: C > 0.
 
     The model is trained from scratch, non-privately, for a while on the public images, which are
     resized to the private ones' shape; then the norm of every public example's gradient is taken.
-    No private example is read, so the choice costs no privacy. Nothing of the model is kept.
+    No private example is read, so the choice costs no privacy. Nothing of the model is kept. The
+    same arguments give the same number on one machine.
 
     Args:
       public: a data set whose every example is public.
@@ -80,9 +76,6 @@ def clip_norm_from_public(
       model: `name`, `width` and options, as `models.create` takes them.
       quantile: in (0, 1]; 0.5 is the median.
       num_steps: NAdam steps of 128 examples before measuring, 0 for none.
-
-    Returns:
-      The clip norm C > 0. The same arguments give the same number on one machine.
 
     Raises:
       ValueError: for a quantile or number of steps out of range, other channels than the private
@@ -127,7 +120,7 @@ def clip_norm_from_public(
         return (), tree.l2_norm(jax.grad(loss)(params, example))
 
     _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, examples)
-    found = float(jnp.quantile(norms, quantile))
-    if not 0 < found < float("inf"):
-        raise ValueError(f"the {quantile:g} quantile of gradient norms on {public.name} is {found}")
-    return found
+    norm = float(jnp.quantile(norms, quantile))
+    if not 0 < norm < float("inf"):
+        raise ValueError(f"the {quantile:g} quantile of gradient norms on {public.name} is {norm}")
+    return norm

@@ -28,7 +28,7 @@ class FinishedError(FileExistsError):
 
 # What may differ when a run is resumed: when it is looked at and saved, never what is computed.
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
-# What a run finds for itself where the config says "auto", and keeps when it is resumed.
+# What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
 
 
@@ -40,23 +40,13 @@ class RunFiles:
     `workdir=None` it writes nothing, and of several processes only the first does: the others check
     and read. The folder of a finished run, of another run and of one that is going on are refused,
     so that no result is ever overwritten.
-
-    Attributes:
-      checkpoints: folder for checkpoints, or None.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
-        """Creates the workdir and writes the config and the plan, or enters an unfinished run's.
+        """Creates the workdir and writes config and plan, or enters an unfinished run's.
 
-        Args:
-          workdir: folder to create or to go on in, or None.
-          config: the resolved configuration.
-          plan: the privacy plan.
-
-        Raises:
-          ValueError: if the folder holds a run of another config or plan; the message says what.
-          FinishedError: if the run there is finished.
-          BlockingIOError: if another process is writing there.
+        Raises ValueError, which says what differs, for a run of another config or plan,
+        `FinishedError`, and BlockingIOError if another process is writing there.
         """
         self._workdir = workdir
         self._writes = workdir is not None and devices.writes()
@@ -86,28 +76,14 @@ class RunFiles:
             on_error.pop_all()
 
     def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
-        """The run's ledger; it has a file if lost steps count.
-
-        Args:
-          step: the step that the run goes on from; 0 for a fresh start.
-          at_least: steps begun when that step was saved.
-
-        Returns:
-          A `Ledger`, open until this is.
-
-        Raises:
-          ValueError: if its file is not whole.
-        """
+        """The run's ledger, as `Ledger` takes them; it has a file if lost steps count."""
         self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least)
         return self._ledger
 
     def data_key(self) -> bytes:
-        """A secret of this run, made when it is first asked for and gone when the run is finished.
+        """32 secret bytes of this run, the same in every process, gone when the run is finished.
 
         Checkpoints hold a fingerprint of the training data under it, which means nothing without.
-
-        Returns:
-          32 bytes, the same in every process.
         """
         key = bytes(32)
         if self._workdir is not None and self._writes:
@@ -115,16 +91,12 @@ class RunFiles:
             if not path.exists():
                 write_text(path, secrets.token_hex(32))
             key = bytes.fromhex(path.read_text(encoding="utf-8"))
-        return np.asarray(devices.first_ones(np.frombuffer(key, np.uint32)), np.uint32).tobytes()
+        return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
     def start_after(self, step: int) -> list[dict[str, Any]]:
-        """Opens the metrics for the steps after `step`; later rows of a broken-off run go.
+        """Opens the metrics after `step` (-1: a fresh start), and returns the rows that are kept.
 
-        Args:
-          step: the last step whose row, if there is one, is kept; -1 for a fresh start.
-
-        Returns:
-          The rows that are kept.
+        Later rows of a broken-off run go.
         """
         if self._workdir is None:
             return []
@@ -149,11 +121,7 @@ class RunFiles:
                 getattr(self, name).close()
 
     def add_row(self, row: dict[str, Any]) -> None:
-        """Appends one evaluation: a line of `metrics.jsonl` and TensorBoard scalars.
-
-        Args:
-          row: `step` and named numbers; None (an infinite ε) is left out of TensorBoard.
-        """
+        """Appends a row to `metrics.jsonl` and, but for None (an infinite ε), to TensorBoard."""
         if not self._writes:
             return
         self._metrics.write(json.dumps(row) + "\n")
@@ -163,25 +131,14 @@ class RunFiles:
                 self._events.add_scalar(name, value, row["step"])
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json`, which marks the run as complete.
-
-        Args:
-          summary: JSON values.
-        """
+        """Writes `summary.json`, which marks the run as complete."""
         if self._workdir is not None and self._writes:
             write_json(self._workdir / "summary.json", summary)
             (self._workdir / "data_key").unlink(missing_ok=True)
 
 
 def check_free(workdir: Path) -> None:
-    """Refuses a folder that already holds a run.
-
-    Args:
-      workdir: the folder a run wants.
-
-    Raises:
-      FileExistsError: if it contains `config.json`.
-    """
+    """Refuses a folder that holds a run, with a FileExistsError."""
     if (workdir / "config.json").exists():
         raise FileExistsError(
             f"{workdir} already holds a run; choose another --workdir or delete that one"
@@ -189,30 +146,21 @@ def check_free(workdir: Path) -> None:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a folder whose run is finished or has another config.
-
-    Args:
-      workdir: the folder a run wants to start or to go on in.
-      config: its configuration.
-
-    Raises:
-      ValueError: if a key that `CHANGEABLE` does not list differs; the message names it.
-      FinishedError: if the run is finished.
-    """
+    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
     if not (workdir / "config.json").exists():
         if (workdir / "checkpoints").exists():
             raise ValueError(
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
-    found = _flat(read_json(workdir / "config.json"))
-    wanted = _flat(_as_json(config))
-    for key in sorted(found.keys() | wanted.keys()):
+    recorded, wanted = _flat(read_json(workdir / "config.json")), _flat(_as_json(config))
+    for key in sorted(recorded.keys() | wanted.keys()):
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
-        if found.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
+        theirs, ours = recorded.get(key), wanted.get(key)
+        if theirs != ours and not key.startswith(CHANGEABLE):
             raise ValueError(
-                f"{workdir} holds a run with {key} = {found.get(key)!r}, not {wanted.get(key)!r}; "
+                f"{workdir} holds a run with {key} = {theirs!r}, not {ours!r}; "
                 "choose another --workdir or delete that one"
             )
     if (workdir / "summary.json").exists():
@@ -221,49 +169,32 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         )
 
 
-def check_plan(where: Path | None, found: dict[str, Any], plan: PrivacyPlan) -> None:
-    """Refuses what belongs to a run of another plan: its ε would not be this run's.
-
-    Args:
-      where: its folder.
-      found: the plan it was written with, as JSON.
-      plan: this run's.
-
-    Raises:
-      ValueError: if they differ; the message names the first difference.
-    """
+def check_plan(where: Path | None, recorded: dict[str, Any], plan: PrivacyPlan) -> None:
+    """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
-        if found.get(key) != wanted:
+        if recorded.get(key) != wanted:
             raise ValueError(
-                f"{where} is of a run with the privacy plan's {key} = {found.get(key)!r}, not "
+                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
                 f"{wanted!r}; choose another --workdir"
             )
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """A config that goes on with what a run in `workdir` found for its "auto" keys.
-
-    Args:
-      config: the configuration asked for.
-      workdir: the folder the run starts or goes on in.
-
-    Returns:
-      The same config, or a copy in which recorded values replace "auto".
-    """
+    """A config whose "auto" keys are what the run in `workdir`, if there is one, settled on."""
     path = workdir / "config.json"
     automatic = [key for key in AUTOMATIC if config[key] == "auto"]
     if not automatic or not path.exists():
         return config
-    found = read_json(path)
+    recorded = read_json(path)
     config = config.copy_and_resolve_references()
     with config.ignore_type():
-        config.update({key: found.get(key, "auto") for key in automatic})
+        config.update({key: recorded.get(key, "auto") for key in automatic})
     return config
 
 
 def _as_json(config: ConfigDict) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(config.to_json_best_effort())
-    return found
+    nested: dict[str, Any] = json.loads(config.to_json_best_effort())
+    return nested
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

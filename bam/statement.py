@@ -26,15 +26,7 @@ CLIPS = {
 
 
 def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
-    """A number in a few significant digits, rounded to a stated side.
-
-    Args:
-      value: finite, at least 0.
-      up: towards infinity; False: towards 0.
-      digits: significant ones.
-
-    Returns:
-      Decimal text.
+    """A number of at least 0 in a few significant digits, rounded up or down (towards 0) as told.
 
     Examples:
       >>> rounded(2.9996, up=True), rounded(2.9996, up=False), rounded(1.4e-5, up=True)
@@ -49,13 +41,7 @@ def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
 def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
     """The most often that a test recognises a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
 
-    Args:
-      epsilon: ε.
-      delta: δ.
-      false_alarm: α, how often the test says "participant" of data without.
-
-    Returns:
-      A probability (Kairouz, Oh & Viswanath 2015).
+    α is how often the test says "participant" of data without (Kairouz, Oh & Viswanath 2015).
 
     Examples:
       >>> round(most_power(1.0, 1e-5, 0.01), 5)
@@ -75,7 +61,7 @@ def privacy(
     diagnosed: bool,
     exported_by: str,
 ) -> str:
-    """The text of `PRIVACY.md`.
+    """The text of `PRIVACY.md`, in Markdown.
 
     Args:
       config: those of the run's settings that may be published.
@@ -84,9 +70,6 @@ def privacy(
       data: the data set, in words that may be published.
       diagnosed: whether the run's records hold figures of training examples.
       exported_by: version and commit of the code that writes this.
-
-    Returns:
-      Markdown.
     """
     nominal = summary["seed"] is not None
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from bam import devices
 from bam.engine import clipped_sum, plain_sum
-from bam.noise import GaussianNoiseState, next_noise
+from bam.noise import GaussianNoiseState, next_noise, threefry_key
 from bam.oracles import LossFn, Oracle
 from bam.sampling import PaddedBatch
 from bam.transforms import BoundedTransformation, finish
@@ -45,9 +45,9 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     params: Params
     averaged: Params
-    opt_state: Any
+    opt_state: optax.OptState
     noise: GaussianNoiseState
-    clip: Any
+    clip: optax.OptState
     private_grad: Grads
     augment_key: Array
     num_nonfinite: Int[Array, ""]
@@ -81,9 +81,6 @@ def private_step(
       ema_decay: of `state.averaged`; 0 for none.
       microbatch_size: examples whose gradients exist at once, see `bam.clipped_sum`.
       mesh: devices that share them.
-
-    Returns:
-      The state after it.
     """
     key = jax.random.fold_in(state.augment_key, state.step)
     noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity)
@@ -184,12 +181,7 @@ def stream_key(seed: int, stream: int) -> Array:
     apart from each other and from the sampler's.
     """
     words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
-    return _as_key(words)
-
-
-def noise_key_from_system() -> Array:
-    """A noise key that nobody can know, the same in every process: `bam.secret_key` for a run."""
-    return _as_key(devices.random_bits(2))
+    return threefry_key(words)
 
 
 def with_noise_key(state: TrainState, key: Array) -> TrainState:
@@ -200,8 +192,4 @@ def with_noise_key(state: TrainState, key: Array) -> TrainState:
 
 def without_noise_key(state: TrainState) -> TrainState:
     """The same state with zeros for a noise key: what may be saved of a run to release."""
-    return with_noise_key(state, _as_key(np.zeros(2, np.uint32)))
-
-
-def _as_key(words: np.ndarray) -> Array:
-    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+    return with_noise_key(state, threefry_key(np.zeros(2, np.uint32)))

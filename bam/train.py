@@ -14,10 +14,11 @@ from bam import devices, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, build
+from bam.noise import threefry_key
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit, versions
 from bam.report import RunFiles, check_plan
-from bam.step import TrainState, noise_key_from_system, with_noise_key, without_noise_key
+from bam.step import TrainState, with_noise_key, without_noise_key
 from bam.tree import Params
 
 __all__ = [
@@ -125,7 +126,7 @@ def train(
         if ledger.begun > taken:
             say(_lost(plan, ledger.begun - taken, end))
         if from_system:
-            state = with_noise_key(state, noise_key_from_system())
+            state = with_noise_key(state, threefry_key(devices.random_bits(2)))
         if config.checkpoint.every:
             checkpoints.check_room(state)
         rows = files.start_after(done)
@@ -172,16 +173,10 @@ def train(
 
 
 def estimate_seconds(experiment: Experiment) -> float:
-    """Training time of a whole run on this device, from one timed microbatch.
+    """Seconds that a whole run trains on this device, roughly, from one timed microbatch.
 
-    Compiles the step and takes it twice on a throw-away state, whose result is discarded: nothing
-    is released, no budget is spent. Evaluation, diagnostics and compilation are not counted.
-
-    Args:
-      experiment: from `build`.
-
-    Returns:
-      Seconds, a rough estimate.
+    It steps twice on a throw-away state, whose result is discarded: nothing is released, no budget
+    is spent. Evaluation, diagnostics and compilation are not counted.
     """
     plan, num_devices = experiment.plan, experiment.mesh.size if experiment.mesh else 1
     # A microbatch for every device.
@@ -199,15 +194,7 @@ def estimate_seconds(experiment: Experiment) -> float:
 
 
 def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
-    """Accuracy and mean cross-entropy on the test split.
-
-    Args:
-      experiment: from `build`.
-      params: the weights to judge.
-
-    Returns:
-      `test_accuracy` in [0, 1] and `test_loss` in nats.
-    """
+    """On the test split: `test_accuracy` in [0, 1], and cross-entropy `test_loss` in nats."""
     images, labels = experiment.dataset.test
     totals = np.zeros(2)
     for start in range(0, len(labels), 1000):
@@ -219,16 +206,7 @@ def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
 
 
 def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a finished run, as `summary.json` keeps them.
-
-    Args:
-      experiment: from `build`.
-      seed: the run's seed, or None.
-      last_row: its final metrics row.
-
-    Returns:
-      A JSON object; ε and C are None for a non-private run.
-    """
+    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
     plan = experiment.plan.to_json()
     return {
         "method": experiment.config.method.name,
@@ -264,21 +242,14 @@ def not_private(
 ) -> dict[str, float]:
     """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so.
 
-    Args:
-      experiment: from `build`.
-      state: where to measure; it is only read.
-      train: the training split, on device.
-
-    Returns:
-      `not_private/…`: what `diagnostics.describe` says of `config.diagnostics.num_examples`
-      examples, `not_private/plain/loss`, and `not_private/num_nonfinite` of the training so far.
+    `not_private/…` is what `experiment.diagnose` says of them, and the `num_nonfinite` so far.
     """
     num_examples = experiment.plan.num_examples
     num = min(experiment.config.diagnostics.num_examples, num_examples)
     rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
     measured = experiment.diagnose(state, train, rows)
-    found = {f"not_private/{k}": float(v) for k, v in measured.items()}
-    return found | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+    named = {f"not_private/{k}": float(v) for k, v in measured.items()}
+    return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 
 
 def _row(

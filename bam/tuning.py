@@ -36,27 +36,19 @@ CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256, 1024)
 
 
 class Choice(NamedTuple):
-    """How a step is computed.
-
-    Attributes:
-      convolution: "matmul" or "xla", see `bam.models.layers.convolutions_as`.
-      microbatch_size: examples whose gradients are held in memory at once.
-    """
+    """How a step is computed: "matmul" or "xla", and examples whose gradients exist at once."""
 
     convolution: str
     microbatch_size: int
 
 
-def tuned(config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None) -> Any:
-    """A copy of a config whose `microbatch_size` and `convolution` are what will run.
+def tuned(
+    config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None
+) -> ConfigDict:
+    """A copy of a config with what will run as `microbatch_size` and `convolution`, if "auto".
 
-    Args:
-      config: either may be "auto".
-      dataset: only the number, the shape and the classes of its examples are read.
-      mesh: the devices that will share a step.
-
-    Raises:
-      ValueError: for a microbatch size that cannot be, or if the least does not fit the memory.
+    Of the data only the number, the shape and the classes of the examples are read. Raises
+    ValueError for a microbatch size that cannot be, or if the least does not fit the memory.
     """
     config = config.copy_and_resolve_references()
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
@@ -93,7 +85,7 @@ def _timed_sum(
     mesh: jax.sharding.Mesh | None,
     convolution: str,
     size: int,
-) -> Callable[[int], Any]:
+) -> Callable[[int], Grads]:
     """The sum that a step spends its time on, over random images."""
     module = parts.make_model(config.model, num_classes)
     model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
@@ -101,7 +93,7 @@ def _timed_sum(
     params = devices.replicate(model.init(jax.random.key(0)), mesh)
     how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
 
-    def example(index: Array) -> Any:
+    def example(index: Array) -> dict[str, Array]:
         key = jax.random.fold_in(jax.random.key(1), index)
         views = jax.random.normal(key, (config.augment.views, *shape))
         return {"image": views, "label": index % num_classes, "key": key}
@@ -118,14 +110,15 @@ def _timed_sum(
 
 def fastest(
     make_step: Callable[[str, int], Callable[[int], Any]],
-    facts: Any,
+    facts: Sequence[object],
     candidates: Mapping[str, Sequence[int]],
     num_devices: int = 1,
 ) -> Choice:
-    """Times a step's candidates, once: the answer is kept in memory and, if there is one, on disk.
+    """The `Choice` with the least time per example.
 
-    The file is `tuning.json` in JAX's compilation cache folder. What does not fit the device's
-    memory is passed over.
+    It is timed once, and kept in memory and, if there is one, on disk: the file is `tuning.json` in
+    JAX's compilation cache folder. What does not fit the device's memory is passed over; if nothing
+    does, a ValueError says so.
 
     Args:
       make_step: `(convolution, microbatch size) -> step`; `step(number of examples)` computes on so
@@ -134,12 +127,6 @@ def fastest(
         version are added here.
       candidates: formulation -> microbatch sizes, growing.
       num_devices: how many share a step's examples.
-
-    Returns:
-      The `Choice` with the least time per example.
-
-    Raises:
-      ValueError: if not even the first candidate fits the device's memory.
     """
     asked = [facts, candidates, devices.name(), num_devices, jax.__version__]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
@@ -148,7 +135,7 @@ def fastest(
     forms = list(candidates)
     known = _chosen.get(key)
     mine = np.array([forms.index(known.convolution), known.microbatch_size] if known else [-1, 0])
-    form, size = (int(x) for x in devices.first_ones(mine))
+    form, size = (int(x) for x in devices.from_first(mine))
     if form >= 0:
         _chosen[key] = Choice(forms[form], size)
     else:
@@ -202,7 +189,7 @@ def _seconds_per_example(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return float("inf")
-    return float(devices.first_ones(np.float32(min(timings) / num_examples)))
+    return float(devices.from_first(np.float32(min(timings) / num_examples)))
 
 
 def _file() -> Path | None:
@@ -215,7 +202,7 @@ def _read() -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path else {}
     except (OSError, ValueError):
-        return {}  # not there, or broken off: it is found again
+        return {}  # not there, or broken off: it is timed again
 
 
 def _write(key: str, choice: Choice) -> None:

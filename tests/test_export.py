@@ -284,7 +284,7 @@ def damaged_checkpoint(run):
     [
         (unfinished, "is not finished"),
         (no_config, "not the folder of one run"),
-        (many_runs, "is not of one run"),
+        (many_runs, "not of one run"),
         (not_private, "is not private"),
         (no_weights, "kept no weights; train with --config.checkpoint.every above 0"),
         (empty_checkpoints, "kept no weights"),
