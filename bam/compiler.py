@@ -30,13 +30,8 @@ def guard(
 ) -> str:
     """Adds the flag to `XLA_FLAGS` where it is needed, absent, and not too late.
 
-    Args:
-      version: of jaxlib.
-      environ: `os.environ`.
-      backend: returns the platform that JAX has started with, None if it has not started.
-
-    Returns:
-      What to warn of, where results on CPU may be wrong, and what to do; empty if they are right.
+    `backend` returns the platform that JAX has started with, None if it has not started. Returns
+    what to warn of, where results on CPU may be wrong, and what to do; empty if they are right.
     """
     if version not in FAULTY:
         if _numbers(version) <= _numbers(LAST_RIGHT):

@@ -87,9 +87,6 @@ def means(
 
     Returns:
       `Means`, NOT PRIVATE.
-
-    Raises:
-      ValueError: as `clipped_sum` does for the sizes.
     """
     mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool) if mask is None else mask
     clip_state = clip.init(params)
@@ -130,8 +127,8 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
       A `Bias`, NOT PRIVATE.
 
     Examples:
-      >>> found = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
-      >>> print(found.magnitude, found.direction_norm, found.relative_bias ** 2)
+      >>> b = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
+      >>> print(b.magnitude, b.direction_norm, b.relative_bias ** 2)
       0.5 0.5 0.3125
     """
     norm = tree.l2_norm(gradient)
@@ -160,18 +157,10 @@ def clipping_bias(
 ) -> Bias:
     r"""Bias of the clipped mean of a batch against its unclipped mean, $\hat g_{clip} - \hat g$.
 
-    Args:
-      grad_fn: as in `means`.
-      clip: as in `means`.
-      params: as in `means`.
-      batch: as in `means`.
-      **sharing: `mask`, `microbatch_size` and `mesh` of `means`.
-
-    Returns:
-      A `Bias`, NOT PRIVATE.
+    The arguments are those of `means`. NOT PRIVATE.
     """
-    found = means(grad_fn, clip, params, batch, **sharing)
-    return bias(found.clipped, found.gradient)
+    of_batch = means(grad_fn, clip, params, batch, **sharing)
+    return bias(of_batch.clipped, of_batch.gradient)
 
 
 def bias_by_batch_size(
@@ -187,23 +176,25 @@ def bias_by_batch_size(
     Returns:
       Size, as text -> mean of every field of `Bias` over the batches of that size. NOT PRIVATE.
     """
-    found: dict[int, list[Bias]] = {}
-    waiting: list[tuple[int, Any]] = []  # merged batches that have no partner of their size yet
+    biases: dict[int, list[Bias]] = {}
+    waiting: list[
+        tuple[int, tuple[Grads, Grads]]
+    ] = []  # merged batches that have no partner of their size yet
     for group in groups:
         size, batch = smallest, (group.clipped, group.gradient)
-        found.setdefault(size, []).append(bias(*batch))
+        biases.setdefault(size, []).append(bias(*batch))
         while size < largest and waiting and waiting[-1][0] == size:
             _, partner = waiting.pop()
             batch = jax.tree.map(lambda x, y: (x + y) / 2, batch, partner)
             size *= 2
-            found.setdefault(size, []).append(bias(*batch))
+            biases.setdefault(size, []).append(bias(*batch))
         waiting.append((size, batch))
     return {
         str(size): {
-            name: float(jnp.mean(jnp.array([getattr(one, name) for one in biases])))
+            name: float(jnp.mean(jnp.array([getattr(x, name) for x in of_size])))
             for name in Bias._fields
         }
-        for size, biases in sorted(found.items())
+        for size, of_size in sorted(biases.items())
     }
 
 
@@ -236,23 +227,23 @@ def describe(
       norm of the noise (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's
       directions; and `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
     """
-    found: dict[str, Any] = dict(bias(own.clipped, own.gradient)._asdict())
+    said: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
     for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
         of_this = bias(clipped, plain.gradient)._asdict()
-        found |= {f"{prefix}/{name}": value for name, value in of_this.items()}
-    found["fraction_clipped"] = own.fraction_clipped
+        said |= {f"{prefix}/{name}": value for name, value in of_this.items()}
+    said["fraction_clipped"] = own.fraction_clipped
     for level, norm in zip(
         QUANTILES, jnp.nanquantile(own.norms, jnp.array(QUANTILES)), strict=True
     ):
-        found[f"norm_quantile_{100 * level:02.0f}"] = norm
-    found["plain/mean_norm"] = jnp.nanmean(plain.norms)
+        said[f"norm_quantile_{100 * level:02.0f}"] = norm
+    said["plain/mean_norm"] = jnp.nanmean(plain.norms)
     noise_norm = noise_std * math.sqrt(tree.num_params(own.clipped))
     if noise_norm:
-        found["snr"] = tree.l2_norm(own.clipped) / noise_norm
+        said["snr"] = tree.l2_norm(own.clipped) / noise_norm
     toward = tree.unit(plain.gradient)
-    found["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
-    found["cosine_previous"] = optax.tree.vdot(tree.unit(previous_private_grad), toward)
-    return found
+    said["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
+    said["cosine_previous"] = optax.tree.vdot(tree.unit(previous_private_grad), toward)
+    return said
 
 
 def bias_aware_objective(
@@ -262,14 +253,11 @@ def bias_aware_objective(
 
     Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
     zero (`jax.grad` of this gives NaN there). The mean over a batch is at least the mean loss plus
-    λ times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018).
+    λ times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
 
     Args:
       loss_fn: `(params, example) -> scalar loss of one example`.
       penalty: λ.
-
-    Returns:
-      `(params, example) -> scalar`. NOT PRIVATE.
 
     Examples:
       >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)

@@ -171,12 +171,12 @@ def per_example_sum(
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
     What all sums over examples are made of; it bounds nothing. Groups after the last real row are
-    not run. Rows are dealt to the devices like cards, so that real rows, which stand first, are
+    not run. Devices take rows in turn, so that real rows, which stand first, are
     shared evenly. The other arguments and the errors are `clipped_sum`'s.
 
     Args:
       fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
-      params: handed to `fn`.
+      params: given to `fn`.
       batch: pytree of arrays `[B, ...]`.
       mask: rows that count.
       microbatch_size: most rows per `vmap`.
@@ -226,12 +226,12 @@ def per_example_sum(
             total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
         return total, numbers[None, : mask.shape[0]]
 
-    def deal(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
+    def share_out(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     like, _ = jax.eval_shape(wide, params, one_row)
-    shares = jax.tree.map(deal, _pad_rows((batch, mask), -batch_size % num_devices))
+    shares = jax.tree.map(share_out, _pad_rows((batch, mask), -batch_size % num_devices))
     sum_of_shares: Callable[..., tuple[Any, Array]] = of_device
     if mesh:
         split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Num
 
 from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
@@ -69,9 +69,6 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
       config: as `configs/base.py` makes it.
       dataset: data in memory, instead of what the config's `dataset` section names.
 
-    Returns:
-      An `Experiment`.
-
     Raises:
       ValueError: for any value that cannot be; the message names the fix.
     """
@@ -125,7 +122,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         )
 
     @jax.jit
-    def evaluate(params: Params, images: Any, labels: Any) -> tuple[Array, Array]:
+    def evaluate(
+        params: Params, images: Num[Array, "n h w c"], labels: Int[Array, " n"]
+    ) -> tuple[Array, Array]:
         inputs = datasets.prepare(dataset, images, config.input_clip_norm)
         logits = dense_model.logits(params, inputs)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -208,7 +207,7 @@ def _example_at(config: ConfigDict, dataset: datasets.Dataset, split: datasets.S
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 
-    def example_at(step_key: Array, index: Array) -> Any:
+    def example_at(step_key: Array, index: Array) -> dict[str, Array]:
         # The second key is for oracles with random numbers of their own; no loss reads it.
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         views = augment.views(views_key, split.images[index], **options)

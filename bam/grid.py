@@ -49,12 +49,7 @@ LIMB_MASK = 2**LIMB_BITS - 1
 
 
 class Total(NamedTuple):
-    """A sum in whole numbers, high · 2^16 + low, for which 32 bits are too few.
-
-    Attributes:
-      high: int32.
-      low: int32; from 0 to 2^16 - 1 once `carried`.
-    """
+    """A sum in whole numbers, high · 2^16 + low; low is from 0 to 2^16 - 1 once `carried`."""
 
     high: Int32[Array, "..."]
     low: Int32[Array, "..."]
@@ -99,15 +94,9 @@ def spacing_of(noise_std: float) -> float:
 
 
 def cut(x: Float[Array, "..."], spacing: float) -> Int32[Array, "..."]:
-    """Entries in whole multiples of a spacing, rounded towards zero, so that no norm grows.
+    """Entries below 2^31 spacings in whole multiples of it, rounded towards zero: no norm grows.
 
-    Args:
-      x: entries below 2^31 spacings.
-      spacing: of the grid, positive.
-
-    Returns:
-      Integers. Their multiples are no longer than `x`, but for a relative 1e-7: x / spacing is
-      rounded to float32 first.
+    But for a relative 1e-7: x / spacing is rounded to float32 first.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 
@@ -118,15 +107,9 @@ def carried(total: Total) -> Total:
 
 
 def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "..."]:
-    """The number that a total stands for, rounded to a floating-point dtype.
+    """The number that a total stands for, rounded to float32 or float64.
 
-    Args:
-      total: one that is `carried`, so that equal totals give equal floats.
-      spacing: of the grid.
-      dtype: float32 or float64.
-
-    Returns:
-      An array of that dtype.
+    Equal totals give equal floats, if they are `carried`.
     """
     whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return whole * jnp.asarray(spacing, dtype)
@@ -135,15 +118,8 @@ def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "...
 def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> Any:
     """A floating-point sum rounded to the noise's grid, with the noise added to it.
 
-    Args:
-      noise: to add; entry i of all leaves in order has draw number i.
-      total: pytree of floats. Numbers beyond 2^26 standard deviations are not rounded first.
-
-    Returns:
-      A pytree like it.
-
-    Raises:
-      TypeError: if a leaf is not of real floating-point numbers.
+    Entry i of all leaves in order has draw number i. Numbers beyond 2^26 standard deviations are
+    not rounded first. TypeError for leaves that are not of real floating-point numbers.
     """
     tree.check_real(total)
     leaves: list[Array] = jax.tree.leaves(total)
@@ -157,9 +133,9 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
         whole = jnp.round(wide * (1 / noise.spacing))
         high = jnp.floor(whole / 2**LIMB_BITS)
         low = (whole - high * 2**LIMB_BITS).astype(jnp.int32) + own.reshape(x.shape)
-        found = to_float(carried(Total(high.astype(jnp.int32), low)), noise.spacing, wide.dtype)
+        on_grid = to_float(carried(Total(high.astype(jnp.int32), low)), noise.spacing, wide.dtype)
         beyond = wide + own.reshape(x.shape) * jnp.asarray(noise.spacing, wide.dtype)
-        noised.append(jnp.where(jnp.abs(whole) < 2.0**46, found, beyond).astype(x.dtype))
+        noised.append(jnp.where(jnp.abs(whole) < 2.0**46, on_grid, beyond).astype(x.dtype))
     return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 
@@ -167,19 +143,8 @@ def add_slice(noise: GaussianNoise, total: Any, device: Array | int, num_devices
     """Adds one device's slice of the noise to every leaf of its own share of a sum.
 
     The slices of all devices are the noise of the whole sum: entry i of all leaves in order has
-    draw number i.
-
-    Args:
-      noise: to add.
-      total: pytree of `Total`.
-      device: whose slice, from 0.
-      num_devices: how many there are.
-
-    Returns:
-      A pytree like it, not `carried`.
-
-    Raises:
-      ValueError: if it has more entries than there are draws.
+    draw number i. The tree of `Total`s that is returned is not `carried`. ValueError if there are
+    more entries than draws.
     """
     leaves: list[Total] = jax.tree.leaves(total, is_leaf=_is_total)
     sizes = [leaf.low.size for leaf in leaves]
@@ -209,15 +174,9 @@ def _is_total(x: Any) -> bool:
 def gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
     r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, for numbered entries.
 
-    Entry i depends on the key and on i alone, so devices can draw a part each. It compares 192 bits
-    of threefry-2x32 in counter mode, the counters (i, 0), (i, 1) and (i, 2), with two tables.
-
-    Args:
-      key: two words that nothing else uses.
-      entries: numbers of the entries.
-
-    Returns:
-      Whole numbers between ±2^24.
+    Entry i depends on the key, two words that nothing else uses, and on i alone, so devices can
+    draw a part each. It compares 192 bits of threefry-2x32 in counter mode, the counters (i, 0),
+    (i, 1) and (i, 2), with two tables. Draws are between ±2^24.
     """
     num_blocks = -(-entries.size // BLOCK)
     if num_blocks > 1:
@@ -252,11 +211,7 @@ def _look_up(table: "AliasTable", words: UInt32[Array, "3 n"]) -> Int32[Array, "
 class AliasTable(NamedTuple):
     """Walker's alias method in whole numbers, one entry of each column for a slot.
 
-    Attributes:
-      first: the highest 17 bits of the threshold of 81 bits.
-      second: its middle 32.
-      third: its lowest 32.
-      alias: the slot that stands for random numbers from the threshold on.
+    A slot's threshold has 81 bits: 17, 32 and 32. The alias stands for random numbers from it on.
     """
 
     first: UInt32[np.ndarray, " slots"]
@@ -274,12 +229,8 @@ def _tables() -> tuple[AliasTable, AliasTable]:
 def weights(std: decimal.Decimal) -> list[int]:
     r"""Probabilities of a discrete Gaussian, $p_a \propto e^{-a^2 / 2 s^2}$, in units of 2^-96.
 
-    Args:
-      std: s.
-
-    Returns:
-      2^15 whole numbers that add up to 2^96, of a = -2^14, …, 2^14 - 1, each rounded down, but for
-      the one of a = 0.
+    They are of a = -2^14, …, 2^14 - 1, each rounded down, but for the one of a = 0, which makes
+    them add up to 2^96.
     """
     with decimal.localcontext(prec=90):
         scale = decimal.Decimal(2) ** 256
@@ -291,22 +242,16 @@ def weights(std: decimal.Decimal) -> list[int]:
         ratio = ratio * step >> 256
     whole = half[:0:-1] + half[:-1]
     total = sum(whole)
-    found = [(p << TABLE_BITS) // total for p in whole]
-    found[2 ** (SLOT_BITS - 1)] += 2**TABLE_BITS - sum(found)
-    return found
+    units = [(p << TABLE_BITS) // total for p in whole]
+    units[2 ** (SLOT_BITS - 1)] += 2**TABLE_BITS - sum(units)
+    return units
 
 
-def alias_table(found: list[int]) -> AliasTable:
-    """A table that gives just these probabilities, by Vose's algorithm.
-
-    Args:
-      found: 2^15 weights that add up to 2^96.
-
-    Returns:
-      An `AliasTable`.
-    """
+def alias_table(probabilities: list[int]) -> AliasTable:
+    """A table that gives just these probabilities, which add up to 2^96, by Vose's algorithm."""
     share = 2 ** (TABLE_BITS - SLOT_BITS)
-    left, threshold, alias = list(found), [share] * len(found), list(range(len(found)))
+    num_slots = len(probabilities)
+    left, threshold, alias = list(probabilities), [share] * num_slots, list(range(num_slots))
     small = [slot for slot, weight in enumerate(left) if weight < share]
     large = [slot for slot, weight in enumerate(left) if weight > share]
     while small:

@@ -42,7 +42,7 @@ with needs("train"):
 
 
 class Method(NamedTuple):
-    """A row of the table of methods: all that is known of one.
+    """A row of the table of methods: all that is known of a method.
 
     Attributes:
       make: `(loss_fn, **options) -> Oracle`.
@@ -145,15 +145,8 @@ def is_plain(name: str) -> bool:
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     """The oracle that a config's `method` section describes.
 
-    Args:
-      method: `name` and the parameters of that method.
-      loss_fn: `(params, example) -> scalar loss of one example`.
-
-    Returns:
-      An `Oracle`; for "non_private" that of DP-SGD, to be used without clipping and noise.
-
-    Raises:
-      ValueError: for an unknown name, missing or surplus parameters, or values out of range.
+    That of "non_private" is DP-SGD's, to be used without clipping and noise. ValueError for an
+    unknown name, missing or surplus parameters, or values out of range.
     """
     options = {k: v for k, v in method.items() if k != "ascent_params"}
     if method.get("ascent_params"):
@@ -163,17 +156,10 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
-    """The per-example transform that a config's `clip` section describes.
+    """The per-example transform that a config's `clip` section describes, of finite sensitivity.
 
-    Args:
-      section: `name` and options.
-      plan: the run's privacy plan; of a non-private run it is not called upon.
-
-    Returns:
-      A transform whose sensitivity is finite.
-
-    Raises:
-      ValueError: as `make_oracle`; or if it declares no finite bound.
+    The plan of a non-private run is not called upon. ValueError as `make_oracle`, or if the
+    transform declares no finite bound.
     """
     clip: BoundedTransformation = _make("clip", CLIPS, section.to_dict(), plan)
     sensitivity_of(clip)

@@ -254,9 +254,9 @@ def check_oracle(
     if is_dp_sgd is not None:
         plain, same = oracles.dp_sgd(_loss), is_dp_sgd(_loss)
         for row in rows:
-            found = same.grad(same.ascend(params, params), row)
+            grads = same.grad(same.ascend(params, params), row)
             _require(
-                _close(found, plain.grad(params, row), 0.0),
+                _close(grads, plain.grad(params, row), 0.0),
                 "where it must be DP-SGD it is another gradient",
             )
 

@@ -227,16 +227,9 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
-    """Declared L2 sensitivity of a per-example transform; refuses one without a finite bound.
+    """A per-example transform's declared L2 sensitivity, finite and at least 0.
 
-    Args:
-      clip: a transform of one example's gradient.
-
-    Returns:
-      The sensitivity, a finite number of at least 0.
-
-    Raises:
-      ValueError: if `clip` declares no bound, or an infinite one.
+    Raises ValueError for one that declares no bound, or an infinite one.
     """
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
@@ -276,7 +269,7 @@ def _scale(grads: Grads, scale: Array, keep: Array, then: float = 1.0) -> Grads:
     rounding to nearest could lift the norm above the bound.
     """
 
-    def one(x: Array) -> Array:
+    def scale_leaf(x: Array) -> Array:
         scaled = then * (scale * tree.at_least_float32(x))
         rounded = scaled.astype(x.dtype)
         if jnp.finfo(x.dtype).bits < 32:
@@ -284,4 +277,4 @@ def _scale(grads: Grads, scale: Array, keep: Array, then: float = 1.0) -> Grads:
             rounded = jnp.where(grew, jnp.nextafter(rounded, jnp.zeros_like(rounded)), rounded)
         return jnp.where(keep, rounded, jnp.zeros_like(x))
 
-    return jax.tree.map(one, grads)
+    return jax.tree.map(scale_leaf, grads)

@@ -32,16 +32,8 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
     Squares are accumulated in at least float32. A finite gradient whose squares overflow float32
     (norm above about 1.8e19) has norm `inf` here and is treated as non-finite by every transform;
     entries below about 1e-19 underflow and count as zero. The relative error is below 5e-6 for any
-    entries at all: no square takes part in more than 150 additions.
-
-    Args:
-      tree: pytree of real arrays of any shapes.
-
-    Returns:
-      A scalar, float32 (float64 if a leaf is float64). An empty pytree has norm 0.
-
-    Raises:
-      TypeError: if a leaf is complex, or not of floating-point numbers.
+    entries at all: no square takes part in more than 150 additions. An empty pytree has norm 0;
+    complex or whole numbers are refused with a TypeError.
     """
     check_real(tree)
     squares = [_sum(jnp.square(at_least_float32(x))) for x in jax.tree.leaves(tree)]
@@ -63,14 +55,7 @@ def _sum(x: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def check_real(tree: Any) -> None:
-    """Refuses leaves whose squares are not what a bound on them needs: complex, integer or bool.
-
-    Args:
-      tree: pytree of arrays.
-
-    Raises:
-      TypeError: naming the leaf.
-    """
+    """Refuses, with a TypeError, leaves that no bound holds for: complex, integer or bool."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -79,14 +64,7 @@ def check_real(tree: Any) -> None:
 
 
 def unit(tree: Grads) -> Grads:
-    """Direction `g / ‖g‖₂` of a pytree; zero where the norm is zero, so never NaN for finite input.
-
-    Args:
-      tree: pytree of real arrays.
-
-    Returns:
-      A pytree of the same structure, shapes and dtypes, with norm 1, or 0 if `tree` is zero.
-    """
+    """Direction `g / ‖g‖₂` of a pytree; zero if the norm is, so never NaN for finite input."""
     norm = l2_norm(tree)
     scale = jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
     return jax.tree.map(lambda x: (scale * at_least_float32(x)).astype(x.dtype), tree)

@@ -16,12 +16,13 @@ Su 2019 for trade-off functions.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float
 from scipy import stats
 
 from bam import devices, experiment, sampling
@@ -29,6 +30,7 @@ from bam.data import datasets
 from bam.extras import needs
 from bam.privacy import accounting, gdp
 from bam.step import NOISE_STREAM, stream_key, with_noise_key
+from bam.tree import Grads
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -37,21 +39,19 @@ CANARY = 0  # its row, which padded rows name too: should they leak, they leak i
 # Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
 # that an ascent step, in a direction of noise, could fit it and leave a gradient shorter than C.
 CANARY_VALUE = 20.0
-# Where a lower bound is looked for: above this noise nothing is measurable, below this one PLD's
+# Between these a lower bound is sought: above this noise nothing is measurable, below this one PLD's
 # tables grow too long, and a bound of that size says enough.
 MOST_NOISE, LEAST_NOISE = 256.0, 0.5
 
 
 class Audit(NamedTuple):
-    """Lower bounds on ε from scores, at one confidence.
+    """Lower bounds on ε from scores, and upper confidence bounds of the error rates behind them.
 
     Attributes:
       epsilon_lower: of a mechanism whose trade-off function is that of the Poisson-sampled Gaussian
         for some σ: the largest ε that the error rates rule out everything below.
       epsilon_lower_any: of any mechanism, from the (ε, δ) inequalities alone; far from tight at
         small δ, where it would take 1/δ trials to be.
-      false_positive_rate: upper confidence bound.
-      false_negative_rate: upper confidence bound.
     """
 
     epsilon_lower: float
@@ -63,16 +63,10 @@ class Audit(NamedTuple):
 def canary_dataset(
     num_examples: int, num_classes: int = 4, num_features: int = 4
 ) -> datasets.Dataset:
-    """Examples of which the first is the canary: the only one whose first feature is not zero.
+    """N examples of which the first is the canary: the only one whose first feature is not zero.
 
-    Args:
-      num_examples: N, the canary included; at least 2.
-      num_classes: number of classes.
-      num_features: of each example.
-
-    Returns:
-      A `Dataset` to be trained with a linear model. Its `test` split is the training
-      split without the canary: a row of zeros stands in its place.
+    For a linear model. Its `test` split is the training split without the canary: a row of zeros
+    stands in its place.
     """
     rng = np.random.default_rng(0)
     images = rng.normal(size=(num_examples, 1, 1, num_features)).astype(np.float32)
@@ -89,21 +83,18 @@ def canary_dataset(
 def scores(
     config: ConfigDict, num_examples: int, num_trials: int, first_seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of runs of the training step with and without the canary.
+    """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
     Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
-    `bam.train` uses, from the same initial weights.
+    `bam.train` uses, from the same initial weights. Its score is the mean over the steps of
+    ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in which the canary
+    took part and near 0 otherwise.
 
     Args:
       config: of a linear model; its `dataset` section is not read.
       num_examples: N, the canary included; q is the expected batch size over N.
       num_trials: trials with the canary, and as many without.
       first_seed: trials use the seeds from here on, two each.
-
-    Returns:
-      `(with canary, without)`, each `[num_trials]`: the mean over the steps of
-      ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in which the
-      canary took part and near 0 otherwise.
     """
     built = experiment.build(config, canary_dataset(num_examples))
     plan = built.plan
@@ -113,15 +104,13 @@ def scores(
     start = built.init(0)
 
     @jax.jit
-    def score(private_grad: Any, clipped: Any) -> Any:
+    def score(private_grad: Grads, clipped: Grads) -> Float[Array, ""]:
         total = plan.expected_batch_size * optax.tree.vdot(private_grad, clipped)
         return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
-        state = jax.tree.map(jnp.copy, start)
-        key = stream_key(seed, NOISE_STREAM)
-        state = with_noise_key(state, key)
-        found = []
+        state = with_noise_key(jax.tree.map(jnp.copy, start), stream_key(seed, NOISE_STREAM))
+        step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
@@ -129,8 +118,8 @@ def scores(
                 drawn = drawn[drawn != CANARY]
             batch = sampling.pad(drawn, built.capacity)
             state = built.step(state, with_canary if present else without, batch)
-            found.append(score(state.private_grad, clipped))
-        return float(np.mean(jax.device_get(found)))
+            step_scores.append(score(state.private_grad, clipped))
+        return float(np.mean(jax.device_get(step_scores)))
 
     seeds = range(first_seed, first_seed + 2 * num_trials, 2)
     present = np.array([one_trial(seed, present=True) for seed in seeds])
@@ -153,18 +142,12 @@ def lower_bound(
     bounds of both error rates hold together with the stated confidence.
 
     Args:
-      present: scores of runs with the canary; higher means more of it.
-      absent: scores of runs without.
+      present: scores of runs with the canary; higher means more of it. At least 50.
+      absent: scores of runs without, as many.
       sampling_prob: q of the mechanism.
       num_steps: T.
       delta: δ at which ε is stated.
-      confidence: for example 0.95.
-
-    Returns:
-      An `Audit`.
-
-    Raises:
-      ValueError: for fewer than 50 scores of a kind, or a confidence that is none.
+      confidence: strictly between 0 and 1.
     """
     if min(len(present), len(absent)) < 50:
         raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
@@ -194,14 +177,8 @@ def epsilon_ruled_out(
 ) -> float:
     """The largest ε of a Poisson-sampled Gaussian whose noise is, as all larger noise, ruled out.
 
-    Args:
-      allowed: whether a mechanism with this trade-off function could give what was seen.
-      sampling_prob: q.
-      num_steps: T.
-      delta: δ at which ε is stated.
-
-    Returns:
-      ε ≥ 0; 0 if nothing is ruled out.
+    `allowed` tells whether a mechanism with a trade-off function could give what was seen. 0 if
+    nothing is ruled out.
     """
 
     def possible(sigma: float) -> bool:

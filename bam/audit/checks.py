@@ -18,38 +18,24 @@ LAGS = 10  # entries are compared within a step and up to so many steps apart
 
 
 def failures(p_values: Mapping[str, float], level: float = LEVEL) -> list[str]:
-    """The names of the checks that a run does not pass.
-
-    Args:
-      p_values: by name.
-      level: the least p-value that passes.
-
-    Returns:
-      Names, in the order of the checks.
-
-    Examples:
-      >>> failures({"scale": 0.3, "steps": 0.0})
-      ['steps']
-    """
+    """The names of the checks that a run does not pass, those with p-values below the level."""
     return [name for name, p in p_values.items() if not p >= level]
 
 
 def noise_p_values(
     runs: Sequence[Float[np.ndarray, "steps entries"]], leaf_sizes: Sequence[int]
 ) -> dict[str, float]:
-    """Tests that all entries of the noise of all steps are independent and standard normal.
+    """Two-sided p-values of "all entries of all steps' noise are independent, standard normal".
+
+    `scale`, `scale of a leaf` and `scale of a step` (each leaf of each step), of the variance;
+    `mean` and `mean of an entry`; `shape` (Kolmogorov-Smirnov) and `tails` (kurtosis); `steps`,
+    that no two steps of any runs are correlated, in any leaf or all of them; `entries`, that no two
+    entries are, of whichever leaves, in the same step or up to `LAGS` steps apart.
 
     Args:
       runs: the noise of each run, every step of it, over its planned standard deviation. All runs
         must be independent of each other: two runs with one seed fail.
       leaf_sizes: numbers of entries of the parameters' leaves, in order.
-
-    Returns:
-      Two-sided p-values: `scale`, `scale of a leaf` and `scale of a step` (each leaf of each step),
-      of the variance; `mean` and `mean of an entry`; `shape` (Kolmogorov-Smirnov) and `tails`
-      (kurtosis); `steps`, that no two steps of any runs are correlated, in any leaf or all of them;
-      `entries`, that no two entries are, of whichever leaves, in the same step or up to `LAGS`
-      steps apart.
     """
     z = np.concatenate(runs).astype(float)
     ends = list(itertools.accumulate(leaf_sizes))
@@ -74,18 +60,17 @@ def noise_p_values(
 def batch_p_values(
     members: Bool[np.ndarray, "steps examples"], sampling_prob: float
 ) -> dict[str, float]:
-    """Tests that every example is in every batch independently with probability q.
+    """Two-sided p-values of "every example is in every batch independently with probability q".
+
+    `batch mean`, of the mean size; `batch sizes`, of their spread (χ²), which batches of a fixed
+    size have none of; `participation`, of the example that is drawn least or most often;
+    `participation spread`, which batches that go through the data in turn have none of; `batch
+    pairs` and `example pairs`, of how much any two batches, or any two examples' participations,
+    have in common (hypergeometric).
 
     Args:
       members: whether an example is in a batch, for the steps of one or more independent runs.
       sampling_prob: q, strictly between 0 and 1.
-
-    Returns:
-      Two-sided p-values: `batch mean`, of the mean size; `batch sizes`, of their spread (χ²), which
-      batches of a fixed size have none of; `participation`, of the example that is drawn least or
-      most often; `participation spread`, which batches that go through the data in turn have none
-      of; `batch pairs` and `example pairs`, of how much any two batches, or any two examples'
-      participations, have in common (hypergeometric).
     """
     num_steps, num_examples = members.shape
     sizes, counts = members.sum(axis=1), members.sum(axis=0)
@@ -111,8 +96,8 @@ def _cosines(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
     """|cos| between any two columns; each pair of one array's once. 0 for a column of zeros."""
     other = first if second is None else second
     norms = np.sqrt(np.sum(first**2, 0)[:, None] * np.sum(other**2, 0))
-    found = np.abs(first.T @ other) / np.where(norms > 0, norms, np.inf)
-    return found[np.triu_indices(len(found), 1)] if second is None else found.ravel()
+    cosines = np.abs(first.T @ other) / np.where(norms > 0, norms, np.inf)
+    return cosines[np.triu_indices(len(cosines), 1)] if second is None else cosines.ravel()
 
 
 def _pairs(cosines: np.ndarray, length: int) -> float:
@@ -145,10 +130,10 @@ def _spread(z: np.ndarray, count: int) -> float:
     return _two_sided(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
 
 
-def _binomial_spread(found: np.ndarray, num_draws: int, prob: float) -> float:
+def _binomial_spread(counts: np.ndarray, num_draws: int, prob: float) -> float:
     """χ² of counts, each of so many draws, around their mean."""
-    squares = np.sum((found - num_draws * prob) ** 2) / (num_draws * prob * (1 - prob))
-    return _two_sided(stats.chi2.cdf(squares, len(found)), stats.chi2.sf(squares, len(found)))
+    squares = np.sum((counts - num_draws * prob) ** 2) / (num_draws * prob * (1 - prob))
+    return _two_sided(stats.chi2.cdf(squares, len(counts)), stats.chi2.sf(squares, len(counts)))
 
 
 def _normal(x: float) -> float:

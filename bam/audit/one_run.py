@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from scipy import optimize, special, stats
 
 from bam import experiment, parts, sampling, train, tree
@@ -53,12 +53,9 @@ GUESSED_SHARE = 0.1
 
 
 class OneRun(NamedTuple):
-    """What one run gave away.
+    """What one run gave away: each canary's score (higher means rather "in") and coin.
 
-    Attributes:
-      scores: `[m]`, of each canary; higher means rather "in".
-      included: `[m]`, the coins.
-      test_accuracy: of the model, to see that it was a real training.
+    The model's test accuracy shows that it was a real training.
     """
 
     scores: Float[np.ndarray, " canaries"]
@@ -67,14 +64,10 @@ class OneRun(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Lower bounds on ε, each at the stated confidence by itself.
+    """Lower bounds on ε, each at the stated confidence by itself, and the guesses behind both.
 
-    Attributes:
-      epsilon_lower: of a mechanism whose trade-off function is that of the Poisson-sampled Gaussian
-        for some σ.
-      epsilon_lower_any: of any mechanism.
-      num_guesses: made for both, of as many canaries.
-      num_correct: of these.
+    `epsilon_lower` is of a mechanism whose trade-off function is that of the Poisson-sampled
+    Gaussian for some σ, `epsilon_lower_any` of any mechanism.
     """
 
     epsilon_lower: float
@@ -84,32 +77,22 @@ class Bounds(NamedTuple):
 
 
 def build(config: ConfigDict, num_canaries: int) -> Experiment:
-    """A user's experiment with canaries after the rows of its training split.
+    """A user's experiment with m canaries after the rows of its training split.
 
-    N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε.
-
-    Args:
-      config: of a private run. Nothing is read on the side: diagnostics are switched off.
-      num_canaries: m, at most the number of parameters.
-
-    Returns:
-      An `Experiment`; the label of canary j is -1 - j.
+    N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
+    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side.
 
     Raises:
-      ValueError: if the config is not private, or has too few parameters or too many canaries.
+      ValueError: if the config is not private, or has too few parameters or too many canaries: m is
+        at most the number of parameters.
     """
     if config.method.name == "non_private":
         raise ValueError("a non-private run claims no ε to audit")
     config = config.copy_and_resolve_references()
     with config.unlocked():
         method = config.method.to_dict()
-        config.method = ConfigDict(
-            {
-                "name": "bam.audit.one_run:with_canaries",
-                "method": method,
-                "num_canaries": num_canaries,
-            }
-        )
+        options = {"method": method, "num_canaries": num_canaries}
+        config.method = ConfigDict({"name": "bam.audit.one_run:with_canaries"} | options)
     config.diagnostics.every = 0
     dataset = parts.make_dataset(config.dataset)
     images, labels = dataset.train
@@ -128,30 +111,24 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
 
 
 def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Oracle:
-    """A method's oracle, but for canaries: their gradients are single entries.
+    """The oracle of a `method` section, but for canaries: their gradients are single entries.
 
-    Args:
-      loss_fn: as an oracle takes it.
-      method: the config's own `method` section.
-      num_canaries: m.
-
-    Returns:
-      An `Oracle`; an example with a label below zero is a canary.
+    An example with a label below zero is a canary.
     """
     own = parts.make_oracle(method, loss_fn)
 
-    def grad(params: Params, example: Any) -> Grads:
+    def grad(params: Params, example: dict[str, Array]) -> Grads:
         label = example["label"]
         grads = own.grad(params, example | {"label": jnp.maximum(label, 0)})
         entries = jnp.asarray(entries_of(tree.num_params(params), num_canaries))
         entry = entries[jnp.clip(-1 - label, 0, num_canaries - 1)]
         leaves, structure = jax.tree.flatten(grads)
-        start, found = 0, []
+        start, kept = 0, []
         for leaf in leaves:
             here = (jnp.arange(leaf.size) == entry - start).reshape(leaf.shape)
-            found.append(jnp.where(label < 0, CANARY_NORM * here, leaf).astype(leaf.dtype))
+            kept.append(jnp.where(label < 0, CANARY_NORM * here, leaf).astype(leaf.dtype))
             start += leaf.size
-        return jax.tree.unflatten(structure, found)
+        return jax.tree.unflatten(structure, kept)
 
     return Oracle(own.ascend, grad)
 
@@ -166,19 +143,12 @@ def run(
     seed: int | None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> OneRun:
-    r"""Trains once, with each canary that its coin includes, and scores all of them.
+    r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 
     The score is the sum over the steps of $\log(1 - q + q e^{(x - 1/2)/s^2})$, the logarithm of the
     likelihood ratio of "in" and "out": x is the canary's entry of the privatised sum over S, less
-    what the attacker expects of all other examples, and s the spread of all x of the step.
-
-    Args:
-      built: from `build`.
-      seed: as `train.train` takes it; of the coins, too.
-      on_row: likewise.
-
-    Returns:
-      A `OneRun`. Nothing is written.
+    what the attacker expects of all other examples, and s the spread of all x of the step. `seed`
+    and `on_row` are those of `train.train`; the seed is that of the coins, too.
     """
     plan, sensitivity = built.plan, built.sensitivity
     labels = built.dataset.train.labels
@@ -214,28 +184,17 @@ def run(
     return OneRun(scores, included, result.summary["test_accuracy"])
 
 
-def bounds(found: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run.
+def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
+    """Lower bounds on ε from one run, for example at a confidence of 0.95.
 
     The number of guesses is fixed before anything is seen, so no correction for a choice is needed.
-
-    Args:
-      found: from `run`.
-      plan: the run's `PrivacyPlan`.
-      confidence: for example 0.95.
-
-    Returns:
-      `Bounds`.
-
-    Raises:
-      ValueError: for a confidence that is none.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
-    num_canaries, level = len(found.scores), 1 - confidence
+    num_canaries, level = len(seen.scores), 1 - confidence
     num_guesses = guesses(num_canaries)
-    order, half = np.argsort(found.scores), num_guesses // 2
-    num_correct = int(np.sum(found.included[order[-half:]]) + np.sum(~found.included[order[:half]]))
+    order, half = np.argsort(seen.scores), num_guesses // 2
+    num_correct = int(np.sum(seen.included[order[-half:]]) + np.sum(~seen.included[order[:half]]))
     epsilon_lower = canary.epsilon_ruled_out(
         lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
         plan.sampling_prob,
@@ -260,17 +219,8 @@ def epsilon_any_mechanism(
 
     $\beta + 2 m \delta \max_i (P[B \ge v - i] - \beta)/i,\quad \beta = P[B \ge v]$
 
-    where B is binomial of r draws with probability 1/(1 + e^-ε).
-
-    Args:
-      num_canaries: m.
-      num_guesses: r.
-      num_correct: v.
-      delta: δ.
-      level: one minus the confidence.
-
-    Returns:
-      ε ≥ 0.
+    where B is binomial of r draws with probability 1/(1 + e^-ε) and m the number of canaries. The
+    level is one minus the confidence.
 
     Source: Theorem 5.2 and Appendix D of Steinke et al. 2023.
     """
@@ -293,17 +243,7 @@ def epsilon_any_mechanism(
 def tradeoff_is_possible(
     f: gdp.Tradeoff, num_canaries: int, num_guesses: int, num_correct: int, level: float = 0.05
 ) -> bool:
-    """Whether an f-DP mechanism could allow so many correct guesses, at this level.
-
-    Args:
-      f: a symmetric trade-off function.
-      num_canaries: m.
-      num_guesses: r.
-      num_correct: v.
-      level: one minus the confidence.
-
-    Returns:
-      False if f is ruled out.
+    """Whether an f-DP mechanism, f symmetric, could allow so many correct guesses, at this level.
 
     Source: Algorithm 3 of Mahloujifar et al. 2024 ("with cap"), for coins.
     """

@@ -29,11 +29,9 @@ from bam.step import TrainState
 
 
 class Run(NamedTuple):
-    """What the loop was seen to do, step by step.
+    """What the loop was seen to do, step by step: noise added, and examples in the batch.
 
-    Attributes:
-      noise: every leaf of each step's noise in one row, over its planned deviation σ·S.
-      members: whether an example was in a step's batch.
+    The noise has every leaf of a step in one row, over its planned deviation σ·S.
     """
 
     noise: Float[np.ndarray, "steps entries"]
@@ -47,9 +45,6 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
       experiment: from `build`, private; of a small model, as all noise is kept.
       seed: as `train.train` takes it.
       cut: the run is stopped after this step, with a checkpoint, and resumed; 0: it is not.
-
-    Returns:
-      A `Run` of all steps, in the order in which they were taken.
 
     Raises:
       ValueError: if the experiment is not private, or its clip changes the noised mean (`finish`),
@@ -69,8 +64,8 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     ) -> TrainState:
         expected = sum_of_clipped(experiment, state, data, batch)
         state = experiment.step(state, data, batch)
-        found = plan.expected_batch_size * flat(state.private_grad) - expected
-        noise.append(found / noise_std)
+        noised = plan.expected_batch_size * flat(state.private_grad)
+        noise.append((noised - expected) / noise_std)
         members.append(np.zeros(plan.num_examples, bool))
         members[-1][np.asarray(batch.indices)[np.asarray(batch.mask)]] = True
         return state
@@ -86,14 +81,7 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
 
 
 def audit(experiment: Experiment) -> dict[str, float]:
-    """Three runs, one of them with a seed, each cut in the middle and resumed, and their p-values.
-
-    Args:
-      experiment: as `record` takes it, of at least two steps.
-
-    Returns:
-      As `p_values`.
-    """
+    """Three runs, of which the first has a seed, each cut in the middle and resumed: `p_values`."""
     cut = experiment.plan.num_steps // 2
     return p_values(experiment, [record(experiment, seed, cut) for seed in (0, None, None)])
 
@@ -101,20 +89,15 @@ def audit(experiment: Experiment) -> dict[str, float]:
 def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
     """Holds recorded runs against the plan, alone and with each other.
 
-    Args:
-      experiment: what they are runs of.
-      runs: independent ones: at most one of them with a given seed.
-
-    Returns:
-      Of `checks.noise_p_values` and, if q < 1, of `checks.batch_p_values`. `checks.failures` says
-      which of them a sound run does not have.
+    The runs are independent: at most one of them with a given seed. The p-values are those of
+    `checks.noise_p_values` and, if q < 1, `checks.batch_p_values`; see `checks.failures`.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
-    found = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
+    p_values = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
     if experiment.plan.sampling_prob == 1:
-        return found
+        return p_values
     members = np.concatenate([run.members for run in runs])
-    return found | checks.batch_p_values(members, experiment.plan.sampling_prob)
+    return p_values | checks.batch_p_values(members, experiment.plan.sampling_prob)
 
 
 def flat(tree: Any) -> Float[np.ndarray, " entries"]:
@@ -127,16 +110,9 @@ def flat(tree: Any) -> Float[np.ndarray, " entries"]:
 def sum_of_clipped(
     experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
-    """The sum of a batch's clipped gradients, from `means` over all rows less the padding rows.
+    """The sum of a batch's clipped gradients, as `flat`; NOT PRIVATE.
 
-    Args:
-      experiment: from `build`.
-      state: before the step.
-      data: the training split on device.
-      batch: padded.
-
-    Returns:
-      As `flat`. NOT PRIVATE.
+    It is that of all rows less the padding rows, as `means` gives them.
     """
     indices, num_padding = np.asarray(batch.indices), int(np.sum(~np.asarray(batch.mask)))
 

@@ -59,27 +59,14 @@ class _Layout(NamedTuple):
 
 
 def read(name: str, path: Path) -> tuple[Split, Split]:
-    """Reads an official distribution from local files.
+    """Training and test split of an official distribution, in its order, from local files.
 
-    Args:
-      name: "cifar10", "cifar100", "imagenet32" or "mnist".
-      path: the folder that holds the files. For CIFAR also the `.tar.gz` itself, or a folder with
-        either the archive or what was extracted from it, Python or binary version. For ImageNet32
-        `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; for MNIST the four idx files, with
-        or without `.gz`.
-
-    Returns:
-      Training and test split, in the distribution's order; uint8 images, labels from 0.
-
-    Raises:
-      DataError: for a missing, truncated or altered file, or labels out of range.
+    `path` is the folder that holds the files. For CIFAR also the `.tar.gz` itself, or a folder with
+    either the archive or what was extracted from it, Python or binary version. For ImageNet32
+    `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; for MNIST the four idx files, with or
+    without `.gz`. DataError for a missing, truncated or altered file, or labels out of range.
     """
-    readers = {
-        "cifar10": _cifar,
-        "cifar100": _cifar,
-        "imagenet32": _imagenet32,
-        "mnist": _mnist,
-    }
+    readers = {"cifar10": _cifar, "cifar100": _cifar, "imagenet32": _imagenet32, "mnist": _mnist}
     if name not in readers:
         raise DataError(f"no official archive of {name!r}; choose from {', '.join(readers)}")
     if not path.exists():
@@ -105,7 +92,7 @@ def _cifar(name: str, path: Path) -> tuple[Split, Split]:
 
 
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
-    """The first of the data set's layouts found at `path`, and its files' bytes."""
+    """The first of the data set's layouts that is at `path`, and its files' bytes."""
     layouts = _LAYOUTS[name]
     limit = max(ROWS[name]) * _CIFAR_ROW_BYTES + MIB
     for layout in layouts:
@@ -126,10 +113,10 @@ def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
 def _untar(archive: Path, layout: _Layout, limit: int) -> dict[str, bytes]:
     """Reads an archive's members, of `limit` bytes at most, once its checksum is right."""
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != MD5[layout.archive]:
+        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if md5 != MD5[layout.archive]:
         raise DataError(
-            f"{archive}: MD5 {found}, expected {MD5[layout.archive]}: truncated or altered; "
+            f"{archive}: MD5 {md5}, expected {MD5[layout.archive]}: truncated or altered; "
             "download it again"
         )
     wanted = {f"{layout.folder}/{file}": file for files in layout.files for file in files}

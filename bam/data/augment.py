@@ -19,21 +19,15 @@ def views(
     shift: int = 0,
     flip: str = "none",
 ) -> Shaped[Array, "views h w c"]:
-    """Random views of one image: shifted by up to `shift` pixels each way, then perhaps mirrored.
+    """K random views of one image, same dtype: shifted, then perhaps mirrored.
 
     Args:
       key: a JAX PRNG key of this example at this step.
       image: one image of any dtype.
       num_views: K ≥ 1.
-      shift: S; offsets are uniform on {-S, …, S} in both directions, independently.
-        What lies beyond the border is the image reflected, without repeating the edge pixel.
+      shift: S; offsets are uniform on {-S, …, S} in both directions, independently. What lies
+        beyond the border is the image reflected, without repeating the edge pixel.
       flip: "none", or "horizontal" (left–right) with probability 1/2.
-
-    Returns:
-      K views, same dtype. Without shift and flip every view is the image itself.
-
-    Raises:
-      ValueError: if an argument is out of range; see `check`.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -21,11 +21,7 @@ BREAST_CANCER_BOUNDS = np.array(_MEAN_BOUNDS + _ERROR_BOUNDS + _WORST_BOUNDS, np
 
 
 def digits() -> tuple[Split, Split]:
-    """Handwritten digits, 8×8 grey, 10 classes: 1437 to train, 360 to test.
-
-    Returns:
-      Training and test split, the same for every seed of every run, with equal class shares.
-    """
+    """Handwritten digits, 8×8 grey, 10 classes: 1437 to train, 360 to test."""
     with needs("train"):
         from sklearn import datasets
 
@@ -35,12 +31,9 @@ def digits() -> tuple[Split, Split]:
 
 
 def breast_cancer() -> tuple[Split, Split]:
-    """Wisconsin diagnostic breast cancer, 30 features, 2 classes: 455 to train, 114 to test.
+    """Wisconsin diagnostic breast cancer, 2 classes: 455 to train, 114 to test.
 
     Features are in their own units, float32 `[N, 1, 1, 30]`; `breast_cancer_scale` normalises them.
-
-    Returns:
-      Training and test split, the same for every seed of every run, with equal class shares.
     """
     with needs("train"):
         from sklearn import datasets
@@ -51,15 +44,12 @@ def breast_cancer() -> tuple[Split, Split]:
 
 
 def breast_cancer_scale() -> tuple[Float32[np.ndarray, " 30"], Float32[np.ndarray, " 30"]]:
-    """Mean and deviation that map each feature's public range to [-2, 2], as pixels' defaults do.
-
-    Returns:
-      Two `[30]` float32 vectors.
-    """
+    """Mean and deviation that map each feature's public range to [-2, 2], as for pixels."""
     return BREAST_CANCER_BOUNDS * 0.5, BREAST_CANCER_BOUNDS * 0.25
 
 
 def _split(images: np.ndarray, labels: np.ndarray, num_test: int) -> tuple[Split, Split]:
+    """Training and test split with equal class shares, the same for every seed of every run."""
     with needs("train"):
         from sklearn import model_selection
 

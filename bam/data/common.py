@@ -43,18 +43,7 @@ class Split(NamedTuple):
 
 
 def read_file(file: Path, limit: int) -> bytes:
-    """The bytes of an ordinary file that has at most `limit` of them.
-
-    Args:
-      file: its path; a pipe or a device is no ordinary file.
-      limit: the most that such a file can have, if it is what its name promises.
-
-    Returns:
-      Its content.
-
-    Raises:
-      DataError: if it is missing or larger.
-    """
+    """The bytes, at most `limit`, of an ordinary file: no pipe and no device; else a DataError."""
     if not file.is_file():
         raise DataError(f"{file}: missing")
     check_size(file.stat().st_size, limit, str(file))
@@ -62,30 +51,13 @@ def read_file(file: Path, limit: int) -> bytes:
 
 
 def check_size(num_bytes: int, limit: int, where: str) -> None:
-    """Refuses what declares more bytes than it can have.
-
-    Args:
-      num_bytes: as declared.
-      limit: the most that is expected.
-      where: what the error names.
-
-    Raises:
-      DataError: if they are more.
-    """
+    """Refuses, with a DataError, what declares more bytes than it can have."""
     if num_bytes > limit:
         raise DataError(f"{where}: {num_bytes:,} bytes, at most {limit:,} are expected")
 
 
 def check_memory(num_bytes: int, where: str) -> None:
-    """Refuses what cannot be held in this machine's memory.
-
-    Args:
-      num_bytes: that the data will take.
-      where: what the error names.
-
-    Raises:
-      DataError: if there are not so many bytes of physical memory.
-    """
+    """Refuses, with a DataError, what this machine's physical memory cannot hold."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > memory:
         raise DataError(
@@ -100,18 +72,11 @@ def decode_images(
     """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
     Args:
-      encoded: `N` image files, at least one; None marks a missing one.
-      where: what an error names before the row, for example the file's path.
+      encoded: at least one image file; None marks a missing one.
+      where: what an error names before the row (from 0), for example the file's path.
       shape: `(height, width, channels)` that every image must have; None: that of the first image,
         of `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are looked up and
         transparency is dropped).
-
-    Returns:
-      `[N, height, width, channels]` uint8.
-
-    Raises:
-      DataError: naming the first row (from 0) that is missing, unreadable, or of another shape; if
-        the decoded images do not fit into memory.
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")
@@ -125,19 +90,7 @@ def decode_images(
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.ndarray, " n"]:
-    """Labels as int32, each checked to be a class.
-
-    Args:
-      labels: `[N]` integers.
-      num_classes: labels must be from 0 to `num_classes - 1`.
-      where: what an error names before the row.
-
-    Returns:
-      `[N]` int32.
-
-    Raises:
-      DataError: naming the first row (from 0) whose label is no class.
-    """
+    """Labels as int32; a DataError names the first row (from 0) whose label is no class."""
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
         row = int(wrong[0])

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,11 +77,11 @@ def load(
     path: str | os.PathLike[str] | None = None,
     num_classes: int = 0,
 ) -> Dataset:
-    """Loads a data set by name from one of its sources.
+    """Loads a data set by name from one of its sources. Nothing is ever downloaded.
 
-    Nothing is ever downloaded. For one's own images use the name "folder", source "parquet": sizes
-    and channels are those of the first image, and the normalisation is a mean of 0.5 and a
-    deviation of 0.25 in every channel.
+    For one's own images use the name "folder", source "parquet": sizes and channels are those of
+    the first image, and the normalisation is a mean of 0.5 and a deviation of 0.25 in every
+    channel.
 
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
@@ -93,10 +93,6 @@ def load(
         variable TFDS_DATA_DIR or else `~/tensorflow_datasets`.
       num_classes: of a "folder", if its files do not name the classes, see `parquet.read`; 0: as
         they are named, or as it is known.
-
-    Returns:
-      A `Dataset`: uint8 images `[N, height, width, channels]` and int32 labels from 0. Only
-      "breast_cancer" has float32 "images", `[N, 1, 1, 30]`.
 
     Raises:
       DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
@@ -145,23 +141,13 @@ def load(
 def normalize(
     dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
 ) -> Float32[np.ndarray | Array, "*batch h w c"]:
-    """Normalises images (or features) by the data set's public constants.
-
-    `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for float features.
-
-    Args:
-      dataset: whose `mean` and `std` to use.
-      images: `[…, height, width, channels]` as in a `Split`; NumPy or JAX, traced or not.
-
-    Returns:
-      float32 of the same shape.
-    """
+    """`(x / 255 - mean) / std` of uint8 pixels, `(x - mean) / std` of float features; float32."""
     scale = 255 if images.dtype == np.uint8 else 1
     return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
 
 
 def prepare(
-    dataset: Dataset, images: Any, input_clip_norm: float = 0.0
+    dataset: Dataset, images: Num[np.ndarray | Array, "*b h w c"], input_clip_norm: float = 0.0
 ) -> Float[Array, "*b h w c"]:
     """What a network sees of images: normalised, then scaled to L2 norm at most b each; 0: not."""
     inputs = jnp.asarray(normalize(dataset, images))
@@ -172,16 +158,9 @@ def prepare(
 
 
 def check(dataset: Dataset) -> None:
-    """Refuses a data set in memory that cannot be trained on; one that was loaded is checked.
+    """Refuses, with a DataError, a data set in memory that cannot be trained on.
 
-    A class without examples is no fault.
-
-    Args:
-      dataset: the data set.
-
-    Raises:
-      DataError: a `ValueError`, for splits without examples, with more images than labels or the
-        reverse, or of different image sizes; for labels outside 0 … `num_classes` - 1.
+    One that was loaded is checked. A class without examples is no fault.
     """
     if dataset.num_classes < 2:
         raise DataError(f"at least 2 classes are needed, got {dataset.num_classes}")
@@ -204,7 +183,7 @@ def check(dataset: Dataset) -> None:
 
 
 def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
-    """Sets training examples aside, in the place of the test split: those of the least hashes.
+    """Sets so many training examples aside, those of the least hashes, as the test split.
 
     An example's hash is of its own image and label, so neither its place nor a seed matters: with
     one example more or less in `dataset`, `train` has exactly one more or less too, and `test` the
@@ -213,17 +192,8 @@ def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
     theirs is the last hash that is set aside; all others stay together.
 
     For choosing hyper-parameters without a look at the test split. What is chosen on held-out
-    examples reveals something of them, and no ε here covers that.
-
-    Args:
-      dataset: the data set.
-      num_examples: how many to set aside; 0 returns the data set as it is.
-
-    Returns:
-      The data set with the remaining training examples as `train`, and these as `test`.
-
-    Raises:
-      ValueError: if no training example would remain.
+    examples reveals something of them, and no ε here covers that. ValueError if no training example
+    would remain.
     """
     total = len(dataset.train.labels)
     if num_examples == 0:

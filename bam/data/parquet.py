@@ -31,7 +31,7 @@ MAX_ROW_GROUP = 2**30  # bytes of encoded images; Hugging Face writes 100 or 100
 def read(
     path: Path, shape: tuple[int, int, int] | None = None, num_classes: int = 0
 ) -> tuple[Split, Split, int]:
-    """Reads a folder with `train.parquet` and `test.parquet`.
+    """Training split, test split and number of classes of `train.parquet` and `test.parquet`.
 
     An image column (`image` or `img`) is a struct whose `bytes` hold an encoded image (its `path`
     is ignored, never followed); a label column (`label` or `fine_label`) holds integers. A split
@@ -42,9 +42,6 @@ def read(
       shape: `(height, width, channels)` of every image; None: that of the first training image.
       num_classes: 0: the number of class names in the schema metadata of the first training file.
         It is public, so it is never counted from the labels, which are not.
-
-    Returns:
-      The training split, the test split, the number of classes.
 
     Raises:
       DataError: for a missing split or column, a damaged file, image or label, naming file and row;
@@ -69,11 +66,8 @@ def read(
             labels.append(check_labels(numbers, num_classes, str(file)))
             images.append(decode_images(encoded, str(file), shape))
             shape = shape or images[0].shape[1:]
-        splits.append(
-            Split(images[0], labels[0])
-            if len(images) == 1
-            else Split(np.concatenate(images), np.concatenate(labels))
-        )
+        whole = len(images) == 1  # else its shards are put together, in twice the memory
+        splits.append(Split(*(x[0] if whole else np.concatenate(x) for x in (images, labels))))
     return splits[0], splits[1], num_classes
 
 

@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bam.data import archives
-from bam.data.common import (
-    DataError,
-    Split,
-    check_labels,
-    check_size,
-    decode_images,
-    read_file,
-)
+from bam.data.common import DataError, Split, check_labels, check_size, decode_images, read_file
 from bam.extras import needs
 
 
@@ -42,55 +35,31 @@ class _Stock(NamedTuple):
 
 STOCK = {
     "cifar10": _Stock(
-        "cifar10",
-        "3.0.2",
-        "test",
-        (32, 32, 3),
-        10,
+        "cifar10", "3.0.2", "test", (32, 32, 3), 10,
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     ),
     "cifar100": _Stock(
-        "cifar100",
-        "3.0.2",
-        "test",
-        (32, 32, 3),
-        100,
+        "cifar100", "3.0.2", "test", (32, 32, 3), 100,
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     ),
     "imagenet32": _Stock(
-        "imagenet_resized/32x32",
-        "0.1.0",
-        "validation",
-        (32, 32, 3),
-        1000,
+        "imagenet_resized/32x32", "0.1.0", "validation", (32, 32, 3), 1000,
         "https://image-net.org/download-images.php",
     ),
     "mnist": _Stock(
-        "mnist",
-        "3.0.1",
-        "test",
-        (28, 28, 1),
-        10,
+        "mnist", "3.0.1", "test", (28, 28, 1), 10,
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-}
+}  # fmt: skip
 
 MAX_INFO = 2**20  # bytes of dataset_info.json
 
 
 def read(name: str, path: Path) -> tuple[Split, Split]:
-    """Reads a prepared data set.
+    """Training and test split of a set in STOCK, in the stored order, from tfds's `data_dir`.
 
-    Args:
-      name: a key of `STOCK`.
-      path: the folder that tensorflow-datasets calls `data_dir`.
-
-    Returns:
-      Training and test split, in the stored order; uint8 images, labels from 0. The test split of
-      ImageNet32 is its validation split.
-
-    Raises:
-      DataError: if it is not prepared there as array_record, or damaged.
+    The test split of ImageNet32 is its validation split. DataError if it is not prepared there as
+    array_record, or damaged.
     """
     stock = _stock(name)
     versions = sorted((path / stock.folder).glob("*/dataset_info.json"))
@@ -121,21 +90,11 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
 
 
 def write(name: str, train: Split, test: Split, path: Path) -> Path:
-    """Writes a data set as array_record files, as if tensorflow-datasets had prepared it.
+    """Writes a data set in STOCK as array_record files, as if tensorflow-datasets had prepared it.
 
-    Nothing is to be seen at its place before it is whole.
-
-    Args:
-      name: a key of `STOCK`.
-      train: the training split.
-      test: the test split.
-      path: the folder that tensorflow-datasets calls `data_dir`.
-
-    Returns:
-      The data set's own folder, `path/NAME/VERSION`.
-
-    Raises:
-      DataError: if the data set is there already.
+    `path` is the folder that tensorflow-datasets calls `data_dir`; returns the data set's own,
+    `path/NAME/VERSION`, of which nothing is to be seen before it is whole. DataError if it is
+    there.
     """
     with needs("data"):
         import tensorflow_datasets as tfds

@@ -25,18 +25,10 @@ MAX_OPERATIONS = 10**6
 
 
 def parse(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Reads one batch.
+    """Pixels, uint8 as stored, and labels of one batch, a pickled dictionary.
 
-    Args:
-      content: a pickled dictionary with an array under `b"data"` and a list of labels.
-      where: what an error names.
-      label_key: the key of the labels.
-
-    Returns:
-      Pixels, uint8 in the stored shape; labels, `[n]` int64.
-
-    Raises:
-      DataError: for a pickle that is damaged, holds something else, or asks for a function.
+    It has an array under `b"data"` and a list under the labels' key. DataError for a pickle that is
+    damaged, holds something else, or asks for a function.
     """
     try:
         _check_operations(content)
@@ -90,12 +82,10 @@ STAND_INS = {
 
 
 def _check_operations(content: bytes) -> None:
-    """Refuses a pickle that may take much more memory than it has itself.
+    """Refuses a pickle that may take much more memory than it has itself, or is none.
 
-    Raises:
-      DataError: for an operation that no batch needs, too many of them, or an entry of the memo (a
-        table as long as its largest index) beyond their number.
-      ValueError: for one that reads beyond the end, or no pickle.
+    That is one with an operation that no batch needs, too many of them, or an entry of the memo (a
+    table as long as its largest index) beyond their number. ValueError if it reads beyond the end.
     """
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if opcode.name not in OPERATIONS:

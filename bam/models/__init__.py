@@ -57,7 +57,7 @@ class Model(NamedTuple):
 
 
 def create(name: str, num_classes: int, width: int, **options: Any) -> nn.Module:
-    """Makes the Flax module called `name`.
+    """Makes the Flax module called `name`, from batches of inputs to logits.
 
     Args:
       name: a key of `MODELS`.
@@ -65,9 +65,6 @@ def create(name: str, num_classes: int, width: int, **options: Any) -> nn.Module
       width: channels of the first layer, or a wide ResNet's widening factor (models without
         widths ignore it).
       **options: the model's own: `scale_norm`, `weight_standardisation`, `depth`.
-
-    Returns:
-      A Flax module from batches of inputs to logits.
 
     Raises:
       ValueError: for an unknown name or option, fewer than two classes, or a width below 1.
@@ -97,7 +94,7 @@ def as_functions(
     convolution: str = "auto",
     precision: str = "float32",
 ) -> Model:
-    """Turns a Flax module into the pure functions that training uses.
+    """Turns a Flax module into the pure functions that training uses; tracing alone checks it.
 
     Args:
       module: maps `[n, *input_shape]` to logits; its only variables are parameters.
@@ -108,9 +105,6 @@ def as_functions(
         mantissa, where the hardware can; "bfloat16": weights and activations are rounded to
         bfloat16. Parameters, normalisation statistics, the loss, gradients as they leave the
         network, and all that follows (norms, clipping, sums, noise) are float32 in each.
-
-    Returns:
-      A `Model`. Nothing is computed or compiled yet: the module is only traced, to check it.
 
     Raises:
       ValueError: if the module keeps state besides parameters (BatchNorm does), or for an unknown

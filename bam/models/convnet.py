@@ -9,9 +9,7 @@ from bam.models.layers import Conv, average_pool, group_norm
 class ConvNet(nn.Module):
     """Two blocks of conv 3×3 → GroupNorm → ReLU → average pool, then a linear layer.
 
-    Attributes:
-      num_classes: number of logits.
-      width: channels of the first block, a multiple of 4; the second has twice as many.
+    The first block has `width` channels, a multiple of 4, the second twice as many.
     """
 
     num_classes: int

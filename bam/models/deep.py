@@ -17,14 +17,9 @@ class _Block(nn.Module):
 
 
 class DeepResidual(nn.Module):
-    """dense → `depth` − 2 identical residual layers, scanned → dense.
+    """dense → `depth` − 2 identical residual layers, scanned → dense; `width` units each.
 
     The residual layers' weights are stacked along one axis and their code is compiled once.
-
-    Attributes:
-      num_classes: number of logits.
-      width: units per layer.
-      depth: layers with weights, at least 2.
     """
 
     num_classes: int

@@ -26,12 +26,8 @@ _formulation = contextvars.ContextVar("convolution formulation", default="auto")
 def convolutions_as(name: str) -> Iterator[None]:
     """Chooses how `conv2d` computes, for code that is traced inside.
 
-    Args:
-      name: one of `FORMULATIONS`. "matmul" is one matrix product of shifted copies of the
-        image, "xla" is XLA's own; "auto" takes "matmul" on CPU and "xla" elsewhere.
-
-    Raises:
-      ValueError: for an unknown formulation.
+    "matmul" is one matrix product of shifted copies of the image, "xla" is XLA's own; "auto" takes
+    "matmul" on CPU and "xla" elsewhere.
     """
     if name not in FORMULATIONS:
         raise ValueError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
@@ -54,15 +50,8 @@ def conv2d(
 ) -> Float[Array, "n h2 w2 f"]:
     """Two-dimensional convolution, zero padding to "same" size, no bias.
 
-    Args:
-      images: batch of images, channels last.
-      kernel: `[height, width, channels in, features out]`.
-      stride: step in both directions, at least 1.
-
-    Returns:
-      Feature maps of size ceil(h / stride) × ceil(w / stride), computed as `convolutions_as`
-      says. As a matrix product it keeps its speed inside loops and under `vmap`, where XLA's own
-      CPU convolution loses it.
+    Computed as `convolutions_as` says. As a matrix product it keeps its speed inside loops and
+    under `vmap`, where XLA's own CPU convolution loses it.
     """
     if formulation(_formulation.get()) == "matmul":
         return _conv2d_as_matmul(images, kernel, stride)
@@ -99,13 +88,6 @@ def standardise_weights(kernel: Float[Array, "kh kw c f"], how: str) -> Float[Ar
     $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$. It
     involves the weights alone, so it mixes no examples.
 
-    Args:
-      kernel: convolution weights.
-      how: one of `WEIGHT_STANDARDISATIONS`.
-
-    Returns:
-      The weights to convolve with.
-
     Source: Qiao et al. 2019; the floor and fan-in of De et al. 2022; "centre" is what the BAM
     authors' code does.
     """
@@ -120,16 +102,9 @@ def standardise_weights(kernel: Float[Array, "kh kw c f"], how: str) -> Float[Ar
 
 
 class Conv(nn.Module):
-    """Convolution with same padding.
+    """Convolution with same padding, of a square kernel, initially N(0, 1/fan-in).
 
-    Attributes:
-      features: number of output channels.
-      kernel_size: side of the square kernel.
-      stride: step in both directions.
-      weight_standardisation: one of `WEIGHT_STANDARDISATIONS`.
-      gain_and_bias: whether to learn a gain (multiplying the weights, from 1) and a bias (from 0)
-        per output channel.
-      kernel_init: initialiser of the `[k, k, channels, features]` kernel; N(0, 1/fan-in).
+    `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel.
     """
 
     features: int
@@ -156,16 +131,10 @@ class Conv(nn.Module):
 
 @jax.custom_jvp
 def mish(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    r"""Mish activation, $x \tanh(\log(1 + e^x))$ (Misra 2019).
+    r"""Mish activation, $x \tanh(\log(1 + e^x))$ (Misra 2019), differentiable as often as wanted.
 
     With $n = e^x (e^x + 2)$ the hyperbolic tangent is $n / (n + 2)$: one exponential where the
     textbook form and its derivative take several, a sixth of a small ResNet-9's CPU time.
-
-    Args:
-      x: any shape, float32 or bfloat16.
-
-    Returns:
-      The same shape and dtype; differentiable as often as wanted.
     """
     tanh, _ = _mish_terms(x)
     return x * tanh
@@ -192,10 +161,8 @@ class GroupNorm(nn.Module):
 
     Sums run over the pixels of each channel first and then over the few channels of a group,
     which XLA's CPU backend vectorises; flax's own layer, with the same parameters and results,
-    takes several times as long there. Statistics are float32 whatever the input's dtype.
-
-    Attributes:
-      num_groups: a divisor of the number of channels.
+    takes several times as long there. Statistics are float32 whatever the input's dtype. The number
+    of groups divides that of the channels.
 
     Source: Wu and He 2018.
     """

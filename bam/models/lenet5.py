@@ -11,9 +11,6 @@ class LeNet5(nn.Module):
 
     Tanh and average pooling are LeCun's own, and bounded activations suit private training. Both
     convolutions pad to the same size (the original's second does not), with bias.
-
-    Attributes:
-      num_classes: number of logits.
     """
 
     num_classes: int

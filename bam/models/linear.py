@@ -5,11 +5,7 @@ from jaxtyping import Array, Float
 
 
 class Linear(nn.Module):
-    """Multinomial logistic regression on flattened inputs, zero-initialised.
-
-    Attributes:
-      num_classes: number of logits.
-    """
+    """Multinomial logistic regression on flattened inputs, zero-initialised."""
 
     num_classes: int
 

@@ -12,13 +12,8 @@ class ResNet9(nn.Module):
     conv w → conv 2w + pool → residual(2 × conv 2w) → [ScaleNorm] → conv 4w + pool →
     conv 4w + pool → residual(2 × conv 4w) → [ScaleNorm] → average-pool to 2×2 → linear, where
     conv is conv 3×3 → GroupNorm(32) → Mish and pool averages 2×2. No activation follows the
-    additions. GroupNorm has fewer groups where 32 does not divide the channels.
-
-    Attributes:
-      num_classes: number of logits.
-      width: w, channels of the first block.
-      scale_norm: whether an affine GroupNorm follows each addition.
-      weight_standardisation: "none", "centre" or "standardise".
+    additions; ScaleNorm is an affine GroupNorm. GroupNorm has fewer groups where 32 does not divide
+    the channels.
 
     Source: arXiv 2308.12018 and its authors' code.
     """

@@ -12,13 +12,7 @@ class WideResNet(nn.Module):
 
     Every layer is ReLU → GroupNorm(16) → weight-standardised conv with gain and bias, the
     projection of the first block of each stage included; then ReLU → GroupNorm → global mean →
-    linear.
-
-    Attributes:
-      num_classes: number of logits.
-      width: the widening factor, 4 in WRN-16-4.
-      depth: 6n + 4; 16 in WRN-16-4.
-      weight_standardisation: "none", "centre" or "standardise".
+    linear. `width` is the widening factor; `depth` is 6n + 4.
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification".
     """
@@ -61,12 +55,7 @@ def _blocks_per_stage(depth: int) -> int:
 class WideResNetBam(nn.Module):
     """The BAM authors' WRN-16-4: GroupNorm(≤ 32) → Mish → conv, ScaleNorm after each block.
 
-    Attributes:
-      num_classes: number of logits.
-      width: the widening factor.
-      depth: 6n + 4.
-      scale_norm: whether an affine GroupNorm follows each addition.
-      weight_standardisation: "none", "centre" or "standardise".
+    `width` and `depth` as in `WideResNet`; ScaleNorm is an affine GroupNorm after the addition.
     """
 
     num_classes: int

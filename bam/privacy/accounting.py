@@ -30,12 +30,7 @@ FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 def rounded_up(value: float, form: str) -> str:
     """A number as text that is never below it: what is printed of ε or δ is no stronger claim.
 
-    Args:
-      value: to be shown; its shortest decimal form counts as the number itself.
-      form: a format of `float`, such as ".3f" or ".4g".
-
-    Returns:
-      The text.
+    Its shortest decimal form counts as the number itself; `form` is a format of `float`, as ".4g".
 
     Examples:
       >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
@@ -269,11 +264,7 @@ def _search(
 ) -> float:
     """σ with ε at most the target and, where ε is continuous, at most the tolerance below it.
 
-    Args:
-      epsilon_of: ε of σ, falling; about as 1/σ or faster, or this takes longer.
-      target: of ε.
-      near: where to begin.
-      tolerance: relative.
+    `epsilon_of` falls about as 1/σ or faster, or this takes longer; it begins `near`.
     """
 
     @functools.cache

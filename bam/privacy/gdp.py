@@ -24,13 +24,7 @@ from scipy import optimize, special
 def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
     r"""The μ of NoisySGD and NoisyAdam: $\mu = q\sqrt{T (e^{1/\sigma^2} - 1)}$.
 
-    Args:
-      noise_multiplier: σ > 0.
-      sampling_prob: q in [0, 1], Poisson sampling.
-      num_steps: T ≥ 0.
-
-    Returns:
-      μ ≥ 0, the limit as T → ∞ with q√T held constant; `inf` if it overflows.
+    It is the limit as T → ∞ with q√T held constant, for σ > 0; `inf` if it overflows.
     """
     if sampling_prob == 0 or num_steps == 0:
         return 0.0
@@ -41,15 +35,7 @@ def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: in
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
-    r"""δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism.
-
-    Args:
-      mu: μ ≥ 0.
-      epsilon: ε ≥ 0.
-
-    Returns:
-      δ in [0, 1]; 0 for μ = 0.
-    """
+    """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism; 0 for μ = 0."""
     if mu == 0:
         return 0.0
     if math.isinf(mu):
@@ -61,12 +47,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """The ε at which a μ-GDP mechanism is (ε, δ)-DP; the inverse of `delta_of_mu`.
 
-    Args:
-      mu: μ ≥ 0.
-      delta: δ in (0, 1).
-
-    Returns:
-      ε ≥ 0, to an absolute accuracy of 1e-10; `inf` for infinite μ.
+    To an absolute accuracy of 1e-10, for δ in (0, 1); `inf` for infinite μ.
     """
     if math.isinf(mu):
         return math.inf
@@ -82,16 +63,7 @@ Tradeoff: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 def gaussian_tradeoff(mu: float) -> Tradeoff:
-    r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, of N(0, 1) against N(μ, 1).
-
-    Args:
-      mu: μ ≥ 0.
-
-    Returns:
-      The trade-off function of μ-GDP.
-
-    Raises:
-      ValueError: if μ is negative or NaN.
+    r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, of N(0, 1) against N(μ, 1), for μ ≥ 0.
 
     Examples:
       >>> gaussian_tradeoff(0.0)(np.array([0.25]))
@@ -106,16 +78,7 @@ def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
     r"""The trade-off function of an (ε, δ)-DP mechanism that is no better than that.
 
     $f(\alpha) = \max\{0, 1 - \delta - e^\epsilon\alpha, e^{-\epsilon}(1 - \delta - \alpha)\}$.
-
-    Args:
-      epsilon: ε ≥ 0.
-      delta: δ in [0, 1].
-
-    Returns:
-      The least trade-off function of an (ε, δ)-DP mechanism.
-
-    Raises:
-      ValueError: if an argument is out of range.
+    Raises ValueError unless ε ≥ 0 and δ is in [0, 1].
     """
     if not epsilon >= 0 or not 0 <= delta <= 1:
         raise ValueError(f"epsilon {epsilon} must be at least 0 and delta {delta} in [0, 1]")
@@ -133,13 +96,6 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 
     $\sup_j f_{\epsilon_j,\delta_j}$: with finitely many ε it is a lower bound of the mechanism's
     own, so it never hides an attacker's power.
-
-    Args:
-      epsilons: each at least 0.
-      deltas: of the same length, each in [0, 1].
-
-    Returns:
-      Their upper envelope.
     """
     for epsilon, delta in np.stack([epsilons, deltas], axis=1):
         epsilon_delta_tradeoff(epsilon, delta)  # checks them
@@ -158,17 +114,7 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 
     $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. Written out for a
     symmetric f with fixed point α*: f_p up to α*, its inverse beyond f_p(α*), and the straight line
-    between.
-
-    Args:
-      f: a symmetric trade-off function of one step.
-      sampling_prob: p in [0, 1]; each example takes part with this probability.
-
-    Returns:
-      The symmetrised trade-off function.
-
-    Raises:
-      ValueError: if p is out of range.
+    between. Raises ValueError unless p is in [0, 1].
     """
     if not 0 <= sampling_prob <= 1:
         raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
@@ -199,11 +145,6 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
     """The highest TPR of any attacker with the given FPR: 1 − f(FPR).
 
-    Args:
-      f: the mechanism's trade-off function.
-      false_positive_rate: in [0, 1].
-
-    Returns:
-      A probability; `false_positive_rate` itself is what guessing reaches.
+    The FPR itself is what guessing reaches.
     """
     return float(1 - f(np.array([false_positive_rate]))[0])

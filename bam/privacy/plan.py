@@ -51,16 +51,9 @@ class PrivacyPlan:
         return self.num_steps - self.spare_steps
 
     def epsilon_after(self, num_steps: int) -> float:
-        """ε spent once `num_steps` of the planned steps are begun.
+        """ε, at the plan's δ, spent once `num_steps` of its steps are begun, lost ones included.
 
-        Args:
-          num_steps: steps begun, lost ones included, from 0 to the planned number.
-
-        Returns:
-          ε by the plan's accountant, at the plan's δ.
-
-        Raises:
-          BudgetExhaustedError: if `num_steps` is more than planned.
+        Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
         return epsilon(
@@ -72,13 +65,9 @@ class PrivacyPlan:
         )
 
     def check_steps(self, num_steps: int) -> None:
-        """Refuses a step count that the plan does not cover.
+        """Raises BudgetExhaustedError for more steps begun than planned.
 
-        Args:
-          num_steps: steps begun, lost ones and the one about to be taken included.
-
-        Raises:
-          BudgetExhaustedError: if `num_steps` is more than planned.
+        Lost ones count, and the one about to be taken.
         """
         if num_steps > self.num_steps:
             raise BudgetExhaustedError(
