@@ -1,6 +1,6 @@
 """Keeps sums and the products around them out of a faulty part of XLA's CPU compiler.
 
-From 0.10.2 on, jaxlib hands a sum on CPU, with the products before it, to a library as one piece.
+From 0.10.2 on, jaxlib leaves a sum on CPU, with the products before it, to a library as a whole.
 Some of these pieces are computed wrongly, without a word (jax-ml/jax #39103 and others): among them
 `jax.vmap` of the norm of a gradient, and a clipped gradient is only as private as its norm is
 right. XLA reads its flags once, when JAX first computes, so `bam` adds the one that leaves whole

@@ -177,9 +177,7 @@ def bias_by_batch_size(
       Size, as text -> mean of every field of `Bias` over the batches of that size. NOT PRIVATE.
     """
     biases: dict[int, list[Bias]] = {}
-    waiting: list[
-        tuple[int, tuple[Grads, Grads]]
-    ] = []  # merged batches that have no partner of their size yet
+    waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size
     for group in groups:
         size, batch = smallest, (group.clipped, group.gradient)
         biases.setdefault(size, []).append(bias(*batch))

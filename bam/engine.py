@@ -171,21 +171,13 @@ def per_example_sum(
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
     What all sums over examples are made of; it bounds nothing. Groups after the last real row are
-    not run. Devices take rows in turn, so that real rows, which stand first, are
-    shared evenly. The other arguments and the errors are `clipped_sum`'s.
+    not run. Devices take rows in turn, so that real rows, which stand first, are shared evenly.
 
-    Args:
+    Args, besides those of `clipped_sum`:
       fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
-      params: given to `fn`.
-      batch: pytree of arrays `[B, ...]`.
-      mask: rows that count.
-      microbatch_size: most rows per `vmap`.
-      mesh: devices that share the rows.
-      noise: Gaussian noise for the sum.
       sensitivity: with noise, the most that the L2 norm of `summands` can be.
 
-    Returns:
-      The sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
+    Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
     num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
@@ -214,7 +206,9 @@ def per_example_sum(
         kept, numbers = jax.vmap(of_example, (None, 0, 0))(params, examples, keep)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept), numbers
 
-    def of_device(params: Params, batch: Any, mask: Array, noise: Any) -> tuple[Any, Array]:
+    def of_device(
+        params: Params, batch: Any, mask: Array, noise: GaussianNoise | None
+    ) -> tuple[Any, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
         total, numbers = _sum_over_groups(
             of_group, like, params, batch, mask, group_size, rows_per_carry
@@ -253,7 +247,7 @@ def per_example_sum(
 
 
 def _checked(
-    batch: Any, mask: Any, microbatch_size: int, mesh: jax.sharding.Mesh | None
+    batch: Any, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, Array]:
     """The number of rows, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
@@ -295,24 +289,22 @@ def _sum_over_groups(
     group_size: int,
     rows_per_carry: int | None,
 ) -> tuple[Any, Array]:
-    """Sums `of_group(params, examples, keep)` over as many groups as hold a real row.
+    """Sums `of_group` over as many groups as hold a real row; its numbers, one for each padded row.
 
     Whole numbers are carried over to their high part after every `rows_per_carry` rows.
-
-    Returns the total and the groups' numbers, one for each row of the padded batch.
     """
 
-    def rows(tree_of_rows: Any, group: Any) -> Any:
+    def rows(tree_of_rows: Any, group: Array) -> Any:
+        begin = group * group_size
         return jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, group * group_size, group_size),
-            tree_of_rows,
+            lambda x: jax.lax.dynamic_slice_in_dim(x, begin, group_size), tree_of_rows
         )
 
     batch_size = mask.shape[0]
     num_padding = -batch_size % group_size if batch_size else group_size
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
 
-    def add_group(group: Any, carry: Any) -> Any:
+    def add_group(group: Array, carry: Any) -> Any:
         total, norms = carry
         group_total, group_norms = of_group(
             params, rows(padded_batch, group), rows(padded_mask, group)
@@ -332,7 +324,7 @@ def _sum_over_groups(
 
     groups_per_carry = rows_per_carry // group_size
 
-    def add_groups(part: Any, carry: Any) -> Any:
+    def add_groups(part: Array, carry: Any) -> Any:
         high, low, norms = carry
         begin = part * groups_per_carry
         end = jnp.minimum(begin + groups_per_carry, num_groups)
@@ -350,7 +342,6 @@ def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
     """Appends `num_rows` zero rows (False in a mask) to every leaf."""
     if num_rows == 0:
         return tree_of_rows
-
     return jax.tree.map(
         lambda x: jnp.concatenate([x, jnp.zeros((num_rows, *x.shape[1:]), x.dtype)]), tree_of_rows
     )

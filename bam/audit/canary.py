@@ -39,7 +39,7 @@ CANARY = 0  # its row, which padded rows name too: should they leak, they leak i
 # Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
 # that an ascent step, in a direction of noise, could fit it and leave a gradient shorter than C.
 CANARY_VALUE = 20.0
-# Between these a lower bound is sought: above this noise nothing is measurable, below this one PLD's
+# Between these a lower bound is sought: with more noise nothing is measurable, with less PLD's
 # tables grow too long, and a bound of that size says enough.
 MOST_NOISE, LEAST_NOISE = 256.0, 0.5
 
