@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from bam import tree
 from bam.extras import needs
+from bam.files import JsonObject
 
 with needs("train"):
     import orbax.checkpoint as ocp
@@ -45,7 +47,7 @@ class Checkpoints:
         if self._manager:
             self._manager.close()
 
-    def check_room(self, state: Any) -> None:
+    def check_room(self, state: PyTree) -> None:
         """Takes and frees the space that a checkpoint needs, or raises an OSError.
 
         On a full disk Orbax fails too, but in several threads and pages of traces; and a run that
@@ -66,7 +68,7 @@ class Checkpoints:
                 f"{problem}. Earlier ones are as they were"
             )
 
-    def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
+    def save(self, step: int, state: PyTree, facts: JsonObject) -> None:
         """Writes a checkpoint, JSON facts beside the state; returns when it is safely there.
 
         A step saved already is left as it is. Raises OSError, as on a full disk; earlier ones stay.
@@ -93,7 +95,7 @@ class Checkpoints:
                 f"({problem}): is the disk full? Earlier checkpoints are as they were"
             )
 
-    def restore(self, like: State) -> tuple[int, State, dict[str, Any]] | None:
+    def restore(self, like: State) -> tuple[int, State, JsonObject] | None:
         """The newest checkpoint's `(step, state, facts)`, or None if there is none.
 
         `like` has the state's structure, shapes and dtypes; its values are not used. Raises
@@ -123,7 +125,7 @@ class Checkpoints:
         return step, state, restored.facts
 
 
-def read(folder: Path, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], JsonObject] | None:
     """Parts of the newest checkpoint, read on the host, and its facts; None if there is none.
 
     `like` has the parts by name, as pytrees of arrays or shapes, which are not compared. The folder

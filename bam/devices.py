@@ -5,12 +5,12 @@ the same values, so all that may differ between them, random bits and clocks, is
 """
 
 import secrets
-from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import PyTree
 
 from bam.tree import is_key
 
@@ -33,12 +33,12 @@ def mesh() -> Mesh | None:
     return jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
 
 
-def replicate(tree: Any, mesh: Mesh | None) -> Any:
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Copies a pytree of arrays, the same in every process, to every device of a mesh."""
     return put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
 
 
-def share_rows(tree: Any, mesh: Mesh | None) -> Any:
+def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Shares out the leading axis of arrays among the devices, if it divides evenly; else copies.
 
     For functions whose rows are independent. The arrays are the same in every process.
@@ -48,7 +48,7 @@ def share_rows(tree: Any, mesh: Mesh | None) -> Any:
     return put(tree, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
 
 
-def put(tree: Any, sharding: Sharding | None) -> Any:
+def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
     """Places a pytree of arrays, PRNG keys included; None is the default device.
 
     The tree is the same in every process, and each gives its own devices their part.
@@ -56,7 +56,7 @@ def put(tree: Any, sharding: Sharding | None) -> Any:
     if jax.process_count() == 1 or sharding is None:
         return jax.device_put(tree, sharding)
 
-    def place(leaf: Any) -> jax.Array:
+    def place(leaf: jax.Array | np.ndarray) -> jax.Array:
         if is_key(leaf):
             data = place(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

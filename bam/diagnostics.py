@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import tree
 from bam.engine import per_example_sum
@@ -62,10 +62,10 @@ class Bias(NamedTuple):
 
 
 def means(
-    grad_fn: Callable[[Params, Any], Grads],
+    grad_fn: Callable[[Params, PyTree], Grads],
     clip: optax.GradientTransformation,
     params: Params,
-    batch: Any,
+    batch: PyTree,
     *,
     mask: Bool[Array, " rows"] | None = None,
     microbatch_size: int = 16,
@@ -91,7 +91,7 @@ def means(
     mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool) if mask is None else mask
     clip_state = clip.init(params)
 
-    def read(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
+    def read(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         grads = grad_fn(params, example)
         clipped, _ = clip.update(grads, clip_state, params)
         changed = jax.tree.map(lambda g, c: jnp.any(g != c), grads, clipped)
@@ -149,10 +149,10 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
 
 
 def clipping_bias(
-    grad_fn: Callable[[Params, Any], Grads],
+    grad_fn: Callable[[Params, PyTree], Grads],
     clip: optax.GradientTransformation,
     params: Params,
-    batch: Any,
+    batch: PyTree,
     **sharing: Any,
 ) -> Bias:
     r"""Bias of the clipped mean of a batch against its unclipped mean, $\hat g_{clip} - \hat g$.
@@ -245,8 +245,8 @@ def describe(
 
 
 def bias_aware_objective(
-    loss_fn: Callable[[Params, Any], Float[Array, ""]], penalty: float
-) -> Callable[[Params, Any], Float[Array, ""]]:
+    loss_fn: Callable[[Params, PyTree], Float[Array, ""]], penalty: float
+) -> Callable[[Params, PyTree], Float[Array, ""]]:
     r"""The loss that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$, of one example.
 
     Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
@@ -263,7 +263,7 @@ def bias_aware_objective(
       13.0
     """
 
-    def objective(params: Params, example: Any) -> Float[Array, ""]:
+    def objective(params: Params, example: PyTree) -> Float[Array, ""]:
         loss, grads = jax.value_and_grad(loss_fn)(params, example)
         return loss + penalty * tree.l2_norm(grads)
 

@@ -12,12 +12,11 @@ With noise, sum and noise are whole numbers (`bam.grid`) until they are added up
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import grid, tree
 from bam.grid import GaussianNoise
@@ -29,17 +28,17 @@ ROUNDING = 1 + 1e-5
 
 
 def clipped_sum(
-    grad_fn: Callable[[Params, Any], Grads],
+    grad_fn: Callable[[Params, PyTree], Grads],
     clip: optax.GradientTransformation,
     params: Params,
-    batch: Any,
+    batch: PyTree,
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
-    clip_state: Any = None,
-) -> tuple[Any, Float[Array, " batch"]]:
+    clip_state: PyTree | None = None,
+) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
     One compilation serves every realised batch size: pad the batch to a fixed number of rows and
@@ -97,7 +96,7 @@ def clipped_sum(
         )
     clip_state = clip.init(params) if clip_state is None else clip_state
 
-    def bounded_grad(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
+    def bounded_grad(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         grads = grad_fn(params, example)
         norm = tree.l2_norm(grads)
         bounded, _ = clip.update(grads, clip_state, params)
@@ -123,9 +122,9 @@ def clipped_sum(
 
 
 def plain_sum(
-    loss_fn: Callable[[Params, Any], Float[Array, ""]],
+    loss_fn: Callable[[Params, PyTree], Float[Array, ""]],
     params: Params,
-    batch: Any,
+    batch: PyTree,
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
@@ -140,14 +139,14 @@ def plain_sum(
     batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
     size = max(1, min(int(microbatch_size), -(-batch_size // (mesh.size if mesh else 1))))
 
-    def group_grad(params: Params, group: Any) -> tuple[Grads, Float[Array, ""]]:
+    def group_grad(params: Params, group: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
             examples, keep = group
             return jnp.sum(jnp.where(keep, jax.vmap(loss_fn, (None, 0))(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
 
-    groups: Any = jax.tree.map(
+    groups: PyTree = jax.tree.map(
         lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),
         _pad_rows((batch, mask), -batch_size % size),
     )
@@ -158,16 +157,16 @@ def plain_sum(
 
 
 def per_example_sum(
-    fn: Callable[[Params, Any], tuple[Any, Float[Array, ""]]],
+    fn: Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]],
     params: Params,
-    batch: Any,
+    batch: PyTree,
     *,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
     sensitivity: float = math.inf,
-) -> tuple[Any, Float[Array, " batch"]]:
+) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
     What all sums over examples are made of; it bounds nothing. Groups after the last real row are
@@ -188,18 +187,20 @@ def per_example_sum(
         rows_per_carry = _rows_per_carry(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
 
-    def wide(params: Params, example: Any) -> tuple[Any, Float[Array, ""]]:
+    def wide(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         summands, number = fn(params, example)
         return jax.tree.map(tree.at_least_float32, summands), number
 
-    def of_example(params: Params, example: Any, keep: Bool[Array, ""]) -> tuple[Any, Array]:
+    def of_example(params: Params, example: PyTree, keep: Bool[Array, ""]) -> tuple[PyTree, Array]:
         summands, number = wide(params, example)
         kept = jax.tree.map(lambda x: jnp.where(keep, x, 0), summands)
         if noise is not None:
             kept = jax.tree.map(lambda x: grid.cut(x, noise.spacing), kept)
         return kept, jnp.where(keep, number, 0)
 
-    def of_group(params: Params, examples: Any, keep: Bool[Array, " group"]) -> tuple[Any, Array]:
+    def of_group(
+        params: Params, examples: PyTree, keep: Bool[Array, " group"]
+    ) -> tuple[PyTree, Array]:
         if group_size == 1:
             kept, number = of_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
             return kept, number[None]
@@ -207,8 +208,8 @@ def per_example_sum(
         return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept), numbers
 
     def of_device(
-        params: Params, batch: Any, mask: Array, noise: GaussianNoise | None
-    ) -> tuple[Any, Array]:
+        params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
+    ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
         total, numbers = _sum_over_groups(
             of_group, like, params, batch, mask, group_size, rows_per_carry
@@ -226,7 +227,7 @@ def per_example_sum(
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     like, _ = jax.eval_shape(wide, params, one_row)
     shares = jax.tree.map(share_out, _pad_rows((batch, mask), -batch_size % num_devices))
-    sum_of_shares: Callable[..., tuple[Any, Array]] = of_device
+    sum_of_shares: Callable[..., tuple[PyTree, Array]] = of_device
     if mesh:
         split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
         sum_of_shares = jax.shard_map(
@@ -247,7 +248,7 @@ def per_example_sum(
 
 
 def _checked(
-    batch: Any, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
+    batch: PyTree, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, Array]:
     """The number of rows, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
@@ -281,20 +282,20 @@ def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> in
 
 
 def _sum_over_groups(
-    of_group: Callable[[Params, Any, Array], tuple[Any, Array]],
-    like: Any,
+    of_group: Callable[[Params, PyTree, Array], tuple[PyTree, Array]],
+    like: PyTree,
     params: Params,
-    batch: Any,
+    batch: PyTree,
     mask: Bool[Array, " batch"],
     group_size: int,
     rows_per_carry: int | None,
-) -> tuple[Any, Array]:
+) -> tuple[PyTree, Array]:
     """Sums `of_group` over as many groups as hold a real row; its numbers, one for each padded row.
 
     Whole numbers are carried over to their high part after every `rows_per_carry` rows.
     """
 
-    def rows(tree_of_rows: Any, group: Array) -> Any:
+    def rows(tree_of_rows: PyTree, group: Array) -> PyTree:
         begin = group * group_size
         return jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, begin, group_size), tree_of_rows
@@ -304,7 +305,7 @@ def _sum_over_groups(
     num_padding = -batch_size % group_size if batch_size else group_size
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
 
-    def add_group(group: Array, carry: Any) -> Any:
+    def add_group(group: Array, carry: PyTree) -> PyTree:
         total, norms = carry
         group_total, group_norms = of_group(
             params, rows(padded_batch, group), rows(padded_mask, group)
@@ -324,7 +325,7 @@ def _sum_over_groups(
 
     groups_per_carry = rows_per_carry // group_size
 
-    def add_groups(part: Array, carry: Any) -> Any:
+    def add_groups(part: Array, carry: PyTree) -> PyTree:
         high, low, norms = carry
         begin = part * groups_per_carry
         end = jnp.minimum(begin + groups_per_carry, num_groups)
@@ -338,7 +339,7 @@ def _sum_over_groups(
     return jax.tree.map(grid.Total, high, low), norms
 
 
-def _pad_rows(tree_of_rows: Any, num_rows: int) -> Any:
+def _pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:
     """Appends `num_rows` zero rows (False in a mask) to every leaf."""
     if num_rows == 0:
         return tree_of_rows

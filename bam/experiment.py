@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, PyTree
 
 from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
@@ -237,7 +236,7 @@ def _check_parts(
     if clip is None:
         return
 
-    def bounded(params: Params, grads: Grads) -> Any:
+    def bounded(params: Params, grads: Grads) -> PyTree:
         return clip.update(grads, clip.init(params), params)[0]
 
     summands = jax.eval_shape(bounded, params, grads)

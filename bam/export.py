@@ -8,18 +8,18 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num, PyTree
 
 import bam
 from bam import checkpoint, models, statement
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import read_json, write_json, write_text
+from bam.files import JsonObject, read_json, write_json, write_text
 from bam.privacy import accounting
 from bam.provenance import git_commit
 from bam.tree import Params
@@ -31,7 +31,9 @@ with needs("train"):
 
 __all__ = ["Released", "export", "load"]
 
-Shapes: TypeAlias = Any  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+Shapes: TypeAlias = PyTree  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+
+Images: TypeAlias = Num[np.ndarray | Array, "*n h w c"]
 
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
@@ -71,17 +73,17 @@ class Released(NamedTuple):
     """
 
     params: Params
-    logits: Callable[[Params, Any], Float[Array, "n classes"]]
-    prepare: Callable[[Any], Any]
+    logits: Callable[[Params, Images], Float[Array, "n classes"]]
+    prepare: Callable[[Images], Float[Array, "... c"]]
     model: models.Model
 
 
 class _Run(NamedTuple):
     """The records of a finished run."""
 
-    config: dict[str, Any]
-    plan: dict[str, Any]
-    summary: dict[str, Any]
+    config: JsonObject
+    plan: JsonObject
+    summary: JsonObject
     diagnosed: bool  # whether there are figures that are not private
 
 
@@ -166,7 +168,7 @@ def load(folder: Path) -> Released:
     params = jax.tree.map(jnp.asarray, params)
 
     @jax.jit
-    def logits(params: Params, images: Any) -> Float[Array, "n classes"]:
+    def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
         return built.model.logits(params, built.prepare(images))
 
     return Released(params, logits, built.prepare, built.model)
@@ -176,11 +178,11 @@ class _Built(NamedTuple):
     """A network made from its facts, without weights; `like` has their shapes."""
 
     model: models.Model
-    prepare: Callable[[Any], Any]
+    prepare: Callable[[Images], Float[Array, "... c"]]
     like: Shapes
 
 
-def _build(facts: dict[str, Any]) -> _Built:
+def _build(facts: JsonObject) -> _Built:
     shape = tuple(facts["image_shape"])
     module = models.create(num_classes=facts["num_classes"], **facts["model"])
     # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
@@ -189,7 +191,7 @@ def _build(facts: dict[str, Any]) -> _Built:
     mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
-    def prepare(images: Any) -> Float[Array, "... c"]:
+    def prepare(images: Images) -> Float[Array, "... c"]:
         return datasets.prepare(dataset, images, facts["input_clip_norm"])
 
     return _Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
@@ -240,9 +242,9 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
         )
 
 
-def _settings(run: _Run) -> dict[str, Any]:
+def _settings(run: _Run) -> JsonObject:
     """What a release says of the config, nested as the config is."""
-    settings: dict[str, Any] = {}
+    settings: JsonObject = {}
     for section, keys in SETTINGS.items():
         values = run.config[section] if section else run.config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
@@ -268,7 +270,7 @@ def _data_in_words(run: _Run) -> str:
     return f"the data set `{name}`" if name else "a data set of its author's own"
 
 
-def _model_facts(run: _Run) -> dict[str, Any]:
+def _model_facts(run: _Run) -> JsonObject:
     """What it takes to make the network again; public, all of it."""
     section = run.config["model"]
     unknown = [key for key in section if key not in SETTINGS["model"]]
@@ -287,7 +289,7 @@ def _model_facts(run: _Run) -> dict[str, Any]:
     }
 
 
-def _averaged(workdir: Path, run: _Run, like: Shapes) -> dict[str, Any]:
+def _averaged(workdir: Path, run: _Run, like: Shapes) -> Params:
     """The averaged weights after the last step: of the checkpoint nothing else is read."""
     parts = {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)}
     newest = checkpoint.read(workdir / "checkpoints", parts)
@@ -300,11 +302,10 @@ def _averaged(workdir: Path, run: _Run, like: Shapes) -> dict[str, Any]:
     if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
         raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
     _check_shapes(workdir, state["averaged"], like)
-    averaged: dict[str, Any] = state["averaged"]
-    return averaged
+    return state["averaged"]
 
 
-def _check_shapes(where: Path, params: dict[str, Any], like: Shapes) -> None:
+def _check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
     if shapes(params) != shapes(like):
         raise ValueError(f"the weights in {where} are not those of the model it describes")

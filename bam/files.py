@@ -3,10 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """A file's JSON object; ValueError, in one line that names it, for anything else."""
     try:
         return as_object(path.read_text(encoding="utf-8"), path)
@@ -14,7 +16,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: not UTF-8") from None
 
 
-def as_object(text: str, path: Path) -> dict[str, Any]:
+def as_object(text: str, path: Path) -> JsonObject:
     """A JSON object in a text of a file; ValueError, in one line, for anything else."""
     try:
         value = json.loads(text)

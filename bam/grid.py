@@ -19,7 +19,7 @@ integers, so it is the same to the bit on every device, and its law is known exa
 import dataclasses
 import decimal
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,7 @@ def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "...
     return whole * jnp.asarray(spacing, dtype)
 
 
-def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> Any:
+def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> PyTree:
     """A floating-point sum rounded to the noise's grid, with the noise added to it.
 
     Entry i of all leaves in order has draw number i. Numbers beyond 2^26 standard deviations are
@@ -139,7 +139,7 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> A
     return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 
-def add_slice(noise: GaussianNoise, total: Any, device: Array | int, num_devices: int) -> Any:
+def add_slice(noise: GaussianNoise, total: PyTree, device: Array | int, num_devices: int) -> PyTree:
     """Adds one device's slice of the noise to every leaf of its own share of a sum.
 
     The slices of all devices are the noise of the whole sum: entry i of all leaves in order has
@@ -167,7 +167,7 @@ def add_slice(noise: GaussianNoise, total: Any, device: Array | int, num_devices
     return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
 
 
-def _is_total(x: Any) -> bool:
+def _is_total(x: object) -> bool:
     return isinstance(x, Total)
 
 

@@ -14,13 +14,13 @@ That ε is what it says rests further on `sampling.py` and `privacy/`.
 
 import math
 import secrets
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int, PyTree, UInt32
 
 from bam import grid
 from bam.engine import ROUNDING, clipped_sum
@@ -90,7 +90,7 @@ def add_gaussian_noise(
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
 
     def update(
-        total: Grads, state: GaussianNoiseState, params: Params | None = None
+        total: Grads, state: GaussianNoiseState, params: PyTree = None
     ) -> tuple[Grads, GaussianNoiseState]:
         noise, next_state = next_noise(state, noise_multiplier, sensitivity)
         if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
@@ -129,7 +129,7 @@ def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
 class PrivatizeState(NamedTuple):
     """State of `privatize`: that of its clip and that of its noise."""
 
-    clip: optax.OptState
+    clip: PyTree
     noise: GaussianNoiseState
 
 
@@ -190,10 +190,10 @@ def privatize(
     def update(
         grads: Grads,
         state: PrivatizeState,
-        params: Params | None = None,
+        params: PyTree = None,
         *,
         mask: Bool[Array, " batch"] | None = None,
-        **extra_args: Any,
+        **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
         _check_per_example(grads, params)
 

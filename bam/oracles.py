@@ -18,17 +18,19 @@ example's influence exactly as in DP-SGD: the four methods have the same privacy
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from bam import tree
 from bam.tree import Grads, Params
 
-LossFn = Callable[[Params, Any], Float[Array, ""]]
+LossFn = Callable[[Params, PyTree], Float[Array, ""]]
 
-AscentMask = Any  # pytree of bools like params, a function from params to one, or None
+AscentMask: TypeAlias = (
+    PyTree  # pytree of bools like params, a function from params to one, or None
+)
 
 
 class Oracle(NamedTuple):
@@ -43,7 +45,7 @@ class Oracle(NamedTuple):
     """
 
     ascend: Callable[[Params, Grads | None], Params]
-    grad: Callable[[Params, Any], Grads]
+    grad: Callable[[Params, PyTree], Grads]
 
 
 def dp_sgd(loss_fn: LossFn) -> Oracle:
@@ -135,7 +137,7 @@ def bam_sam(
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
 
-    def grad(params: Params, example: Any) -> Grads:
+    def grad(params: Params, example: PyTree) -> Grads:
         if ascent_views == 0 and ascent_mask is None:
             here = gradient(params, example)
             ahead = gradient(tree.shift(params, radius, tree.unit(here)), example)
@@ -189,7 +191,7 @@ def bam_exact(
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
 
-    def grad(params: Params, example: Any) -> Grads:
+    def grad(params: Params, example: PyTree) -> Grads:
         chosen, put_back = _choose(params, ascent_mask)
         few_views = _first_views(example, ascent_views)
         penalised, hessian_vector_product = jax.linearize(
@@ -226,7 +228,7 @@ def _choose(
     return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag], put_back
 
 
-def _first_views(example: Any, num_views: int) -> Any:
+def _first_views(example: PyTree, num_views: int) -> PyTree:
     """The example with its first `num_views` views; all of it for 0."""
     if num_views == 0:
         return example

@@ -56,15 +56,15 @@ class Method(NamedTuple):
 
     make: Callable[..., oracles.Oracle]
     label: str
-    style: Mapping[str, Any]
-    options: Mapping[str, Any] = {}
+    style: Mapping[str, object]
+    options: Mapping[str, int | float | str] = {}
     strength: str = ""
     symbol: str = ""
 
 
 # BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
 # whose path matches a regular expression ("": all), for example "GroupNorm".
-ASCENT = {"ascent_views": 0, "ascent_params": ""}
+ASCENT: dict[str, int | float | str] = {"ascent_views": 0, "ascent_params": ""}
 
 METHODS = {
     "non_private": Method(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from bam import models, parts, tree
 from bam.data import datasets
@@ -47,7 +47,7 @@ def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
 def _clip_norm(
     source: tuple[str, str, str, int],
     shape: tuple[int, ...],
-    model: tuple[tuple[str, Any], ...],
+    model: tuple[tuple[str, PyTree], ...],
     quantile: float,
     num_steps: int,
 ) -> float:
@@ -102,7 +102,7 @@ def clip_norm_from_public(
 
     @jax.jit
     def step(
-        params: Params, opt_state: optax.OptState, examples: Any, rows: Array
+        params: Params, opt_state: optax.OptState, examples: PyTree, rows: Array
     ) -> tuple[Params, optax.OptState]:
         batch = jax.tree.map(lambda x: x[rows], examples)
         gradient = jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, batch)))(params)
@@ -116,7 +116,7 @@ def clip_norm_from_public(
         rows = draw.integers(len(public.train.labels), size=BATCH_SIZE)
         params, opt_state = step(params, opt_state, examples, rows)
 
-    def norm_of(params: Params, example: Any) -> tuple[tuple[()], Array]:
+    def norm_of(params: Params, example: PyTree) -> tuple[tuple[()], Array]:
         return (), tree.l2_norm(jax.grad(loss)(params, example))
 
     _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, examples)

@@ -6,14 +6,13 @@ import json
 import math
 import secrets
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bam import devices, ledger
 from bam.devices import name as device_name  # noqa: F401
 from bam.extras import needs
-from bam.files import as_object, read_json, to_disk, write_json, write_text
+from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit, versions  # noqa: F401
 
@@ -93,7 +92,7 @@ class RunFiles:
             key = bytes.fromhex(path.read_text(encoding="utf-8"))
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
-    def start_after(self, step: int) -> list[dict[str, Any]]:
+    def start_after(self, step: int) -> list[JsonObject]:
         """Opens the metrics after `step` (-1: a fresh start), and returns the rows that are kept.
 
         Later rows of a broken-off run go.
@@ -120,7 +119,7 @@ class RunFiles:
             if hasattr(self, name):
                 getattr(self, name).close()
 
-    def add_row(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: JsonObject) -> None:
         """Appends a row to `metrics.jsonl` and, but for None (an infinite ε), to TensorBoard."""
         if not self._writes:
             return
@@ -130,7 +129,7 @@ class RunFiles:
             if name != "step" and value is not None:
                 self._events.add_scalar(name, value, row["step"])
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: JsonObject) -> None:
         """Writes `summary.json`, which marks the run as complete."""
         if self._workdir is not None and self._writes:
             write_json(self._workdir / "summary.json", summary)
@@ -169,7 +168,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         )
 
 
-def check_plan(where: Path | None, recorded: dict[str, Any], plan: PrivacyPlan) -> None:
+def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:
     """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
         if recorded.get(key) != wanted:
@@ -192,14 +191,14 @@ def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
     return config
 
 
-def _as_json(config: ConfigDict) -> dict[str, Any]:
-    nested: dict[str, Any] = json.loads(config.to_json_best_effort())
+def _as_json(config: ConfigDict) -> JsonObject:
+    nested: JsonObject = json.loads(config.to_json_best_effort())
     return nested
 
 
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(nested: JsonObject, prefix: str = "") -> JsonObject:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for key, value in nested.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

@@ -5,8 +5,8 @@ Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 
 import decimal
 import math
-from typing import Any
 
+from bam.files import JsonObject
 from bam.privacy.accounting import FINE
 
 DIGITS = 4
@@ -53,9 +53,9 @@ def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
 
 
 def privacy(
-    config: dict[str, Any],
-    plan: dict[str, Any],
-    summary: dict[str, Any],
+    config: JsonObject,
+    plan: JsonObject,
+    summary: JsonObject,
     *,
     data: str,
     diagnosed: bool,
@@ -100,7 +100,7 @@ privacy for each single training example. Nothing else in the folder was compute
 repeats what is treated as public (listed below)."""
 
 
-def _in_words(plan: dict[str, Any], nominal: bool) -> str:
+def _in_words(plan: JsonObject, nominal: bool) -> str:
     epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
     rows = "\n".join(
         f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
@@ -149,9 +149,7 @@ a δ of {one_in} would allow publishing an example outright.
 - *Test examples,* and what else stands under "Looked at without accounting"."""
 
 
-def _facts(
-    config: dict[str, Any], plan: dict[str, Any], summary: dict[str, Any], nominal: bool
-) -> str:
+def _facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bool) -> str:
     versions, clip = summary["versions"], config["clip"]["name"]
     noise_std = plan["noise_multiplier"] * summary["sensitivity"]
     own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
@@ -203,7 +201,7 @@ once, and divides by l. Training uses the training examples for nothing else.
 {lines}"""
 
 
-def _unaccounted(config: dict[str, Any], diagnosed: bool) -> str:
+def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
     holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
     measured = "none in the run's records"
     if config["diagnostics"]["every"] or diagnosed:
@@ -238,7 +236,7 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | other releases from the same data | not known to this file |"""
 
 
-def _check(plan: dict[str, Any]) -> str:
+def _check(plan: JsonObject) -> str:
     sigma, prob, steps, delta = (
         plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     )

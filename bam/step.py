@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from bam import devices
 from bam.engine import clipped_sum, plain_sum
@@ -24,7 +24,7 @@ from bam.tree import Grads, Params
 INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
 
 # `(key of the step, index) -> example`: one training example, with this step's views.
-ExampleAt = Callable[[Array, Int[Array, ""]], Any]
+ExampleAt = Callable[[Array, Int[Array, ""]], PyTree]
 
 
 class TrainState(NamedTuple):
@@ -47,7 +47,7 @@ class TrainState(NamedTuple):
     averaged: Params
     opt_state: optax.OptState
     noise: GaussianNoiseState
-    clip: optax.OptState
+    clip: PyTree
     private_grad: Grads
     augment_key: Array
     num_nonfinite: Int[Array, ""]

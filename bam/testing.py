@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, PyTree
 
 from bam import oracles, tree
 from bam.engine import ROUNDING, clipped_sum
@@ -31,7 +32,7 @@ NUM_LATER_STEPS = 40
 
 def check_transform(
     transform: optax.GradientTransformation,
-    params: Params | None = None,
+    params: PyTree = None,
     *,
     keeps_structure: bool = True,
 ) -> None:
@@ -124,7 +125,7 @@ def check_transform(
 def _check_bound(
     transform: optax.GradientTransformation,
     params: Params,
-    state: Any,
+    state: PyTree,
     sensitivity: float,
     when: str,
 ) -> None:
@@ -143,8 +144,12 @@ def _check_bound(
 
 
 def _later_state(
-    transform: optax.GradientTransformation, params: Params, state: Any, like: Any, value: float
-) -> Any:
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: PyTree,
+    like: PyTree,
+    value: float,
+) -> PyTree:
     """The state after many steps whose noised means had this value everywhere."""
     mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
     for _ in range(NUM_LATER_STEPS):
@@ -162,15 +167,14 @@ def _shapes_to_try() -> Iterator[tuple[str, Params]]:
 def _check_rows(
     transform: optax.GradientTransformation,
     params: Params,
-    state: Any,
+    state: PyTree,
     rows: list[Grads],
-    outputs: list[Any],
+    outputs: list[PyTree],
     sensitivity: float,
 ) -> None:
     """The facts about batches: vmap is a loop, masked rows are inert, one row moves little."""
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    one = lambda grads: transform.update(grads, state, params)[0]  # noqa: E731
-    batched = jax.vmap(one)(batch)
+    batched = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
     for i, alone in enumerate(outputs):
         _require(
             _close(jax.tree.map(lambda x, i=i: x[i], batched), alone),
@@ -178,7 +182,7 @@ def _check_rows(
         )
 
     @jax.jit
-    def total(mask: jax.Array) -> Any:
+    def total(mask: jax.Array) -> PyTree:
         grad_fn = lambda params, grads: grads  # noqa: E731
         return clipped_sum(grad_fn, transform, params, batch, mask=mask, microbatch_size=3)[0]
 
@@ -269,7 +273,7 @@ def _require(holds: bool, message: str) -> None:
 def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
     """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
     rng = np.random.default_rng(0)
-    leaves: list[Any] = jax.tree.leaves(params)
+    leaves: list[Array] = jax.tree.leaves(params)
     structure: Any = jax.tree.structure(params)
     directions = [np.asarray(rng.normal(size=x.shape), np.float64) for x in leaves]
     with np.errstate(over="ignore"):
@@ -280,26 +284,26 @@ def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
             yield f"a gradient of size {size:g}", structure.unflatten(scaled)
         for size in (1e-6, 1.0, 1e6):
             for hot in range(len(leaves)):
-                one = [
+                tried = [
                     jnp.asarray(_as(x.dtype, (size if i == hot else 0.0) * np.ones(x.shape)))
                     for i, x in enumerate(leaves)
                 ]
-                yield f"a gradient of size {size:g} in leaf {hot} alone", structure.unflatten(one)
+                yield f"a gradient of size {size:g} in leaf {hot} alone", structure.unflatten(tried)
         for value in SPECIAL:
             for hot in range(len(leaves)):
-                one = [
+                tried = [
                     jnp.asarray(_as(x.dtype, d)) for d, x in zip(directions, leaves, strict=True)
                 ]
-                one[hot] = jnp.full_like(one[hot], value)
-                yield f"a gradient with {value} in leaf {hot}", structure.unflatten(one)
+                tried[hot] = jnp.full_like(tried[hot], value)
+                yield f"a gradient with {value} in leaf {hot}", structure.unflatten(tried)
 
 
-def _as(dtype: Any, values: Any) -> np.ndarray:
+def _as(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
     limit = float(jnp.finfo(dtype).max)
     return np.asarray(np.clip(values, -limit, limit)).astype(dtype)
 
 
-def _network() -> tuple[Params, Any]:
+def _network() -> tuple[Params, dict[str, Array]]:
     """Parameters and four examples of a small classifier, as the trainer's examples look."""
     rng = np.random.default_rng(1)
     params = {
@@ -315,31 +319,31 @@ def _network() -> tuple[Params, Any]:
     return params, batch
 
 
-def _loss(params: Params, example: Any) -> Any:
+def _loss(params: Params, example: dict[str, Array]) -> Array:
     hidden = jnp.tanh(example["image"] @ params["hidden"])
     logits = hidden @ params["out"]["kernel"] + params["out"]["bias"]
     label = jnp.broadcast_to(example["label"], logits.shape[:-1])
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, label))
 
 
-def _loss_at_minimum(params: Params, example: Any) -> Any:
+def _loss_at_minimum(params: Params, example: dict[str, Array]) -> Array:
     """Smallest at `_network`'s parameters, where its gradient is zero."""
     del example
     squares = jax.tree.map(lambda x, x0: jnp.sum((x - x0) ** 2), params, _network()[0])
-    return 0.5 * sum(jax.tree.leaves(squares))
+    return 0.5 * optax.tree.sum(squares)
 
 
-def _shapes(of: Any) -> list[tuple[tuple[int, ...], Any]]:
+def _shapes(of: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
     return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(of)]
 
 
-def _norm64(of: Any) -> float:
+def _norm64(of: PyTree) -> float:
     """Length in float64, which no float32 gradient overflows."""
     leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(of)]
     return float(np.linalg.norm(np.concatenate(leaves))) if leaves else 0.0
 
 
-def _close(a: Any, b: Any, rtol: float = 1e-4) -> bool:
+def _close(a: PyTree, b: PyTree, rtol: float = 1e-4) -> bool:
     """Equal up to float32 rounding of each tree's largest entries; to the bit for `rtol` 0."""
     if not tree.same_structure(a, b) or _shapes(a) != _shapes(b):
         return False

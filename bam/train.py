@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from bam import devices, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, build
+from bam.files import JsonObject
 from bam.noise import threefry_key
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit, versions
@@ -45,8 +46,8 @@ class Result(NamedTuple):
     """
 
     state: TrainState
-    rows: list[dict[str, Any]]
-    summary: dict[str, Any]
+    rows: list[JsonObject]
+    summary: JsonObject
 
 
 class StoppedError(Exception):
@@ -57,7 +58,7 @@ def train(
     experiment: Experiment,
     seed: int | None,
     workdir: Path | None = None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+    on_row: Callable[[JsonObject], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Result:
@@ -205,7 +206,7 @@ def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
     return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
 
 
-def summarize(experiment: Experiment, seed: int | None, last_row: dict[str, Any]) -> dict[str, Any]:
+def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) -> JsonObject:
     """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
     plan = experiment.plan.to_json()
     return {
@@ -254,7 +255,7 @@ def not_private(
 
 def _row(
     plan: PrivacyPlan, step: int, begun: int, measurements: dict[str, float], seconds: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """A row of `metrics.jsonl`; ε is that of the steps begun, None for a non-private run."""
     spent = plan.epsilon_after(begun)
     row = {"step": step, "steps_begun": begun, "epsilon": None if spent == math.inf else spent}

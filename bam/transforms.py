@@ -5,7 +5,6 @@ The promise is `sensitivity`; the engine drops an example that breaks it.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +31,14 @@ class BoundedTransformation(optax.GradientTransformation):
     """
 
     sensitivity: float
-    finish: Callable[[Any, Any], tuple[Grads, Any]] | None
+    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
 
     def __new__(
-        cls, init: Any, update: Any, sensitivity: float, finish: Any = None
+        cls,
+        init: Callable[..., PyTree],
+        update: Callable[..., tuple[PyTree, PyTree]],
+        sensitivity: float,
+        finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
     ) -> "BoundedTransformation":
         """Makes the pair `(init, update)` and attaches the bound.
 
@@ -60,7 +63,7 @@ class BoundedTransformation(optax.GradientTransformation):
         return self
 
 
-def finish(clip: optax.GradientTransformation, mean: Any, state: Any) -> tuple[Grads, Any]:
+def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
     """What a per-example transform makes of the noised mean, and its state for the next step.
 
     Post-processing: `mean` and `state` are private already.
@@ -112,7 +115,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     """
     _check_clip_norm(clip_norm)
 
-    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         norm = tree.l2_norm(grads)
         return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
 
@@ -143,7 +146,7 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
     if not SMALLEST_CLIP_NORM <= gamma < math.inf:
         raise ValueError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
 
-    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         norm = tree.l2_norm(grads)
         # In two steps: for a large C and a small norm their quotient could overflow.
         return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
@@ -174,7 +177,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
         _check_clip_norm(bound)
     shared = jax.tree_util.all_leaves([clip_norm])
 
-    def update(grads: Grads, state: Any, params: Any = None) -> tuple[Grads, Any]:
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
         share = bounds[0] / math.sqrt(num_leaves) if shared else None
         leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
@@ -219,7 +222,7 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
     chained = optax.chain(*transforms)
     last = transforms[-1]
 
-    def finish_last(mean: Any, state: Any) -> tuple[Grads, Any]:
+    def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
         private_grad, last_state = finish(last, mean, state[-1])
         return private_grad, (*state[:-1], last_state)
 
@@ -245,7 +248,7 @@ def sensitivity_of(clip: optax.GradientTransformation) -> float:
     return sensitivity
 
 
-def _stateless(params: Any) -> optax.EmptyState:
+def _stateless(params: PyTree) -> optax.EmptyState:
     return optax.EmptyState()
 
 

@@ -7,18 +7,15 @@ diagnostics, so that "the norm of a gradient" means one thing everywhere.
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-if TYPE_CHECKING:  # a static checker sees any tree; the run-time check in tests sees float leaves
-    Grads: TypeAlias = Any
-    Params: TypeAlias = Any
-else:
-    Grads = PyTree[Float[Array, "..."]]
-    Params = PyTree[Float[Array, "..."]]
+# A static checker sees any tree; the run-time check in tests sees float leaves.
+Grads: TypeAlias = PyTree[Float[Array, "..."]]
+Params: TypeAlias = PyTree[Float[Array, "..."]]
 
 
 def at_least_float32(x: Array) -> Array:
@@ -54,7 +51,7 @@ def _sum(x: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.sum(x)
 
 
-def check_real(tree: Any) -> None:
+def check_real(tree: PyTree) -> None:
     """Refuses, with a TypeError, leaves that no bound holds for: complex, integer or bool."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = jnp.result_type(leaf)
@@ -75,7 +72,7 @@ def shift(tree: Params, distance: float, direction: Grads) -> Params:
     return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
 
 
-def matching(pattern: str) -> Callable[[Params], Any]:
+def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
     Args:
@@ -101,17 +98,17 @@ def matching(pattern: str) -> Callable[[Params], Any]:
     )
 
 
-def same_structure(a: Any, b: Any) -> bool:
+def same_structure(a: PyTree, b: PyTree) -> bool:
     """Whether two pytrees differ in their leaves at most."""
     structure: Any = jax.tree.structure(a)
     return bool(structure == jax.tree.structure(b))
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: object) -> bool:
     """Whether a leaf is a typed PRNG key, which is not a number and has no NumPy array."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def num_params(tree: Any) -> int:
+def num_params(tree: PyTree) -> int:
     """Number of scalar entries in all leaves of `tree`."""
     return sum(int(x.size) for x in jax.tree.leaves(tree))

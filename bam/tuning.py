@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from bam import devices, models, parts
 from bam.data import datasets
@@ -109,7 +109,7 @@ def _timed_sum(
 
 
 def fastest(
-    make_step: Callable[[str, int], Callable[[int], Any]],
+    make_step: Callable[[str, int], Callable[[int], PyTree]],
     facts: Sequence[object],
     candidates: Mapping[str, Sequence[int]],
     num_devices: int = 1,
@@ -149,7 +149,7 @@ _chosen: dict[str, Choice] = {}
 
 
 def _measure(
-    make_step: Callable[[str, int], Callable[[int], Any]],
+    make_step: Callable[[str, int], Callable[[int], PyTree]],
     candidates: Mapping[str, Sequence[int]],
     num_devices: int,
 ) -> Choice:
@@ -173,7 +173,7 @@ def _measure(
 
 
 def _seconds_per_example(
-    make_step: Callable[[str, int], Callable[[int], Any]], form: str, size: int, num_devices: int
+    make_step: Callable[[str, int], Callable[[int], PyTree]], form: str, size: int, num_devices: int
 ) -> float:
     """The least of three timings; infinite if it does not fit the memory."""
     num_examples = max(8, 2 * size) * num_devices  # two microbatches for each, or more

@@ -15,11 +15,11 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, PyTree
 
 from bam import parts, sampling, train
 from bam.audit import checks
@@ -100,7 +100,7 @@ def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
     return p_values | checks.batch_p_values(members, experiment.plan.sampling_prob)
 
 
-def flat(tree: Any) -> Float[np.ndarray, " entries"]:
+def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
     """All leaves one after the other, in float64 on the host."""
     return np.concatenate(
         [np.ravel(x).astype(float) for x in jax.tree.leaves(jax.device_get(tree))]

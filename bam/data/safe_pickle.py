@@ -8,7 +8,6 @@ gigabytes: here the operations are read, and their sizes checked, before any is 
 import io
 import pickle
 import pickletools
-from typing import Any
 
 import numpy as np
 
@@ -47,9 +46,9 @@ def parse(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.
 class _Array:
     """Stands for a NumPy array: keeps the raw bytes and their description."""
 
-    state: Any = None
+    state: tuple = ()
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple) -> None:
         self.state = state
 
     def pixels(self) -> np.ndarray:
@@ -62,14 +61,14 @@ class _Array:
 class _DType:
     """Stands for a NumPy dtype."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
+    def __init__(self, code: object, *_: object) -> None:
         self.code = code
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Byte order and alignment, which mean nothing for bytes."""
 
 
-def _new_array(*_: Any) -> _Array:
+def _new_array(*_: object) -> _Array:
     return _Array()
 
 
@@ -101,14 +100,14 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(content), encoding="bytes")
         self._remaining = len(content)
 
-    def _latin1(self, text: str, _: Any) -> bytes:
+    def _latin1(self, text: str, _: object) -> bytes:
         """How Python 3 stores bytes; a text that stands there once may be encoded many times."""
         self._remaining -= len(text)
         if self._remaining < 0:
             raise DataError("refused: the pickle makes more bytes than it has")
         return text.encode("latin1")
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) == ("_codecs", "encode"):
             return self._latin1
         if (module, name) not in STAND_INS:

@@ -5,12 +5,12 @@ Everything outside this package knows a model as a `Model`: three pure functions
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from bam import tree
 from bam.extras import needs
@@ -52,11 +52,11 @@ class Model(NamedTuple):
     """
 
     init: Callable[[Array], Params]
-    logits: Callable[[Params, Any], Float[Array, "n classes"]]
-    loss: Callable[[Params, Any], Float[Array, ""]]
+    logits: Callable[[Params, PyTree], Float[Array, "n classes"]]
+    loss: Callable[[Params, PyTree], Float[Array, ""]]
 
 
-def create(name: str, num_classes: int, width: int, **options: Any) -> nn.Module:
+def create(name: str, num_classes: int, width: int, **options: object) -> nn.Module:
     """Makes the Flax module called `name`, from batches of inputs to logits.
 
     Args:
@@ -133,14 +133,14 @@ def as_functions(
     def init(key: Array) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape)))["params"]
 
-    def logits(params: Params, inputs: Any) -> Float[Array, "n classes"]:
+    def logits(params: Params, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
         if precision == "bfloat16":
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
         with arithmetic():
             output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
         return tree.at_least_float32(output)
 
-    def loss(params: Params, example: Any) -> Float[Array, ""]:
+    def loss(params: Params, example: dict[str, Array]) -> Float[Array, ""]:
         views = logits(params, example["image"])
         labels = jnp.broadcast_to(example["label"], views.shape[:1])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(views, labels))
