@@ -56,17 +56,14 @@ class Checkpoints:
         if self._manager is None:
             return
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + MIB  # Orbax's own files
-        problem = ""
         try:
             with tempfile.TemporaryFile(dir=self._manager.directory) as file:
                 _reserve(file.fileno(), num_bytes)
         except OSError as error:
-            problem = error.strerror or type(error).__name__
-        if problem:
             raise OSError(
                 f"a checkpoint needs {num_bytes / MIB:.1f} MiB in {self._manager.directory}: "
-                f"{problem}. Earlier ones are as they were"
-            )
+                f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
+            ) from None
 
     def save(self, step: int, state: PyTree, facts: JsonObject) -> None:
         """Writes a checkpoint, JSON facts beside the state; returns when it is safely there.
@@ -76,7 +73,6 @@ class Checkpoints:
         if self._manager is None or step in self._manager.all_steps():
             return
         self.check_room(state)
-        problem = ""
         try:
             self._manager.save(
                 step,
@@ -88,12 +84,10 @@ class Checkpoints:
         except Exception as error:  # Orbax raises many kinds for one cause
             if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
                 raise  # most likely not the disk: another process of this run is gone
-            problem = type(error).__name__
-        if problem:
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {self._manager.directory} "
-                f"({problem}): is the disk full? Earlier checkpoints are as they were"
-            )
+                f"({type(error).__name__}): is the disk full? Earlier checkpoints are as they were"
+            ) from None
 
     def restore(self, like: State) -> tuple[int, State, JsonObject] | None:
         """The newest checkpoint's `(step, state, facts)`, or None if there is none.
@@ -105,7 +99,6 @@ class Checkpoints:
         if self._manager is None or step is None:
             return None
         data_like = jax.tree.map(_key_to_data, like)
-        problem = ""
         try:
             restored = self._manager.restore(
                 step,
@@ -114,13 +107,11 @@ class Checkpoints:
                 ),
             )
         except Exception as error:  # Orbax raises many kinds for one cause
-            problem = type(error).__name__
-        if problem:
             where = self._manager.directory / str(step)
             raise ValueError(
-                f"checkpoint {where} could not be read ({problem}): if it is damaged, move that "
-                "folder away to resume from the one before it"
-            )
+                f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
+                "move that folder away to resume from the one before it"
+            ) from None
         state = jax.tree.map(_data_to_key, like, restored.state)
         return step, state, restored.facts
 
@@ -134,7 +125,6 @@ def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], Json
     if not folder.is_dir():
         return None
     options = ocp.CheckpointManagerOptions(create=False)
-    problem = ""
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
         step = manager.latest_step()
         if step is None:
@@ -146,9 +136,8 @@ def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], Json
                 step, args=ocp.args.Composite(state=parts, facts=ocp.args.JsonRestore())
             )
         except Exception as error:  # Orbax raises many kinds for one cause
-            problem = type(error).__name__
-    if problem:
-        raise ValueError(f"checkpoint {folder / str(step)} could not be read ({problem})")
+            where, problem = folder / str(step), type(error).__name__
+            raise ValueError(f"checkpoint {where} could not be read ({problem})") from None
     return restored.state, restored.facts
 
 

@@ -169,6 +169,7 @@ def privatize(
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
+      >>> from bam import clip_by_l2_norm
       >>> tx = optax.chain(
       ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
       ...               key=jax.random.key(0)),

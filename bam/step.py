@@ -69,18 +69,11 @@ def private_step(
 ) -> TrainState:
     """A Poisson batch of examples -> the private gradient -> the next weights.
 
-    Args:
-      state: before the step.
-      batch: indices of the examples, so that a microbatch of images exists at a time.
-      example_at: makes an example of its index.
-      oracle: the method: one example's gradient, and where all of them are taken.
-      clip: bounds it by S.
-      noise_multiplier: σ.
-      expected_batch_size: l, public.
-      optimizer: any optax transform of the private gradient.
-      ema_decay: of `state.averaged`; 0 for none.
-      microbatch_size: examples whose gradients exist at once, see `bam.clipped_sum`.
-      mesh: devices that share them.
+    `example_at` makes an example of its index, so that only a microbatch of images exists at a
+    time. The clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S,
+    where σ is the noise multiplier; the expected batch size is public. `optimizer` is any optax
+    transform of the private gradient. An `ema_decay` of 0 is none. Microbatches and mesh are as in
+    `bam.clipped_sum`.
     """
     key = jax.random.fold_in(state.augment_key, state.step)
     noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity)

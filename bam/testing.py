@@ -32,7 +32,7 @@ NUM_LATER_STEPS = 40
 
 def check_transform(
     transform: optax.GradientTransformation,
-    params: PyTree = None,
+    params: Params | None = None,
     *,
     keeps_structure: bool = True,
 ) -> None:
@@ -87,12 +87,7 @@ def check_transform(
                 _shapes(bounded) == _shapes(grads),
                 f"shapes or dtypes change from {_shapes(grads)} to {_shapes(bounded)}",
             )
-        norm = _norm64(bounded)
-        _require(math.isfinite(norm), f"its output for {name} is not finite")
-        _require(
-            norm <= sensitivity * ROUNDING + 1e-30,
-            f"its output for {name} has norm {norm:.6g}, above its sensitivity {sensitivity:.6g}",
-        )
+        _check_norm(bounded, sensitivity, name)
         _require(
             _close(jitted(grads, state), bounded), f"compiled it gives something else for {name}"
         )
@@ -107,7 +102,7 @@ def check_transform(
         _check_bound(transform, other, transform.init(other), sensitivity, f" ({description})")
     if getattr(transform, "finish", None) is not None:
         for mean in EXTREME_MEANS:
-            later = _later_state(transform, params, state, outputs[0], mean)
+            later = _later_state(transform, state, outputs[0], mean)
             when = f" after {NUM_LATER_STEPS} steps with means of {mean:g}"
             _check_bound(transform, params, later, sensitivity, when)
     if not keeps_structure:
@@ -134,21 +129,24 @@ def _check_bound(
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     bounded = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
     for i, name in enumerate(names):
-        norm = _norm64(jax.tree.map(lambda x, i=i: x[i], bounded))
-        _require(math.isfinite(norm), f"its output for {name} is not finite{when}")
-        _require(
-            norm <= sensitivity * ROUNDING + 1e-30,
-            f"its output for {name} has norm {norm:.6g}, above its sensitivity "
-            f"{sensitivity:.6g}{when}",
-        )
+        _check_norm(_row(bounded, i), sensitivity, name, when)
+
+
+def _check_norm(bounded: PyTree, sensitivity: float, name: str, when: str = "") -> None:
+    norm = _norm64(bounded)
+    _require(math.isfinite(norm), f"its output for {name} is not finite{when}")
+    _require(
+        norm <= sensitivity * ROUNDING + 1e-30,
+        f"its output for {name} has norm {norm:.6g}, above its sensitivity {sensitivity:.6g}{when}",
+    )
+
+
+def _row(batch: PyTree, i: int) -> PyTree:
+    return jax.tree.map(lambda x: x[i], batch)
 
 
 def _later_state(
-    transform: optax.GradientTransformation,
-    params: Params,
-    state: PyTree,
-    like: PyTree,
-    value: float,
+    transform: optax.GradientTransformation, state: PyTree, like: PyTree, value: float
 ) -> PyTree:
     """The state after many steps whose noised means had this value everywhere."""
     mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
@@ -177,7 +175,7 @@ def _check_rows(
     batched = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
     for i, alone in enumerate(outputs):
         _require(
-            _close(jax.tree.map(lambda x, i=i: x[i], batched), alone),
+            _close(_row(batched, i), alone),
             "in a vmap over a batch it gives something else than one by one: examples mix",
         )
 
@@ -222,7 +220,7 @@ def check_oracle(
       AssertionError: if one of them does not hold; the message says which.
     """
     params, batch = _network()
-    rows = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(4)]
+    rows = [_row(batch, i) for i in range(4)]
     oracle = make_oracle(_loss)
     for previous in (None, jax.tree.map(jnp.zeros_like, params), params):
         moved = oracle.ascend(params, previous)
@@ -248,7 +246,7 @@ def check_oracle(
     batched = jax.vmap(oracle.grad, (None, 0))(params, batch)
     for i, grads in enumerate(alone):
         _require(
-            _close(jax.tree.map(lambda x, i=i: x[i], batched), grads),
+            _close(_row(batched, i), grads),
             "in a vmap over a batch it gives something else than one by one: examples mix",
         )
     at_minimum = make_oracle(_loss_at_minimum).grad(params, rows[0])
@@ -278,29 +276,25 @@ def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
     directions = [np.asarray(rng.normal(size=x.shape), np.float64) for x in leaves]
     with np.errstate(over="ignore"):
         for size in MAGNITUDES:
-            scaled = [
-                jnp.asarray(_as(x.dtype, size * d)) for d, x in zip(directions, leaves, strict=True)
-            ]
+            scaled = [_as(x.dtype, size * d) for d, x in zip(directions, leaves, strict=True)]
             yield f"a gradient of size {size:g}", structure.unflatten(scaled)
         for size in (1e-6, 1.0, 1e6):
             for hot in range(len(leaves)):
                 tried = [
-                    jnp.asarray(_as(x.dtype, (size if i == hot else 0.0) * np.ones(x.shape)))
+                    _as(x.dtype, (size if i == hot else 0.0) * np.ones(x.shape))
                     for i, x in enumerate(leaves)
                 ]
                 yield f"a gradient of size {size:g} in leaf {hot} alone", structure.unflatten(tried)
         for value in SPECIAL:
             for hot in range(len(leaves)):
-                tried = [
-                    jnp.asarray(_as(x.dtype, d)) for d, x in zip(directions, leaves, strict=True)
-                ]
+                tried = [_as(x.dtype, d) for d, x in zip(directions, leaves, strict=True)]
                 tried[hot] = jnp.full_like(tried[hot], value)
                 yield f"a gradient with {value} in leaf {hot}", structure.unflatten(tried)
 
 
-def _as(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
+def _as(dtype: np.dtype, values: np.ndarray | np.float64) -> Array:
     limit = float(jnp.finfo(dtype).max)
-    return np.asarray(np.clip(values, -limit, limit)).astype(dtype)
+    return jnp.asarray(np.asarray(np.clip(values, -limit, limit)).astype(dtype))
 
 
 def _network() -> tuple[Params, dict[str, Array]]:

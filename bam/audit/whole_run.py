@@ -93,11 +93,11 @@ def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
     `checks.noise_p_values` and, if q < 1, `checks.batch_p_values`; see `checks.failures`.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
-    p_values = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
+    of_noise = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
     if experiment.plan.sampling_prob == 1:
-        return p_values
+        return of_noise
     members = np.concatenate([run.members for run in runs])
-    return p_values | checks.batch_p_values(members, experiment.plan.sampling_prob)
+    return of_noise | checks.batch_p_values(members, experiment.plan.sampling_prob)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:

@@ -39,10 +39,7 @@ ROWS = {
 
 _CIFAR_SHAPE = (32, 32, 3)
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-_IMAGENET32_FILES = (
-    tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)),
-    ("val_data.npz",),
-)
+_IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
 _MNIST_FILES = ("train-{}-ubyte", "t10k-{}-ubyte")
 # Of a row of CIFAR in any layout: a pickle may take two bytes for one, and the file's name.
 _CIFAR_ROW_BYTES = 2 * 3074 + 256
