@@ -136,14 +136,6 @@ class RunFiles:
             (self._workdir / "data_key").unlink(missing_ok=True)
 
 
-def check_free(workdir: Path) -> None:
-    """Refuses a folder that holds a run, with a FileExistsError."""
-    if (workdir / "config.json").exists():
-        raise FileExistsError(
-            f"{workdir} already holds a run; choose another --workdir or delete that one"
-        )
-
-
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
     """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
     if not (workdir / "config.json").exists():

@@ -253,30 +253,23 @@ def _join(
 _LAYOUTS = {
     "cifar10": (
         _Layout(
-            "cifar-10-python.tar.gz",
-            "cifar-10-batches-py",
-            (_CIFAR10_BATCHES, ("test_batch",)),
+            "cifar-10-python.tar.gz", "cifar-10-batches-py", (_CIFAR10_BATCHES, ("test_batch",)),
             functools.partial(safe_pickle.parse, label_key=b"labels"),
         ),
         _Layout(
-            "cifar-10-binary.tar.gz",
-            "cifar-10-batches-bin",
+            "cifar-10-binary.tar.gz", "cifar-10-batches-bin",
             (tuple(f"{batch}.bin" for batch in _CIFAR10_BATCHES), ("test_batch.bin",)),
             functools.partial(_parse_binary, label_bytes=1),
         ),
     ),
     "cifar100": (
         _Layout(
-            "cifar-100-python.tar.gz",
-            "cifar-100-python",
-            (("train",), ("test",)),
+            "cifar-100-python.tar.gz", "cifar-100-python", (("train",), ("test",)),
             functools.partial(safe_pickle.parse, label_key=b"fine_labels"),
         ),
         _Layout(
-            "cifar-100-binary.tar.gz",
-            "cifar-100-binary",
-            (("train.bin",), ("test.bin",)),
+            "cifar-100-binary.tar.gz", "cifar-100-binary", (("train.bin",), ("test.bin",)),
             functools.partial(_parse_binary, label_bytes=2),
         ),
     ),
-}
+}  # fmt: skip
