@@ -9,7 +9,14 @@ import secrets
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 from jaxtyping import PyTree
 
 from bam.tree import is_key
@@ -53,6 +60,8 @@ def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
 
     The tree is the same in every process, and each gives its own devices their part.
     """
+    if isinstance(sharding, SingleDeviceSharding):
+        sharding = None  # committed to it, an array would have the step compiled once more
     if jax.process_count() == 1 or sharding is None:
         return jax.device_put(tree, sharding)
 

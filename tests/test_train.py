@@ -164,6 +164,8 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
 def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_saved(
     experiment, tmp_path
 ):
+    train.train(experiment, 0)
+    compiled = experiment.step._cache_size()  # whoever gives the key, it is the same program
     first, other = (train.train(experiment, None).state for _ in range(2))
     assert not np.allclose(flat(first.params), flat(other.params))
 
@@ -184,6 +186,7 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
     assert result.rows[-1]["epsilon"] == experiment.plan.epsilon_after(4)
     with pytest.raises(ValueError, match="seed = None, not 0"):
         train.train(experiment, 0, tmp_path)
+    assert experiment.step._cache_size() == compiled
 
 
 def test_with_a_seed_the_summary_says_so(experiment):
