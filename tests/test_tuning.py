@@ -110,7 +110,7 @@ def test_a_step_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidd
 
 
 def tiny(**changes):
-    config = base.get_config("bam_sam")
+    config = base.get_config("dp_sgd")
     config.update({"num_steps": 2, "expected_batch_size": 8, "accountant": "rdp"})
     config.model.width = 4
     config.update(changes)
