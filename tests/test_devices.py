@@ -127,9 +127,10 @@ def config_of(method):
 @pytest.mark.parametrize("method", [m for m in base.METHODS if m in ORACLES])
 def test_a_run_is_the_same_on_any_number_of_devices(use, method):
     results = {}
-    for num_devices in (1, 2, 4, 8) if method == "dp_sgd" else (1, 8):
+    for num_devices in (1, 2, 8) if method == "dp_sgd" else (1, 8):
         use(num_devices)
-        results[num_devices] = train.train(train.build(config_of(method)), seed=3)
+        experiment = train.build(config_of(method))
+        results[num_devices] = train.train(experiment, seed=3)
     one = results.pop(1)
     for num_devices, result in results.items():
         assert result.summary["num_devices"] == num_devices
@@ -144,7 +145,7 @@ def test_a_run_is_the_same_on_any_number_of_devices(use, method):
             assert all((np.asarray(c) == np.asarray(copies[0])).all() for c in copies)
         difference = distance(result.state.params, one.state.params)
     # Control: what another seed does is far more.
-    other = train.train(train.build(config_of(method)), seed=4)
+    other = train.train(experiment, seed=4)
     assert distance(other.state.params, one.state.params) > 1000 * difference
 
 
