@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from bam import devices, ledger
-from bam.devices import name as device_name  # noqa: F401
 from bam.extras import needs
 from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
 from bam.privacy.plan import PrivacyPlan
-from bam.provenance import git_commit, versions  # noqa: F401
 
 with needs("train"):
     from ml_collections import ConfigDict

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import experiment, parts, report
+from bam import devices, experiment, files, parts, provenance
 from bam.audit import canary, checks, one_run, whole_run
 from configs import base
 from scripts.lib import cli, tables
@@ -150,18 +150,18 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
 def made_on(started: float) -> dict[str, Any]:
     """What a row says of the machine and of the time since `started`."""
     seconds = time.perf_counter() - started
-    return {"device": report.device_name(), "seconds": seconds, "versions": report.versions()}
+    return {"device": devices.name(), "seconds": seconds, "versions": provenance.versions()}
 
 
 def keep(rows: list[dict[str, Any]], out: Path) -> None:
     """Writes all rows, and a table of each kind that there is beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    report.write_json(out, rows)
+    files.write_json(out, rows)
     if many := of_many_runs(rows):
-        report.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, many))
+        files.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, many))
     if single := [row for row in rows if row.get("kind") == "one_run"]:
         path = out.with_name(f"{out.stem}_one_run.md")
-        report.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
+        files.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
 
 
 def of_many_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

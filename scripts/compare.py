@@ -15,7 +15,7 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bam import parts, plotting, report, stats, train
+from bam import files, parts, plotting, stats, train
 from bam.privacy.accounting import rounded_up
 from scripts.lib import cells, cli, tables
 
@@ -62,7 +62,7 @@ def main() -> None:
             names = {label: label for label in names}
         table = [summarize(names[label], of_label) for label, of_label in groups.items()]
         workdir.mkdir(parents=True, exist_ok=True)
-        report.write_json(workdir / "summary.json", table)
+        files.write_json(workdir / "summary.json", table)
         plotting.compare_runs(
             {label: [run.rows for run in of_label] for label, of_label in groups.items()},
             [of_label[0].method for of_label in groups.values()],

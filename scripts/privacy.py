@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bam import parts, plotting, report
+from bam import files, parts, plotting
 from bam.privacy import accounting, gdp
 from bam.privacy.accounting import rounded_down, rounded_up
 from scripts.lib import cli, tables
@@ -78,7 +78,7 @@ def main() -> None:
             raise ValueError(f"noise_multiplier must be positive and finite, got {sigma}")
         found = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
         if _JSON.value:
-            report.write_json(Path(_JSON.value), found)
+            files.write_json(Path(_JSON.value), found)
         if _PLOT.value:
             draw(found, Path(_PLOT.value))
     print(

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from bam import parts, report, stats
+from bam import files, parts, stats
 from scripts.lib import cells, cli, tables
 
 _HOLDOUT = flags.DEFINE_integer(
@@ -55,7 +55,7 @@ def main() -> None:
             row |= {"num_runs": len(runs), "accuracy": accuracy and accuracy.mean}
             rows.append(row | {"accuracies": accuracies})
         workdir = Path(cells.WORKDIR.value)
-        report.write_json(workdir / "search.json", rows)
+        files.write_json(workdir / "search.json", rows)
     tables.show(COLUMNS, rows, keep=workdir / "search.md")
 
 

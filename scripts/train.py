@@ -84,7 +84,7 @@ def devices_of(experiment: train.Experiment) -> str:
     """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
     many = f"{experiment.mesh.size} × " if experiment.mesh else ""
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{many}{report.device_name()}{several}"
+    return f"{many}{devices.name()}{several}"
 
 
 def describe_row(row: dict) -> str:

@@ -14,7 +14,7 @@ import optax
 import pytest
 import safetensors.numpy
 
-from bam import checkpoint, export, models, provenance, report, statement, train
+from bam import checkpoint, export, files, models, provenance, statement, train
 from bam.data import datasets
 from bam.report import _flat
 from configs import base, digits
@@ -146,9 +146,9 @@ def write_run(workdir, experiment, state):
     plan, facts = experiment.plan.to_json(), {"test_accuracy": 0.5, "seconds": 1.0}
     facts |= {"step": int(state.step), "steps_begun": int(state.step)}
     workdir.mkdir()
-    report.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
-    report.write_json(workdir / "plan.json", plan)
-    report.write_json(workdir / "summary.json", train.summarize(experiment, None, facts))
+    files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
+    files.write_json(workdir / "plan.json", plan)
+    files.write_json(workdir / "summary.json", train.summarize(experiment, None, facts))
     with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(
             int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}

@@ -15,7 +15,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import diagnostics, models, oracles, parts, plotting, report
+from bam import devices, diagnostics, models, oracles, parts, plotting
 from bam.plotting import plt
 from scripts.benchmarks.performance import LABELS
 from scripts.lib import cli, timing
@@ -94,7 +94,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
     plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
-    figure.suptitle(f"Time against depth, {report.device_name()}", fontsize=12)
+    figure.suptitle(f"Time against depth, {devices.name()}", fontsize=12)
     plotting.save(figure, path)
 
 

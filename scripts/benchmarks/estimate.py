@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import models, report, tree
+from bam import files, models, tree
 from bam.data.datasets import DATASETS
 from bam.parts import make_oracle
 from scripts.lib import cli, tables, timing
@@ -67,7 +67,7 @@ def main() -> None:
         tables.show(columns, rows, f"{title}. ESTIMATE, nothing was run")
         if _MARKDOWN.value:
             table = f"{title}:\n\n{tables.markdown(columns, rows)}"
-            report.write_text(Path(_MARKDOWN.value), table)
+            files.write_text(Path(_MARKDOWN.value), table)
 
 
 def cost(config: ConfigDict) -> tuple[int, int]:

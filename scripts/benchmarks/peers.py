@@ -16,7 +16,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import devices, engine, models, report
+from bam import devices, engine, models, provenance
 from scripts.benchmarks.performance import PEERS
 from scripts.lib import cli, timing
 
@@ -72,7 +72,7 @@ def main() -> None:
         "batch": _BATCH.value,
         "width": _WIDTH.value,
         "trials": _TRIALS.value,
-        "versions": report.versions() | {n: importlib.metadata.version(n) for n in LIBRARIES},
+        "versions": provenance.versions() | {n: importlib.metadata.version(n) for n in LIBRARIES},
         "milliseconds_per_example": {n: statistics.median(f) for n, f in milliseconds.items()},
         "observations": milliseconds,
         "clipped_sum_error": errors,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import report, train
+from bam import files, report, train
 from scripts.lib import cli
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -49,7 +49,7 @@ def read(folder: Path) -> Run:
     """Reads a finished run."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    config, summary = (report.read_json(folder / f"{name}.json") for name in ("config", "summary"))
+    config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
     return Run(config, rows, summary)
 
 

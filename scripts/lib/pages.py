@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from bam import report
+from bam import files
 from scripts.lib import cli
 
 # Page -> place on it -> file of the table.
@@ -39,12 +39,12 @@ def main() -> None:
     with cli.one_line_errors():
         for page, places in PAGES.items():
             path = Path(page)
-            files = {place: Path(table) for place, table in places.items()}
+            kept = {place: Path(table) for place, table in places.items()}
             tables = {
                 place: file.read_text(encoding="utf-8") if file.exists() else "Not run.\n"
-                for place, file in files.items()
+                for place, file in kept.items()
             }
-            report.write_text(path, fill(path.read_text(encoding="utf-8"), tables))
+            files.write_text(path, fill(path.read_text(encoding="utf-8"), tables))
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:

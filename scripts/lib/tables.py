@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bam import report, stats
+from bam import files, stats
 
 # Heading -> what a row has in that column.
 Columns = Mapping[str, Callable[[Any], str]]
@@ -45,7 +45,7 @@ def show(
         table.add_row(*(cell(row) for cell in columns.values()))
     if keep:
         keep.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(keep, markdown(columns, rows, left))
+        files.write_text(keep, markdown(columns, rows, left))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

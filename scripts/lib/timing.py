@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bam import report
+from bam import devices, files, provenance
 
 
 class Timing(NamedTuple):
@@ -50,8 +50,8 @@ def measure(
 def keep(path: Path, facts: Mapping[str, Any]) -> None:
     """Writes a measurement as JSON, with what it was made on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    where = {"device": report.device_name(), "num_devices": jax.device_count()}
-    report.write_json(path, {**where, "versions": report.versions(), **facts})
+    where = {"device": devices.name(), "num_devices": jax.device_count()}
+    files.write_json(path, {**where, "versions": provenance.versions(), **facts})
 
 
 def summarize(seconds: list[float], compile_seconds: float) -> Timing:

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from bam import report, stats
+from bam import files, stats
 from scripts.lib import cells, cli, tables
 
 flags.adopt_module_key_flags(cells)
@@ -43,7 +43,7 @@ def main() -> None:
         found = cells.run_missing({label: _runs(label) for label in VARIANTS})
         rows = [_row(label, runs, found["DP-SGD"]) for label, runs in found.items()]
         workdir = Path(cells.WORKDIR.value)
-        report.write_json(workdir / "ascents.json", rows)
+        files.write_json(workdir / "ascents.json", rows)
     tables.show(COLUMNS, rows, keep=workdir / "ascents.md")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import report
+from bam import devices, files
 from bam.privacy.accounting import rounded_up
 from configs.extensions import EXTENSIONS
 from scripts.lib import cells, cli, tables
@@ -50,7 +50,7 @@ def main() -> None:
             )
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
-        report.write_json(out, {"device": report.device_name(), "runs": rows})
+        files.write_json(out, {"device": devices.name(), "runs": rows})
     tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
 
 

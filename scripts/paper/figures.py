@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import checkpoint, devices, diagnostics, parts, plotting, report, train
+from bam import checkpoint, devices, diagnostics, files, parts, plotting, train
 from scripts.lib import cells, cli
 from scripts.paper import effects, sketch
 
@@ -82,8 +82,8 @@ class Series(NamedTuple):
         for cell, config in self.configs.items():
             folder = Path(cells.WORKDIR.value) / cell
             if not (folder / name).exists():
-                report.write_json(folder / name, measure(config, folder))
-            found.append(report.read_json(folder / name))
+                files.write_json(folder / name, measure(config, folder))
+            found.append(files.read_json(folder / name))
         return found
 
 
@@ -331,7 +331,7 @@ def _write_effects(path: Path, measured: Mapping[str, Values]) -> None:
     if baseline in measured:
         found = effects.rows(measured, baseline)
         write_csv(path.with_suffix(".csv"), found)
-        report.write_text(path.with_suffix(".md"), effects.markdown(found, baseline))
+        files.write_text(path.with_suffix(".md"), effects.markdown(found, baseline))
 
 
 def _table(

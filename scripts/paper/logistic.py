@@ -10,7 +10,7 @@ import numpy as np
 from absl import flags
 from sklearn.linear_model import LogisticRegression
 
-from bam import plotting, report, stats
+from bam import files, plotting, stats
 from bam.data import datasets
 from bam.plotting import PercentFormatter, plt
 from scripts.lib import cells, cli, tables
@@ -40,7 +40,7 @@ def main() -> None:
         ceiling = non_private_accuracy()
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
-        report.write_json(out.with_suffix(".json"), {"non_private_sklearn": ceiling, "rows": rows})
+        files.write_json(out.with_suffix(".json"), {"non_private_sklearn": ceiling, "rows": rows})
         draw(rows, ceiling, out.with_suffix(".png"))
     tables.show(COLUMNS, as_cells(rows, ceiling), keep=out.with_suffix(".md"))
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 import bam
-from bam import grid, report
+from bam import files, grid, provenance
 from bam.data.archives import ROWS
 from configs import cifar10, digits, imagenet32
 from scripts.lib import cli, tables
@@ -55,7 +55,7 @@ def main() -> None:
         edges = {"float32_inversion": float32_edge(), "here": our_edge()}
         rows = [floors(*run, edges) for run in RUNS]
         out = Path(_OUT.value)
-        report.write_json(out, {"edges": edges, "runs": rows, "versions": report.versions()})
+        files.write_json(out, {"edges": edges, "runs": rows, "versions": provenance.versions()})
     tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import parts, plotting, report
+from bam import files, parts, plotting
 from bam.plotting import plt
 from scripts.lib import cells, cli, tables
 from scripts.paper import table1
@@ -60,7 +60,7 @@ def main() -> None:
                 if config.seed in runs:
                     facts[cell] = {key: runs[config.seed].summary[key] for key in FACTS}
         workdir = Path(cells.WORKDIR.value)
-        report.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
+        files.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
         for name in _DATASETS.value:
             of_name = [row for row in rows if row["config"] == name]
             if seeds := max(len(row["seeds"]) for row in of_name):
