@@ -18,7 +18,7 @@ def test_the_page_shows_the_measurements_that_are_kept():
     assert pages.fill(page, performance.tables_of(ROOT / "benchmarks", "cpu")) == page
 
 
-def test_a_ratio_is_the_median_of_the_rounds_and_is_met_or_not(tmp_path):
+def test_a_ratio_is_the_median_of_the_rounds(tmp_path):
     step = {
         "batch": 2,
         "views": 4,
