@@ -41,7 +41,7 @@ class Experiment:
         method's gradients over those training examples, and of the plain ones. NOT PRIVATE.
       diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
         `diagnostics.describe` says of these means, and `plain/loss`, the mean loss. NOT PRIVATE.
-      mesh: the devices that share the work, see `bam.devices`; None for one.
+      mesh: the devices that share the work, see `bam.devices`; None for a single one.
     """
 
     config: ConfigDict

@@ -49,7 +49,10 @@ LIMB_MASK = 2**LIMB_BITS - 1
 
 
 class Total(NamedTuple):
-    """A sum in whole numbers, high · 2^16 + low; low is from 0 to 2^16 - 1 once `carried`."""
+    """A sum in whole numbers, high · 2^16 + low: 32 bits are too few.
+
+    `low` is from 0 to 2^16 - 1 once the total is `carried`.
+    """
 
     high: Int32[Array, "..."]
     low: Int32[Array, "..."]
@@ -96,7 +99,7 @@ def spacing_of(noise_std: float) -> float:
 def cut(x: Float[Array, "..."], spacing: float) -> Int32[Array, "..."]:
     """Entries below 2^31 spacings in whole multiples of it, rounded towards zero: no norm grows.
 
-    But for a relative 1e-7: x / spacing is rounded to float32 first.
+    Or by a relative 1e-7 at most: x / spacing is rounded to float32 first.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 

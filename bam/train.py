@@ -195,7 +195,7 @@ def estimate_seconds(experiment: Experiment) -> float:
 
 
 def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
-    """On the test split: `test_accuracy` in [0, 1], and cross-entropy `test_loss` in nats."""
+    """On the test split: `test_accuracy` in [0, 1], mean cross-entropy `test_loss` in nats."""
     images, labels = experiment.dataset.test
     totals = np.zeros(2)
     for start in range(0, len(labels), 1000):

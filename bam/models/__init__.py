@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Num, PyTree
 
 from bam import tree
 from bam.extras import needs
@@ -133,14 +134,16 @@ def as_functions(
     def init(key: Array) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape)))["params"]
 
-    def logits(params: Params, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
+    def logits(
+        params: Params, inputs: Num[np.ndarray | Array, "n ..."]
+    ) -> Float[Array, "n classes"]:
         if precision == "bfloat16":
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
         with arithmetic():
             output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
         return tree.at_least_float32(output)
 
-    def loss(params: Params, example: dict[str, Array]) -> Float[Array, ""]:
+    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         views = logits(params, example["image"])
         labels = jnp.broadcast_to(example["label"], views.shape[:1])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(views, labels))
