@@ -289,7 +289,7 @@ def _model_facts(run: _Run) -> JsonObject:
     }
 
 
-def _averaged(workdir: Path, run: _Run, like: Shapes) -> Params:
+def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
     """The averaged weights after the last step: of the checkpoint nothing else is read."""
     parts = {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)}
     newest = checkpoint.read(workdir / "checkpoints", parts)
