@@ -31,6 +31,6 @@ def on_post_page(output: str, **unused: Any) -> str:
 
     def mathml(match: re.Match[str]) -> str:
         display = "block" if match[1] == "[" else "inline"
-        return str(convert(html.unescape(match[2]), display=display))
+        return f'<span class="math">{convert(html.unescape(match[2]), display=display)}</span>'
 
     return FORMULA.sub(mathml, output)
