@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Num, PyTree
 
 import bam
-from bam import checkpoint, models, statement
+from bam import checkpoint, models, parts, statement
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
@@ -28,6 +28,7 @@ with needs("train"):
     import safetensors
     import safetensors.numpy
     from flax import traverse_util
+    from ml_collections import ConfigDict
 
 __all__ = ["Released", "export", "load"]
 
@@ -87,7 +88,7 @@ class _Run(NamedTuple):
     diagnosed: bool  # whether there are figures that are not private
 
 
-def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
+def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = "") -> None:
     """Writes what may be released of a finished private run, all of it or nothing.
 
     The folder gets `weights.safetensors` and `weights.npz` (the same averaged weights under the
@@ -99,6 +100,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
       out: folder to create; it may exist if it is empty.
       nominal: also take a run with a seed, whose ε holds against nobody who knows or guesses it;
         `PRIVACY.md` begins by saying so.
+      own_model: of a run with a model of one's own, its MODULE:FUNCTION, which is then imported.
 
     Raises:
       ValueError: if the run is unfinished, not private, has a seed, keeps no weights, or its
@@ -109,7 +111,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
     facts = _model_facts(run)
-    params = _averaged(workdir, run, _build(facts).like)
+    params = _averaged(workdir, run, _build(facts, own_model).like)
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     settings = _settings(run)
     text = statement.privacy(
@@ -135,18 +137,19 @@ def export(workdir: Path, out: Path, *, nominal: bool = False) -> None:
         write_json(partial / "model.json", facts)
         write_json(partial / "config.json", settings)
         write_text(partial / "PRIVACY.md", text)
-        load(partial)
+        load(partial, own_model)
         partial.replace(out)
     except BaseException:
         shutil.rmtree(partial)
         raise
 
 
-def load(folder: Path) -> Released:
-    """Reads a release back. Nothing in the folder is run: it may be a stranger's.
+def load(folder: Path, own_model: str = "") -> Released:
+    """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
 
     Args:
       folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
+      own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
 
     Returns:
       A `Released`; its predictions are those of the run, on the same device to the bit.
@@ -156,7 +159,7 @@ def load(folder: Path) -> Released:
     """
     facts = read_json(folder / "model.json")
     try:
-        built = _build(facts)
+        built = _build(facts, own_model)
     except KeyError as error:
         raise ValueError(f"{folder / 'model.json'} has no {error}") from None
     try:
@@ -182,9 +185,14 @@ class _Built(NamedTuple):
     like: Shapes
 
 
-def _build(facts: JsonObject) -> _Built:
-    shape = tuple(facts["image_shape"])
-    module = models.create(num_classes=facts["num_classes"], **facts["model"])
+def _build(facts: JsonObject, own_model: str) -> _Built:
+    shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
+    if ":" in section.name and section.name != own_model:
+        raise ValueError(
+            f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
+            f"own_model={section.name}"
+        )
+    module = parts.make_model(section, facts["num_classes"])
     # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
     model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
     none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
@@ -273,7 +281,10 @@ def _data_in_words(run: _Run) -> str:
 def _model_facts(run: _Run) -> JsonObject:
     """What it takes to make the network again; public, all of it."""
     section = run.config["model"]
-    unknown = [key for key in section if key not in SETTINGS["model"]]
+    own = ":" in section["name"]
+    unknown = [
+        k for k, v in section.items() if not (_is_plain(v) if own else k in SETTINGS["model"])
+    ]
     if unknown:
         raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
     return {

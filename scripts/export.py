@@ -15,13 +15,21 @@ _OUT = flags.DEFINE_string("out", "", "folder to write, new or empty")
 _NOMINAL = flags.DEFINE_bool(
     "nominal", False, "also take a run with a seed; its PRIVACY.md begins by saying what that means"
 )
+_OWN_MODEL = flags.DEFINE_string(
+    "own_model", "", "MODULE:FUNCTION of the run's model, if it is your own; it is imported"
+)
 cli.require("workdir", "out")
 
 
 def main() -> None:
     """Writes the folder, or says in one line why it cannot be released."""
     with cli.one_line_errors():
-        export.export(Path(_WORKDIR.value), Path(_OUT.value), nominal=_NOMINAL.value)
+        export.export(
+            Path(_WORKDIR.value),
+            Path(_OUT.value),
+            nominal=_NOMINAL.value,
+            own_model=_OWN_MODEL.value,
+        )
     print(f"{', '.join(export.FILES)} in {_OUT.value}; read PRIVACY.md before you pass it on")
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -523,3 +524,27 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
     assert commit() == f"{head} (modified)"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert commit() == "not known"  # no git
+
+
+def test_a_model_of_ones_own_is_released_and_read_by_whoever_names_it(tmp_path, monkeypatch):
+    built = train.build(tiny(**{"model.name": "examples.own_model:mlp"}), own_data())
+    result = train.train(built, None, tmp_path / "run")
+    message = "the model is examples.own_model:mlp, code that is not bam's"
+    with pytest.raises(ValueError, match=message):
+        export.export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export.export(tmp_path / "run", tmp_path / "out", own_model="examples.own_model:mlp")
+    with pytest.raises(ValueError, match=message):
+        export.load(tmp_path / "out")
+    facts = tmp_path / "out" / "model.json"
+    edit(facts, lambda found: found["model"].update(name="os:system"))
+    monkeypatch.setattr(os, "system", lambda *_, **__: pytest.fail("a stranger's release ran code"))
+    for trusted in ("", "examples.own_model:mlp"):
+        with pytest.raises(ValueError, match="the model is os:system, code that is not bam's"):
+            export.load(tmp_path / "out", trusted)
+    edit(
+        tmp_path / "out" / "model.json",
+        lambda facts: facts["model"].update(name="examples.own_model:mlp"),
+    )
+    released = export.load(tmp_path / "out", "examples.own_model:mlp")
+    assert_same_bits(released.params, jax.tree.map(jnp.asarray, result.state.averaged))
