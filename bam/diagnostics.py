@@ -168,13 +168,9 @@ def bias_by_batch_size(
 ) -> dict[str, dict[str, float]]:
     """Bias of batches of doubling sizes, from the means of small groups, which merge two by two.
 
-    Args:
-      groups: means over disjoint groups of `smallest` examples; few are held at a time.
-      smallest: examples per group.
-      largest: size at which merging ends.
-
-    Returns:
-      Size, as text -> mean of every field of `Bias` over the batches of that size. NOT PRIVATE.
+    The groups are disjoint, of `smallest` examples each, and few are held at a time; merging ends
+    at `largest`. Returns, for each size as text, the mean of every field of `Bias` over the batches
+    of that size. NOT PRIVATE.
     """
     biases: dict[int, list[Bias]] = {}
     waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size

@@ -39,16 +39,10 @@ class Run(NamedTuple):
 
 
 def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
-    """Runs `train.train`, stops it once, resumes it, and returns what it did.
+    """Runs `train.train`, stopped and resumed after step `cut` unless 0; returns what it did.
 
-    Args:
-      experiment: from `build`, private; of a small model, as all noise is kept.
-      seed: as `train.train` takes it.
-      cut: the run is stopped after this step, with a checkpoint, and resumed; 0: it is not.
-
-    Raises:
-      ValueError: if the experiment is not private, or its clip changes the noised mean (`finish`),
-        from which the noise cannot be read.
+    The experiment is of a small model, as all noise is kept. ValueError if it is not private, or
+    its clip changes the noised mean (`finish`), from which the noise cannot be read.
     """
     plan = experiment.plan
     noise_std = plan.noise_multiplier * experiment.sensitivity

@@ -60,15 +60,9 @@ class Model(NamedTuple):
 def create(name: str, num_classes: int, width: int, **options: object) -> nn.Module:
     """Makes the Flax module called `name`, from batches of inputs to logits.
 
-    Args:
-      name: a key of `MODELS`.
-      num_classes: number of logits, at least 2.
-      width: channels of the first layer, or a wide ResNet's widening factor (models without
-        widths ignore it).
-      **options: the model's own: `scale_norm`, `weight_standardisation`, `depth`.
-
-    Raises:
-      ValueError: for an unknown name or option, fewer than two classes, or a width below 1.
+    The width is the channels of the first layer, or a wide ResNet's widening factor (models without
+    widths ignore it); the options are the model's own: `scale_norm`, `weight_standardisation`,
+    `depth`. ValueError for an unknown name or option, fewer than two classes, or a width below 1.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
