@@ -127,7 +127,7 @@ def config_of(method):
 @pytest.mark.parametrize("method", [m for m in base.METHODS if m in ORACLES])
 def test_a_run_is_the_same_on_any_number_of_devices(use, method):
     results = {}
-    for num_devices in (1, 2, 8) if method == "dp_sgd" else (1, 8):
+    for num_devices in (1, 2, 4, 8) if method == "dp_sgd" else (1, 8):
         use(num_devices)
         experiment = train.build(config_of(method))
         results[num_devices] = train.train(experiment, seed=3)
