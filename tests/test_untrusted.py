@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam import parts
+from bam import experiment, parts
 from bam.checkpoint import Checkpoints
 from bam.data import archives, datasets, parquet, prepared, safe_pickle
 from bam.data.common import DataError, Split, decode_images
