@@ -3,9 +3,9 @@
 python -m scripts.benchmarks.estimate [--config=configs/imagenet32.py:bam_sam] [--rate_tflops=20] …
 
 Compute: multiplications and additions of every example's gradient, over the assumed rate, for the
-⌈l/D⌉ examples of the fullest of D devices. Communication: one all-reduce of the sum, float32, by a
-ring: 2 (D - 1)/D · 4 P bytes over the assumed bandwidth, and 2 log₂ D latencies (of a tree, as such
-libraries use for many devices).
+⌈l/D⌉ examples of the fullest of D devices. Communication: one all-reduce of the sum, of two 32-bit
+words per parameter, by a ring: 2 (D - 1)/D · 8 P bytes over the assumed bandwidth, and 2 log₂ D
+latencies (of a tree, as such libraries use for many devices).
 """
 
 import math
@@ -41,7 +41,7 @@ def main() -> None:
         rows = []
         for num in _DEVICES.value:
             compute = alone * math.ceil(batch_size / num) / batch_size
-            bytes_sent = 2 * (num - 1) / num * 4 * num_params
+            bytes_sent = 2 * (num - 1) / num * 8 * num_params
             latency = 2 * math.log2(num) * 1e-6 * _LATENCY.value
             communication = bytes_sent / (1e9 * _BANDWIDTH.value) + latency
             seconds = compute + communication
