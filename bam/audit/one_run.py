@@ -80,11 +80,8 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
     """A user's experiment with m canaries after the rows of its training split.
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
-    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side.
-
-    Raises:
-      ValueError: if the config is not private, or has too few parameters or too many canaries: m is
-        at most the number of parameters.
+    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. ValueError if
+    the config is not private, or m is not from 1 to the number of parameters.
     """
     if config.method.name == "non_private":
         raise ValueError("a non-private run claims no ε to audit")
