@@ -108,7 +108,8 @@ def bam_sam(
     $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with
     $g_i = \nabla L(\theta; x_i, y_i)$. With α = 1 this is Eq. 14 of Knolle et al. 2023
     (arXiv 2308.12018), an approximation of `bam_exact` with λ = r whose error is O(r²). Other α
-    give the mixing of Zhao et al. 2022, which penalises with λ = α·r. Costs two gradients.
+    give the mixing of Zhao et al. 2022, which penalises with λ = α·r. Costs two gradients,
+    or three with α < 1 and a cheaper direction.
 
     A cheaper direction, still the example's own and so as private: its first k views alone
     (`ascent_views`), or chosen parameters alone (`ascent_mask`), whose shift leaves the other
@@ -165,7 +166,8 @@ def bam_exact(
 
     $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
     al. 2023 (arXiv 2308.12018). The gradient is linearised once: the primal pass gives $g_i$ and
-    the linear map gives the Hessian-vector product, so $g_i$ is never computed twice.
+    the linear map gives the Hessian-vector product, so $g_i$ is not computed twice
+    (but of all views once more where `ascent_views` takes a few).
 
     Cheaper, and still exact for what they say: `ascent_views` penalises the gradient norm of the
     first k views alone, `ascent_mask` the norm of the chosen parameters' gradient alone.

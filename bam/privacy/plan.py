@@ -25,7 +25,7 @@ class PrivacyPlan:
       sampling_prob: q = l/N; the sampler and the accountant both read it here.
       num_steps: the most steps the run may begin; ε covers them all.
       noise_multiplier: σ.
-      clip_norm: C, the L2 sensitivity of the sum.
+      clip_norm: C, which the clip makes its sensitivity S of.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
