@@ -13,13 +13,7 @@ from bam.noise import add_gaussian_noise, next_noise, privatize, secret_key
 from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.transforms import (
-    BoundedTransformation,
-    chain,
-    clip_by_l2_norm,
-    clip_per_layer,
-    normalize,
-)
+from bam.transforms import BoundedTransformation, chain, clip_by_l2_norm, clip_per_layer, normalize
 
 __version__ = "0.2.0.dev0"
 

@@ -73,20 +73,9 @@ def means(
 ) -> Means:
     """Means of a batch's gradients, of the clipped ones and of their directions, in one pass.
 
-    A gradient that is not finite counts as zero, as in training.
-
-    Args:
-      grad_fn: `(params, example) -> grads`, unclipped: a method's own gradient, so for BAM the one
-        that it clips.
-      clip: a bounded per-example transform.
-      params: pytree of arrays.
-      batch: pytree of `[rows, ...]` arrays.
-      mask: `[rows]`, True for real examples; None means all are.
-      microbatch_size: as in `clipped_sum`; memory does not grow with the number of rows.
-      mesh: as in `clipped_sum`.
-
-    Returns:
-      `Means`, NOT PRIVATE.
+    A gradient that is not finite counts as zero, as in training. The arguments are those of
+    `clipped_sum`, with `grad_fn` a method's own unclipped gradient, for BAM the one that it clips;
+    memory does not grow with the number of rows. NOT PRIVATE.
     """
     mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool) if mask is None else mask
     clip_state = clip.init(params)
@@ -113,18 +102,13 @@ def means(
 
 
 def bias(clipped: Grads, gradient: Grads) -> Bias:
-    r"""Bias $\hat g_{clip} - \hat g$, taken apart as in Theorem 1 of arXiv 2308.12018.
+    r"""Bias $\hat g_{clip} - \hat g$, taken apart as in Theorem 1 of arXiv 2308.12018. NOT PRIVATE.
 
     Noise has mean zero and adds no bias (Lemma 1); if no gradient exceeds C and both are means of
     the same gradients, the bias is zero (Lemma 2).
 
-    Args:
-      clipped: ĝ_clip, the mean of clipped gradients.
-      gradient: ĝ, what it should estimate: the mean of the same gradients unclipped, or of others
-        (for BAM, of the plain gradients at θ).
-
-    Returns:
-      A `Bias`, NOT PRIVATE.
+    `gradient` is what the mean of clipped gradients should estimate: the mean of the same gradients
+    unclipped, or of others (for BAM, of the plain gradients at θ).
 
     Examples:
       >>> b = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
@@ -155,10 +139,7 @@ def clipping_bias(
     batch: PyTree,
     **sharing: Any,
 ) -> Bias:
-    r"""Bias of the clipped mean of a batch against its unclipped mean, $\hat g_{clip} - \hat g$.
-
-    The arguments are those of `means`. NOT PRIVATE.
-    """
+    """The `bias` of a batch's clipped mean against its unclipped one; arguments as of `means`."""
     of_batch = means(grad_fn, clip, params, batch, **sharing)
     return bias(of_batch.clipped, of_batch.gradient)
 
@@ -169,8 +150,7 @@ def bias_by_batch_size(
     """Bias of batches of doubling sizes, from the means of small groups, which merge two by two.
 
     The groups are disjoint, of `smallest` examples each, and few are held at a time; merging ends
-    at `largest`. Returns, for each size as text, the mean of every field of `Bias` over the batches
-    of that size. NOT PRIVATE.
+    at `largest`. Returns size as text -> means of `Bias`'s fields over its batches. NOT PRIVATE.
     """
     biases: dict[int, list[Bias]] = {}
     waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size
@@ -197,29 +177,20 @@ def describe(
 ) -> dict[str, Float[Array, ""]]:
     """Everything that is said of one batch, by name. NOT PRIVATE.
 
-    A method's bias is seen three ways, because its gradient G_i need not be the plain g_i:
+    A method's bias is seen three ways, because its gradient G_i (for BAM and DP-SAT at θ') need not
+    be the plain g_i = ∇L(θ; x_i, y_i); the names are those of `Bias`:
 
-    =========================== =========================================================
-    names                       bias of …
     =========================== =========================================================
     `bias_norm`, …              mean clip(G_i) against mean G_i: what clipping does to it
     `against_plain/bias_norm`,… mean clip(G_i) against mean g_i at θ: as an estimate of ∇L
     `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: DP-SGD's, at this θ
     =========================== =========================================================
 
-    Args:
-      own: means of the method's gradients G_i (for BAM and DP-SAT those at θ').
-      plain: means of g_i = ∇L(θ; x_i, y_i) over the same examples.
-      previous_private_grad: the previous step's privatised gradient, DP-SAT's ascent direction.
-      noise_std: σC/l, the standard deviation of each entry of a step's noise after the division
-        by the expected batch size.
-
-    Returns:
-      The fields of `Bias` for the three rows above, and `fraction_clipped` and `norm_quantile_NN`
-      of ‖G_i‖; `plain/mean_norm`, the mean of ‖g_i‖ over the examples where it is finite, by which
-      L_BAO exceeds L per unit of λ; `snr` = ‖ĝ_clip‖ / (noise_std·√d), over the root mean square
-      norm of the noise (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's
-      directions; and `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
+    Beside it: `fraction_clipped` and `norm_quantile_NN` of ‖G_i‖; `plain/mean_norm`, the mean of
+    ‖g_i‖ over the examples where it is finite, by which L_BAO exceeds L per unit of λ; `snr` =
+    ‖ĝ_clip‖ / (noise_std·√d), over the root mean square norm of the noise, where `noise_std` is
+    σC/l (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's directions; and
+    `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
     """
     said: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
     for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
@@ -247,11 +218,7 @@ def bias_aware_objective(
 
     Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
     zero (`jax.grad` of this gives NaN there). The mean over a batch is at least the mean loss plus
-    λ times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
-
-    Args:
-      loss_fn: `(params, example) -> scalar loss of one example`.
-      penalty: λ.
+    λ, `penalty`, times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
 
     Examples:
       >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)

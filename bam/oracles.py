@@ -156,11 +156,7 @@ def bam_sam(
 
 
 def bam_exact(
-    loss_fn: LossFn,
-    penalty: float,
-    *,
-    ascent_views: int = 0,
-    ascent_mask: AscentMask = None,
+    loss_fn: LossFn, penalty: float, *, ascent_views: int = 0, ascent_mask: AscentMask = None
 ) -> Oracle:
     r"""BAM's exact gradient, by forward-over-reverse differentiation.
 

@@ -29,39 +29,23 @@ COMPARED = {
 
 
 class Line(NamedTuple):
-    """One line of a panel, with a band of ± `spread` around it.
-
-    Attributes:
-      label: in the legend; lines of one label have one style.
-      x: positions.
-      mean: values.
-      spread: half the band's height; None for no band.
-      style: colour, line style and so on; see `styles`.
-    """
+    """One line of a panel; lines of one label have one style."""
 
     label: str
     x: Sequence[float]
     mean: Sequence[float]
-    spread: Sequence[float] | None
-    style: Mapping[str, Any]
+    spread: Sequence[float] | None  # half the height of the band around it; None for no band
+    style: Mapping[str, Any]  # colour, line style and so on, see `styles`
 
 
 class Panel(NamedTuple):
-    """One chart of a figure.
-
-    Attributes:
-      title: what is drawn.
-      x_label: what the x axis is.
-      lines: from below to above.
-      log_x: a logarithmic x axis, marked at the lines' positions.
-      percent: values are shares, shown in %.
-    """
+    """One chart of a figure, its lines from below to above."""
 
     title: str
     x_label: str
     lines: Sequence[Line]
-    log_x: bool = False
-    percent: bool = False
+    log_x: bool = False  # marked at the lines' positions
+    percent: bool = False  # values are shares, shown in %
 
 
 def style_of(method: str) -> dict[str, Any]:
@@ -74,12 +58,6 @@ def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Line styles of methods that are drawn together, by `parts.full_label`.
 
     A method has its colour; of several strengths the stronger are darker, each with a marker.
-
-    Args:
-      methods: `method` sections of configs.
-
-    Returns:
-      Label -> keyword arguments for Matplotlib's lines.
     """
     found = {}
     for method in methods:
@@ -98,20 +76,11 @@ def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def panels(
-    charts: Sequence[Panel],
-    path: Path,
-    title: str,
-    num_columns: int = 3,
-    share_y: bool = False,
+    charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3, share_y: bool = False
 ) -> None:
-    """Draws charts side by side under one legend.
+    """Draws charts, at least one, side by side under one legend into a PNG file.
 
-    Args:
-      charts: at least one.
-      path: PNG file to write.
-      title: heading of the figure.
-      num_columns: charts per row.
-      share_y: one y axis for all, for quantities that are compared across charts.
+    `share_y` is for quantities that are compared across charts.
     """
     num_rows = -(-len(charts) // num_columns)
     figure, axes = plt.subplots(
@@ -150,14 +119,9 @@ def panels(
 def over_seeds(
     seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str
 ) -> tuple[list[int], np.ndarray]:
-    """One quantity over training, of the steps at which every seed has it.
+    """One quantity over training: the steps `[n]` that every seed has, values `[seeds, n]`.
 
-    Args:
-      seeds: metrics rows of one run per seed.
-      quantity: a key of the rows.
-
-    Returns:
-      Steps `[n]` and values `[seeds, n]`.
+    `seeds` has one list of metrics rows per run.
     """
     series = [{r["step"]: r[quantity] for r in rows if quantity in r} for rows in seeds]
     steps = sorted(set(series[0]).intersection(*series[1:])) if series else []
@@ -165,14 +129,7 @@ def over_seeds(
 
 
 def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: Mapping[str, Any]) -> Line:
-    """A line of the mean ± SD over seeds.
-
-    Args:
-      label: in the legend.
-      x: positions, `[n]`.
-      values: `[seeds, n]`.
-      style: see `styles`.
-    """
+    """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
     estimates = [stats.estimate(at_x) for at_x in values.T.tolist()]
     means = [found.mean if found else np.nan for found in estimates]
     spread = [found.sd or 0.0 for found in estimates if found] if len(values) > 1 else None
@@ -187,11 +144,7 @@ def compare_runs(
 ) -> None:
     """Draws accuracy, bias and what belongs beside it over training, mean ± SD over seeds.
 
-    Args:
-      runs: label -> one list of metrics rows per seed.
-      methods: `method` sections of the runs' configs, whose labels the runs' are.
-      path: PNG file to write.
-      title: heading of the figure.
+    `runs` has one list of metrics rows per seed, by the labels of `methods`, sections of configs.
     """
     charts, style = [], styles(methods)
     for quantity, heading in COMPARED.items():
@@ -214,14 +167,8 @@ def error_bars(
 ) -> None:
     """Draws points with bars on a Matplotlib axis, joined by a line.
 
-    Args:
-      axis: where.
-      x: positions.
-      mean: values.
-      spread: half the bars' lengths, or two rows of what is below and above; None in it (a single
-        run has no interval) is no bar, rather than one of length zero.
-      label: in the legend.
-      style: colour, line style and so on.
+    `spread` is half the bars' lengths, or two rows of what is below and above; None in it (a single
+    run has no interval) is no bar, rather than one of length zero.
     """
     bars = np.array(spread, dtype=float)
     look: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
@@ -237,12 +184,7 @@ def log_axis(axis: Any, marks: Iterable[float]) -> None:
 
 
 def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
-    """Puts one legend under a figure, in as many columns as fit.
-
-    Args:
-      figure: Matplotlib's.
-      handles: label -> what it stands for; nothing is drawn for none.
-    """
+    """Puts one legend, label -> what it stands for, under a figure, in as many columns as fit."""
     if handles:
         characters = 13 * figure.get_figwidth()  # that fit side by side
         figure.legend(
@@ -255,12 +197,7 @@ def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure in the common style, and closes it.
-
-    Args:
-      figure: Matplotlib's.
-      path: PNG file to write.
-    """
+    """Writes a Matplotlib figure as PNG in the common style, and closes it."""
     for axis in figure.axes:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -11,11 +11,8 @@ from scipy import stats
 class Estimate(NamedTuple):
     """A mean over seeds and how well it is known.
 
-    Attributes:
-      mean: of the values.
-      sd: their sample standard deviation; None for a single value.
-      half_width: half of the 95 % confidence interval of the mean, by Student's t; None likewise.
-      num: number of values.
+    `sd` is the sample standard deviation, `half_width` half of the 95 % confidence interval of the
+    mean by Student's t; both are None for a single value.
     """
 
     mean: float
@@ -25,13 +22,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, spread and confidence of values that are taken as independent and normal.
-
-    Args:
-      values: one per seed.
-
-    Returns:
-      An `Estimate`, or None without values.
+    """Mean, spread and confidence of values that are taken as independent and normal, if any.
 
     Examples:
       >>> estimate([1.0, 2.0, 3.0])
@@ -51,17 +42,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Estimate | None:
-    """The mean of value − baseline over the seeds both have.
+    """The mean of value − baseline over the seeds both have, if any.
 
     Runs with one seed share weights, batches and noise, so their difference has less spread than
     either.
-
-    Args:
-      values: seed -> value.
-      baseline: seed -> value.
-
-    Returns:
-      An `Estimate`, or None without common seeds.
 
     Examples:
       >>> paired_difference({0: 5.0, 1: 7.0, 2: 1.0}, {0: 4.0, 1: 5.0}).mean

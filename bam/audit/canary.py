@@ -86,15 +86,11 @@ def scores(
     """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
     Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
-    `bam.train` uses, from the same initial weights. Its score is the mean over the steps of
-    ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in which the canary
-    took part and near 0 otherwise.
+    `bam.train` uses, from the same initial weights, two seeds to a pair. Its score is the mean over
+    the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in
+    which the canary took part and near 0 otherwise.
 
-    Args:
-      config: of a linear model; its `dataset` section is not read.
-      num_examples: N, the canary included; q is the expected batch size over N.
-      num_trials: trials with the canary, and as many without.
-      first_seed: trials use the seeds from here on, two each.
+    The config is of a linear model; its `dataset` section is not read. N counts the canary.
     """
     built = experiment.build(config, canary_dataset(num_examples))
     plan = built.plan
@@ -136,18 +132,13 @@ def lower_bound(
     delta: float,
     confidence: float = 0.95,
 ) -> Audit:
-    """Lower bounds on ε from scores, sound at the stated confidence.
+    """Lower bounds on ε at δ from scores, sound at the stated confidence.
 
     The threshold is chosen on the first fifth of the scores. On the rest, the Clopper-Pearson
     bounds of both error rates hold together with the stated confidence.
 
-    Args:
-      present: scores of runs with the canary; higher means more of it. At least 50.
-      absent: scores of runs without, as many.
-      sampling_prob: q of the mechanism.
-      num_steps: T.
-      delta: δ at which ε is stated.
-      confidence: strictly between 0 and 1.
+    `present` are scores of runs with the canary (higher means more of it), `absent` as many of runs
+    without, at least 50; q and T are those of the mechanism.
     """
     if min(len(present), len(absent)) < 50:
         raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
@@ -175,10 +166,9 @@ def lower_bound(
 def epsilon_ruled_out(
     allowed: Callable[[gdp.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
 ) -> float:
-    """The largest ε of a Poisson-sampled Gaussian whose noise is, as all larger noise, ruled out.
+    """The largest ε of a Poisson-sampled Gaussian whose noise, as all larger noise, is ruled out.
 
-    `allowed` tells whether a mechanism with a trade-off function could give what was seen. 0 if
-    nothing is ruled out.
+    `allowed` tells whether a trade-off function could give what was seen. 0 if nothing is.
     """
 
     def possible(sigma: float) -> bool:
@@ -204,10 +194,7 @@ def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> gdp.Tradeof
         return gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1 / sigma), sampling_prob)
     epsilons = np.concatenate([np.linspace(0, 2, 81), np.linspace(2, 20, 73)[1:]]).tolist()
     profile = accounting.deltas(
-        noise_multiplier=sigma,
-        sampling_prob=sampling_prob,
-        num_steps=num_steps,
-        epsilons=epsilons,
+        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, epsilons=epsilons
     )
     return gdp.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
 

@@ -53,14 +53,11 @@ GUESSED_SHARE = 0.1
 
 
 class OneRun(NamedTuple):
-    """What one run gave away: each canary's score (higher means rather "in") and coin.
-
-    The model's test accuracy shows that it was a real training.
-    """
+    """What one run gave away: each canary's score (higher means rather "in"), and its coin."""
 
     scores: Float[np.ndarray, " canaries"]
     included: Bool[np.ndarray, " canaries"]
-    test_accuracy: float
+    test_accuracy: float  # shows that it was a real training
 
 
 class Bounds(NamedTuple):
@@ -108,10 +105,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
 
 
 def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Oracle:
-    """The oracle of a `method` section, but for canaries: their gradients are single entries.
-
-    An example with a label below zero is a canary.
-    """
+    """The oracle of a `method` section, but for canaries (labels below zero): single entries."""
     own = parts.make_oracle(method, loss_fn)
 
     def grad(params: Params, example: dict[str, Array]) -> Grads:
@@ -136,9 +130,7 @@ def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries
 
 
 def run(
-    built: Experiment,
-    seed: int | None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+    built: Experiment, seed: int | None, on_row: Callable[[dict[str, Any]], None] = lambda row: None
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 
@@ -182,7 +174,7 @@ def run(
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run, for example at a confidence of 0.95.
+    """Lower bounds on ε from one run.
 
     The number of guesses is fixed before anything is seen, so no correction for a choice is needed.
     """

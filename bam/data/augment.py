@@ -12,12 +12,7 @@ FLIPS = ("none", "horizontal")
 
 
 def views(
-    key: Array,
-    image: Shaped[Array, "h w c"],
-    *,
-    num_views: int,
-    shift: int = 0,
-    flip: str = "none",
+    key: Array, image: Shaped[Array, "h w c"], *, num_views: int, shift: int = 0, flip: str = "none"
 ) -> Shaped[Array, "views h w c"]:
     """K random views of one image, same dtype: shifted, then perhaps mirrored.
 

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bam.data.common import (
-    DataError,
-    Split,
-    check_labels,
-    check_memory,
-    check_size,
-    decode_images,
-)
+from bam.data.common import DataError, Split, check_labels, check_memory, check_size, decode_images
 from bam.extras import needs
 
 IMAGE_COLUMNS = ("image", "img")

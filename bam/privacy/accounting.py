@@ -92,11 +92,7 @@ def epsilon(
 
 
 def deltas(
-    *,
-    noise_multiplier: float,
-    sampling_prob: float,
-    num_steps: int,
-    epsilons: Sequence[float],
+    *, noise_multiplier: float, sampling_prob: float, num_steps: int, epsilons: Sequence[float]
 ) -> list[float]:
     """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
