@@ -42,18 +42,11 @@ class GaussianNoiseState(NamedTuple):
 def next_noise(
     state: GaussianNoiseState, noise_multiplier: float, sensitivity: float
 ) -> tuple[GaussianNoise, GaussianNoiseState]:
-    r"""The noise of one step, of standard deviation σ·S, and the state for the next step.
+    """The noise of one step, of standard deviation σ·S, and the state for the next step.
 
-    Step t uses `fold_in(key, t)`, so the noise is independent across steps; within one it is
-    across entries. S is widened by 1e-5, which is what the engine's own norms may be off by.
-
-    Args:
-      state: the key, and how often it was used.
-      noise_multiplier: σ.
-      sensitivity: S, the L2 sensitivity of the sum.
-
-    Returns:
-      `(noise, state)`: give the noise to `clipped_sum`.
+    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
+    which is what the engine's own norms may be off by. Step t uses `fold_in(key, t)`, so the noise
+    is independent across steps; within one it is across entries.
     """
     std = noise_multiplier * sensitivity * ROUNDING
     noise = GaussianNoise(jax.random.fold_in(state.key, state.step), std)
@@ -63,7 +56,7 @@ def next_noise(
 def add_gaussian_noise(
     noise_multiplier: float, sensitivity: float, key: Array
 ) -> optax.GradientTransformation:
-    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients.
+    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients, keeping dtypes.
 
     For sums from elsewhere: `clipped_sum(…, noise=…)` and `privatize` add the same noise to sums
     that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
@@ -74,15 +67,12 @@ def add_gaussian_noise(
 
     Args:
       noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
-      sensitivity: S, the L2 sensitivity of the sum, finite.
+      sensitivity: S, the L2 sensitivity of the sum, finite and at least 0.
       key: a JAX PRNG key that is used for nothing else. `jax.random.key(i)` can be guessed by
         trying all i: for a sum to release, use `bam.secret_key()`.
 
-    Returns:
-      An optax transform of the sum. Each leaf keeps its dtype.
-
     Raises:
-      ValueError: if σ or S is negative or not finite, or σ positive and below 0.01.
+      ValueError: if σ or S is out of range.
     """
     _check_noise(noise_multiplier, sensitivity)
 
@@ -101,11 +91,7 @@ def add_gaussian_noise(
 
 
 def secret_key() -> Array:
-    """A PRNG key that nobody can know: 64 bits from the operating system.
-
-    Returns:
-      A typed threefry key, another one at every call.
-    """
+    """A typed threefry key that nobody can know, another at every call: 64 bits from the system."""
     return threefry_key(np.frombuffer(secrets.token_bytes(8), np.uint32))
 
 

@@ -26,11 +26,10 @@ from jaxtyping import Array, Float, PyTree
 from bam import tree
 from bam.tree import Grads, Params
 
+# `(params, example) -> scalar loss of one example`
 LossFn = Callable[[Params, PyTree], Float[Array, ""]]
-
-AscentMask: TypeAlias = (
-    PyTree  # pytree of bools like params, a function from params to one, or None
-)
+# A pytree of bools like the parameters, a function from them to one, or None.
+AscentMask: TypeAlias = PyTree
 
 
 class Oracle(NamedTuple):
@@ -51,11 +50,7 @@ class Oracle(NamedTuple):
 def dp_sgd(loss_fn: LossFn) -> Oracle:
     r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
 
-    Args:
-      loss_fn: `(params, example) -> scalar loss of one example`.
-
-    Returns:
-      An `Oracle` whose `ascend` is the identity.
+    `loss_fn` is `(params, example) -> scalar loss of one example`, here and in all methods.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -70,18 +65,9 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
     $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
-    shift reuses a released value, so it is free post-processing. Before the first step (or if `p`
-    is zero) there is no shift.
-
-    Args:
-      loss_fn: `(params, example) -> scalar loss of one example`.
-      radius: ρ ≥ 0, in the units of the parameters.
-
-    Returns:
-      An `Oracle` that shifts in `ascend` and is plain in `grad`.
-
-    Raises:
-      ValueError: if `radius` is negative or not finite.
+    shift, of length `radius` ρ in the units of the parameters, reuses a released value, so it is
+    free post-processing. Before the first step (or if `p` is zero) there is no shift. A ValueError
+    refuses a ρ that is negative or not finite.
 
     Source: Park et al. 2023, "Differentially Private Sharpness-Aware Training".
     """
@@ -106,10 +92,10 @@ def bam_sam(
     r"""BAM by the SAM approximation: the gradient after one ascent step of the example's own.
 
     $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with
-    $g_i = \nabla L(\theta; x_i, y_i)$. With α = 1 this is Eq. 14 of Knolle et al. 2023
-    (arXiv 2308.12018), an approximation of `bam_exact` with λ = r whose error is O(r²). Other α
-    give the mixing of Zhao et al. 2022, which penalises with λ = α·r. Costs two gradients,
-    or three with α < 1 and a cheaper direction.
+    $g_i = \nabla L(\theta; x_i, y_i)$; a zero gradient ascends nowhere and stays finite. With α = 1
+    this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), an approximation of `bam_exact` with
+    λ = r whose error is O(r²). Other α give the mixing of Zhao et al. 2022, which penalises with
+    λ = α·r. Costs two gradients, or three with α < 1 and a cheaper direction.
 
     A cheaper direction, still the example's own and so as private: its first k views alone
     (`ascent_views`), or chosen parameters alone (`ascent_mask`), whose shift leaves the other
@@ -122,9 +108,6 @@ def bam_sam(
       ascent_views: k, how many of the rows of `example["image"]` give the direction; 0 for all.
       ascent_mask: pytree of bools like `params`, True where the ascent moves, or a function from
         `params` to one (as in `optax.masked`); None for everywhere.
-
-    Returns:
-      An `Oracle`; a zero gradient ascends nowhere and stays finite.
 
     Raises:
       ValueError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
@@ -161,27 +144,21 @@ def bam_exact(
     r"""BAM's exact gradient, by forward-over-reverse differentiation.
 
     $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
-    al. 2023 (arXiv 2308.12018). The gradient is linearised once: the primal pass gives $g_i$ and
-    the linear map gives the Hessian-vector product, so $g_i$ is not computed twice
-    (but of all views once more where `ascent_views` takes a few).
+    al. 2023 (arXiv 2308.12018); where the gradient is zero the penalty's subgradient 0 is used, not
+    NaN. The gradient is linearised once: the primal pass gives $g_i$ and the linear map gives the
+    Hessian-vector product, so $g_i$ is not computed twice (but once more of all views where
+    `ascent_views` takes a few).
 
     Cheaper, and still exact for what they say: `ascent_views` penalises the gradient norm of the
-    first k views alone, `ascent_mask` the norm of the chosen parameters' gradient alone.
+    first k views alone, `ascent_mask` the norm of the chosen parameters' gradient alone. The errors
+    are those of `bam_sam`.
 
     Args:
       loss_fn: `(params, example) -> scalar loss of one example`, twice differentiable (piecewise
         is enough: ReLU networks have a Hessian almost everywhere).
-      penalty: λ ≥ 0, in the units of the parameters. Zero is `dp_sgd`, to the bit.
+      penalty: λ ≥ 0, finite, in the units of the parameters. Zero is `dp_sgd`, to the bit.
       ascent_views: k, how many of the rows of `example["image"]` are penalised; 0 for all.
-      ascent_mask: pytree of bools like `params`, True where the penalised norm is taken, or a
-        function from `params` to one; None for everywhere.
-
-    Returns:
-      An `Oracle`; where the gradient is zero the penalty's subgradient 0 is used, not NaN.
-
-    Raises:
-      ValueError: if `penalty` is negative or not finite, or (once an example is seen) it has fewer
-        views than k, or the mask is True nowhere.
+      ascent_mask: as of `bam_sam`, True where the penalised norm is taken.
     """
     _check_non_negative("penalty", penalty)
     _check_non_negative("ascent_views", ascent_views)

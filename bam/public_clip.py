@@ -65,21 +65,15 @@ def clip_norm_from_public(
 ) -> float:
     """A quantile of the gradient norms of the same kind of model on public data: C > 0.
 
-    The model is trained from scratch, non-privately, for a while on the public images, which are
-    resized to the private ones' shape; then the norm of every public example's gradient is taken.
-    No private example is read, so the choice costs no privacy. Nothing of the model is kept. The
-    same arguments give the same number on one machine.
-
-    Args:
-      public: a data set whose every example is public.
-      shape: `(height, width, channels)` of the private images.
-      model: `name`, `width` and options, as `models.create` takes them.
-      quantile: in (0, 1]; 0.5 is the median.
-      num_steps: NAdam steps of 128 examples before measuring, 0 for none.
+    The model (its section of a config) is trained from scratch, non-privately, for so many NAdam
+    steps of 128 examples on the public images, resized to the private ones' `(height, width,
+    channels)`; then the norm of every public example's gradient is taken. No private example is
+    read, so the choice costs no privacy. Nothing of the model is kept. The same arguments give the
+    same number on one machine.
 
     Raises:
-      ValueError: for a quantile or number of steps out of range, other channels than the private
-        images', or a quantile that is zero or not finite.
+      ValueError: for a quantile outside (0, 1], a negative number of steps, other channels than the
+        private images', or a quantile that is zero or not finite.
     """
     if not 0 < quantile <= 1:
         raise ValueError(f"public_clip.quantile must be above 0 and at most 1, got {quantile}")

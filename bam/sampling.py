@@ -29,21 +29,14 @@ class PaddedBatch(NamedTuple):
 def poisson_sample(
     seed: int, step: int, num_examples: int, sampling_prob: float
 ) -> Int64[np.ndarray, " sampled"]:
-    """Draws the examples of one step: each of N independently with probability q.
+    """Draws the examples of one step: each of N, which is public, independently with probability q.
 
-    Args:
-      seed: a non-negative integer of any size. Keep it secret if the guarantee is to hold against
-        someone who reads it: the amplification by sampling assumes unknown batches.
-      step: the step's number; every (seed, step) has its own independent stream.
-      num_examples: N, public.
-      sampling_prob: q in [0, 1].
+    Returns sorted row numbers, of random length (possibly none). Every (seed, step) has its own
+    independent stream, and gives the same rows again. ValueError if q is outside [0, 1] or N is
+    negative.
 
-    Returns:
-      Sorted row numbers, int64, of random length (possibly none). The same (seed, step) gives the
-      same rows.
-
-    Raises:
-      ValueError: if q is outside [0, 1] or N is negative.
+    The seed is a non-negative integer of any size. Keep it secret if the guarantee is to hold
+    against someone who reads it: the amplification by sampling assumes unknown batches.
 
     Examples:
       >>> poisson_sample(seed=0, step=3, num_examples=10, sampling_prob=1.0).tolist()
@@ -59,15 +52,9 @@ def poisson_sample(
 
 
 def usual_capacity(num_examples: int, sampling_prob: float, multiple_of: int = 1) -> int:
-    """Number of rows that holds all but one in 10⁹ Poisson draws.
+    """Number of rows that holds all but one in 10⁹ Poisson draws, of N examples with probability q.
 
-    Args:
-      num_examples: N.
-      sampling_prob: q.
-      multiple_of: round up to a multiple of this (the microbatch size).
-
-    Returns:
-      A number of rows, at least `multiple_of`, a multiple of it.
+    It is rounded up to a multiple of `multiple_of`, the microbatch size.
     """
     rows = int(stats.binom.isf(OVERFLOW_PROB, num_examples, sampling_prob))
     return max(1, -(-min(rows, num_examples) // multiple_of)) * multiple_of
@@ -77,17 +64,8 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int) -> PaddedBatch:
     """Pads row numbers to `capacity` rows, or to the next doubling of it that holds them all.
 
     A draw is never truncated: leaving examples out would change the sampling distribution and
-    with it the guarantee. A longer shape costs one more compilation, rarely.
-
-    Args:
-      indices: sampled row numbers.
-      capacity: the usual number of rows, at least 1.
-
-    Returns:
-      A `PaddedBatch` of `capacity · 2^k` rows with the smallest sufficient k ≥ 0.
-
-    Raises:
-      ValueError: if `capacity` is below 1.
+    with it the guarantee. A longer shape costs one more compilation, rarely. ValueError if the
+    capacity, the usual number of rows, is below 1.
 
     Examples:
       >>> import numpy as np

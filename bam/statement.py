@@ -63,13 +63,10 @@ def privacy(
 ) -> str:
     """The text of `PRIVACY.md`, in Markdown.
 
-    Args:
-      config: those of the run's settings that may be published.
-      plan: its `plan.json`.
-      summary: its `summary.json`.
-      data: the data set, in words that may be published.
-      diagnosed: whether the run's records hold figures of training examples.
-      exported_by: version and commit of the code that writes this.
+    `config` has those of the run's settings that may be published; plan and summary are its
+    `plan.json` and `summary.json`; `data` is the data set, in words that may be published;
+    `diagnosed`: whether the run's records hold figures of training examples; `exported_by`: version
+    and commit of the code that writes this.
     """
     nominal = summary["seed"] is not None
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))

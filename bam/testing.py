@@ -48,15 +48,9 @@ def check_transform(
     * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
       most the sensitivity.
 
-    Args:
-      transform: as `bam.clip_by_l2_norm(1.0)`.
-      params: parameters whose gradients to try; by default those of several shapes. Give yours if
-        the transform is for one structure alone.
-      keeps_structure: False for a transform with a `finish` that adds more than the gradient to the
-        sum; then what `finish` returns must have the gradient's structure.
-
-    Raises:
-      AssertionError: if one of them does not hold; the message says which and for what.
+    Give your parameters if the transform is for one structure alone; by default several are tried.
+    Give `keeps_structure=False` for a transform with a `finish` that adds more than the gradient to
+    the sum; then what `finish` returns must have the gradient's structure.
     """
     others = () if params is not None else tuple(_shapes_to_try())
     if params is None:
@@ -211,13 +205,8 @@ def check_oracle(
     * called again it is the same: randomness comes from `example["key"]` alone;
     * `ascend` keeps structure, shapes and dtypes, also before the first step.
 
-    Args:
-      make_oracle: `loss_fn -> Oracle`, as `lambda loss_fn: bam.bam_sam(loss_fn, 0.1)`.
-      is_dp_sgd: the same at the parameter value where it must be DP-SGD to the bit, such as a
-        radius of zero.
-
-    Raises:
-      AssertionError: if one of them does not hold; the message says which.
+    `is_dp_sgd` makes the oracle with the parameter value where it must be DP-SGD to the bit, such
+    as a radius of zero.
     """
     params, batch = _network()
     rows = [_row(batch, i) for i in range(4)]

@@ -21,13 +21,18 @@ SMALLEST_CLIP_NORM = 1e-12
 class BoundedTransformation(optax.GradientTransformation):
     """An optax transform of *one example's* gradient that promises a bound on its output.
 
-    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with one more
-    attribute. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`.
+    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with two more
+    attributes. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`, of
+    `params -> state` and, for one example, `(grads, state, params) -> (bounded grads, state)`.
 
     Attributes:
       sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
-        included. Under add/remove adjacency it is the L2 sensitivity of a sum over examples.
-      finish: what becomes of the noised mean, see `finish`; None leaves it as it is.
+        included; `inf` says "not bounded". Under add/remove adjacency it is the L2 sensitivity of
+        a sum over examples. A ValueError refuses one that is not 0 or at least 1e-12.
+      finish: `(noised mean, state) -> (private gradient, state)`, once per step; None leaves both
+        as they are. Only here does the state change: what `update` returns of it is not used,
+        because it has seen one example's gradient. `update` may return more than a gradient, for
+        `finish` to read.
     """
 
     sensitivity: float
@@ -40,19 +45,7 @@ class BoundedTransformation(optax.GradientTransformation):
         sensitivity: float,
         finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
     ) -> "BoundedTransformation":
-        """Makes the pair `(init, update)` and attaches the bound.
-
-        Args:
-          init: `params -> state`.
-          update: `(grads, state, params) -> (bounded grads, state)`, for one example.
-          sensitivity: the bound, a number of at least 0; `inf` says "not bounded".
-          finish: `(noised mean, state) -> (private gradient, state)`, once per step. Only here does
-            the state change: what `update` returns of it is not used, because it has seen one
-            example's gradient. `update` may return more than a gradient, for `finish` to read.
-
-        Raises:
-          ValueError: if `sensitivity` is negative, NaN, or positive and below 1e-12.
-        """
+        """Makes the pair `(init, update)` and attaches the bound."""
         if not (sensitivity == 0 or sensitivity >= SMALLEST_CLIP_NORM):
             raise ValueError(
                 f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
@@ -66,15 +59,8 @@ class BoundedTransformation(optax.GradientTransformation):
 def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
     """What a per-example transform makes of the noised mean, and its state for the next step.
 
-    Post-processing: `mean` and `state` are private already.
-
-    Args:
-      clip: the transform that bounded the examples.
-      mean: the noised sum over the expected batch size.
-      state: the transform's state in this step.
-
-    Returns:
-      `(private gradient, state)`; both as they were for a transform without a `finish`.
+    `mean` is the noised sum over the expected batch size. It is private, as the state is, so this
+    is post-processing; a transform without a `finish` leaves both as they are.
     """
     own = getattr(clip, "finish", None)
     return (mean, state) if own is None else own(mean, state)
@@ -83,7 +69,8 @@ def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> t
 def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
 
-    The norm is taken over all leaves together, in float32 or wider. Edge cases:
+    The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
+    are kept. C is `clip_norm`, and the sensitivity. Edge cases:
 
     =================== =======================================================
     case                output
@@ -95,14 +82,8 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
     =================== =======================================================
 
-    Args:
-      clip_norm: C, 0 or at least 1e-12 (smaller bounds are beyond float32's squares).
-
-    Returns:
-      A `BoundedTransformation` with sensitivity C. Structure, shapes and dtypes are kept.
-
-    Raises:
-      ValueError: if `clip_norm` is negative, NaN, or positive but below 1e-12.
+    A ValueError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
+    float32's squares.
 
     Source: Abadi et al. 2016; Algorithm 1 of arXiv 2308.12018.
 
@@ -125,18 +106,13 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
 def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
     r"""Automatic clipping: every gradient is scaled to norm just below C.
 
-    $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero.
-
-    Args:
-      clip_norm: C, finite, 0 or at least 1e-12.
-      gamma: γ ≥ 1e-12 keeps small gradients small; a stability constant of the source.
-
-    Returns:
-      A `BoundedTransformation` with sensitivity C. Structure, shapes and dtypes are kept.
+    $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
+    dtypes are kept, and the sensitivity is C. γ keeps small gradients small; it is a stability
+    constant of the source.
 
     Raises:
-      ValueError: if `clip_norm` is infinite, negative, NaN or positive but below 1e-12, or
-        `gamma` is not finite and at least 1e-12 (below that a norm may underflow unnoticed).
+      ValueError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
+        and at least 1e-12 (below that a norm may underflow unnoticed).
 
     Source: Bu et al. 2023, "Automatic Clipping".
     """
@@ -158,17 +134,12 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     r"""Clips each leaf of the gradient (each parameter array) to a bound of its own.
 
     $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
-    $(\sum_k C_k^2)^{1/2}$. A leaf with a NaN or infinity makes the example's whole output zero.
+    $(\sum_k C_k^2)^{1/2}$, the sensitivity. A leaf with a NaN or infinity makes the example's whole
+    output zero.
 
-    Args:
-      clip_norm: one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
-        numbers like the parameters, the $C_k$.
-
-    Returns:
-      A `BoundedTransformation` with sensitivity C, or $(\sum_k C_k^2)^{1/2}$.
-
-    Raises:
-      ValueError: if a bound is negative, NaN, or positive but below 1e-12.
+    `clip_norm` is one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
+    numbers like the parameters, the $C_k$. A ValueError refuses a bound that is negative, NaN, or
+    positive but below 1e-12.
 
     Source: McMahan et al. 2018, "per-layer clipping".
     """
@@ -192,20 +163,11 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
-    """Applies per-example transforms in order; the last must be bounded.
+    """Applies per-example transforms in order; a ValueError says that the last is not bounded.
 
     Like `optax.chain`, but keeps the promise: the sensitivity of the chain is that of its last
     member. Anything may come before it; nothing may come after it, because even scaling by 2 would
     break the declared bound.
-
-    Args:
-      *transforms: optax transforms of one example's gradient, the last with a `sensitivity`.
-
-    Returns:
-      A `BoundedTransformation`.
-
-    Raises:
-      ValueError: if there is no transform or the last is not bounded.
 
     Examples:
       >>> import optax
@@ -230,10 +192,7 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
-    """A per-example transform's declared L2 sensitivity, finite and at least 0.
-
-    Raises ValueError for one that declares no bound, or an infinite one.
-    """
+    """A transform's declared L2 sensitivity, at least 0; a ValueError if none, or infinite."""
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
         raise ValueError(

@@ -75,14 +75,8 @@ def shift(tree: Params, distance: float, direction: Grads) -> Params:
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
-    Args:
-      pattern: regular expression, searched for in each leaf's path, as `"GroupNorm_0/scale"`.
-
-    Returns:
-      A function from `params` to a pytree of bools.
-
-    Raises:
-      ValueError: if the pattern is not a regular expression.
+    The regular expression, or a ValueError, is searched for in each leaf's path, as
+    `"GroupNorm_0/scale"`.
 
     Examples:
       >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})

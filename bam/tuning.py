@@ -120,13 +120,10 @@ def fastest(
     JAX's compilation cache folder. What does not fit the device's memory is passed over; if nothing
     does, a ValueError says so.
 
-    Args:
-      make_step: `(convolution, microbatch size) -> step`; `step(number of examples)` computes on so
-        many examples and returns arrays to wait for.
-      facts: JSON values that the answer depends on: model, shapes, method. The devices and JAX's
-        version are added here.
-      candidates: formulation -> microbatch sizes, growing.
-      num_devices: how many share a step's examples.
+    `make_step(convolution, microbatch size)` is a step; `step(number of examples)` computes on so
+    many and returns arrays to wait for. The answer depends on `facts`, JSON values, and on JAX's
+    version and the devices, `num_devices` of which share the examples. `candidates` are formulation
+    -> microbatch sizes, growing.
     """
     asked = [facts, candidates, devices.name(), num_devices, jax.__version__]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,17 +12,7 @@ METHODS = tuple(parts.METHODS)
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
-    """Returns the base configuration of a method.
-
-    Args:
-      method: a key of `METHODS`.
-
-    Returns:
-      A locked `ConfigDict`.
-
-    Raises:
-      ValueError: for an unknown method.
-    """
+    """The base configuration, locked, of a key of `METHODS`; a ValueError for another method."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     config = ConfigDict()
@@ -92,11 +82,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:
-    """Sets the strength of the config's method, if one is given for it.
+    """Sets the strength of the config's method, if it has one and it is given.
 
-    Args:
-      config: a configuration of any method; DP-SGD and non-private have no strength.
-      **strengths: by method, for example `dp_sat=0.086` (ρ), `bam_sam=0.02` (λ).
+    They are by method, for example `dp_sat=0.086` (ρ), `bam_sam=0.02` (λ).
     """
     name = config.method.name
     if name in strengths:

@@ -31,11 +31,7 @@ EXTENSIONS = {
 
 
 def get_config(name: str = "automatic") -> ConfigDict:
-    """Returns the configuration of a worked extension, on digits unless the name says MNIST.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
+    """The config of a worked extension, on digits unless the name says MNIST; or a ValueError."""
     plain = name.removeprefix("mnist_")
     if plain not in EXTENSIONS:
         raise ValueError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")

@@ -32,10 +32,8 @@ def noise_p_values(
     that no two steps of any runs are correlated, in any leaf or all of them; `entries`, that no two
     entries are, of whichever leaves, in the same step or up to `LAGS` steps apart.
 
-    Args:
-      runs: the noise of each run, every step of it, over its planned standard deviation. All runs
-        must be independent of each other: two runs with one seed fail.
-      leaf_sizes: numbers of entries of the parameters' leaves, in order.
+    A run is every step of its noise over the planned standard deviation, the leaves of
+    `leaf_sizes` entries in order. All runs must be independent: two with one seed fail.
     """
     z = np.concatenate(runs).astype(float)
     ends = list(itertools.accumulate(leaf_sizes))
@@ -66,11 +64,7 @@ def batch_p_values(
     size have none of; `participation`, of the example that is drawn least or most often;
     `participation spread`, which batches that go through the data in turn have none of; `batch
     pairs` and `example pairs`, of how much any two batches, or any two examples' participations,
-    have in common (hypergeometric).
-
-    Args:
-      members: whether an example is in a batch, for the steps of one or more independent runs.
-      sampling_prob: q, strictly between 0 and 1.
+    have in common (hypergeometric). The steps are of one or more independent runs, and 0 < q < 1.
     """
     num_steps, num_examples = members.shape
     sizes, counts = members.sum(axis=1), members.sum(axis=0)

@@ -14,15 +14,11 @@ FLIPS = ("none", "horizontal")
 def views(
     key: Array, image: Shaped[Array, "h w c"], *, num_views: int, shift: int = 0, flip: str = "none"
 ) -> Shaped[Array, "views h w c"]:
-    """K random views of one image, same dtype: shifted, then perhaps mirrored.
+    """K ≥ 1 random views of one image, same dtype: shifted, then perhaps mirrored.
 
-    Args:
-      key: a JAX PRNG key of this example at this step.
-      image: one image of any dtype.
-      num_views: K ≥ 1.
-      shift: S; offsets are uniform on {-S, …, S} in both directions, independently. What lies
-        beyond the border is the image reflected, without repeating the edge pixel.
-      flip: "none", or "horizontal" (left–right) with probability 1/2.
+    The key is that of this example at this step. Offsets are uniform on {-shift, …, shift} in both
+    directions, independently; what lies beyond the border is the image reflected, without repeating
+    the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2.
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -71,12 +71,10 @@ def decode_images(
 ) -> UInt8[np.ndarray, "n h w c"]:
     """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
-    Args:
-      encoded: at least one image file; None marks a missing one.
-      where: what an error names before the row (from 0), for example the file's path.
-      shape: `(height, width, channels)` that every image must have; None: that of the first image,
-        of `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are looked up and
-        transparency is dropped).
+    None marks a missing image. An error names `where`, for example the file's path, and the row
+    (from 0). The shape is `(height, width, channels)`; None: that of the first image, of
+    `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are looked up and transparency
+    is dropped).
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")

@@ -158,10 +158,7 @@ def prepare(
 
 
 def check(dataset: Dataset) -> None:
-    """Refuses, with a DataError, a data set in memory that cannot be trained on.
-
-    One that was loaded is checked. A class without examples is no fault.
-    """
+    """Refuses, with a DataError, data in memory that cannot be trained on; a class may be empty."""
     if dataset.num_classes < 2:
         raise DataError(f"at least 2 classes are needed, got {dataset.num_classes}")
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):

@@ -30,15 +30,12 @@ def read(
     is ignored, never followed); a label column (`label` or `fine_label`) holds integers. A split
     may also come in shards, `train-00000-of-00002.parquet` and so on, all of them present.
 
-    Args:
-      path: the folder.
-      shape: `(height, width, channels)` of every image; None: that of the first training image.
-      num_classes: 0: the number of class names in the schema metadata of the first training file.
-        It is public, so it is never counted from the labels, which are not.
+    Every image has the shape `(height, width, channels)`; None: that of the first training image.
+    0 classes: as many as the schema metadata of the first training file names. Their number is
+    public, so it is never counted from the labels, which are not.
 
-    Raises:
-      DataError: for a missing split or column, a damaged file, image or label, naming file and row;
-        if the number of classes is neither given nor named, or both and not the same.
+    DataError for a missing split or column, a damaged file, image or label, naming file and row; if
+    the number of classes is neither given nor named, or both and not the same.
     """
     files = {split: _files(path, split) for split in ("train", "test")}
     named = _num_classes(files["train"][0])

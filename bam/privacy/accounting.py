@@ -55,7 +55,8 @@ def epsilon(
 ) -> float:
     """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
-    Adjacency is add or remove one example.
+    Adjacency is add or remove one example. It is `inf` for σ = 0 with any step taken, 0 for T = 0
+    or q = 0.
 
     Args:
       noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
@@ -64,9 +65,6 @@ def epsilon(
       delta: δ in (0, 1); for "pld" from 1e-14.
       accountant: "pld" (numerically tight, an upper bound), "rdp" (the moments accountant, a
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
-
-    Returns:
-      ε ≥ 0; `inf` for σ = 0 with any step taken, 0 for T = 0 or q = 0.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -96,17 +94,8 @@ def deltas(
 ) -> list[float]:
     """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
-    Args:
-      noise_multiplier: σ > 0.
-      sampling_prob: q in (0, 1].
-      num_steps: T ≥ 1.
-      epsilons: each at least 0.
-
-    Returns:
-      δ in [0, 1], one for each ε; with `gdp.profile_tradeoff`, the mechanism's trade-off function.
-
-    Raises:
-      ValueError: if an argument is out of range.
+    The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
+    ValueError says so. With `gdp.profile_tradeoff` it is the mechanism's trade-off function.
     """
     _check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
@@ -128,19 +117,9 @@ def noise_multiplier(
 ) -> float:
     """The smallest noise multiplier σ that keeps T steps within (ε, δ); it never overshoots ε.
 
-    Args:
-      target_epsilon: ε, from 0.001 to 256.
-      delta: δ in (0, 1).
-      sampling_prob: q in (0, 1].
-      num_steps: T ≥ 1.
-      accountant: as in `epsilon`.
-
-    Returns:
-      σ with `epsilon(noise_multiplier=σ, …) <= target_epsilon`, and at most a relative 1e-5 below
-      it (further below where less than a tenth or any noise at all would do, or where ε jumps).
-
-    Raises:
-      ValueError: if an argument is out of range.
+    `epsilon(noise_multiplier=σ, …)` is at most the target, from 0.001 to 256, and at most a
+    relative 1e-5 below it (further below where less than a tenth or any noise at all would do, or
+    where ε jumps). The other arguments and errors are those of `epsilon`, with q and T above 0.
     """
     _check_mechanism(sampling_prob, num_steps, delta, accountant)
     if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:

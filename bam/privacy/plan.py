@@ -65,10 +65,7 @@ class PrivacyPlan:
         )
 
     def check_steps(self, num_steps: int) -> None:
-        """Raises BudgetExhaustedError for more steps begun than planned.
-
-        Lost ones count, and the one about to be taken.
-        """
+        """Raises BudgetExhaustedError for more steps begun than planned, lost ones included."""
         if num_steps > self.num_steps:
             raise BudgetExhaustedError(
                 f"the privacy plan covers {self.num_steps} steps; step {num_steps} would spend "
@@ -111,6 +108,8 @@ def make_plan(
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
+    The plan's ε is at most the target. The message of an error names the fix.
+
     Args:
       num_examples: N ≥ 1.
       expected_batch_size: l, from 1 to N.
@@ -122,11 +121,8 @@ def make_plan(
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
         `bam.ledger`; from 0 to one less.
 
-    Returns:
-      A `PrivacyPlan` whose ε is at most the target.
-
     Raises:
-      ValueError: if an argument is out of range; the message names the fix.
+      ValueError: if an argument is out of range.
     """
     if not 1 <= expected_batch_size <= num_examples:
         raise ValueError(

@@ -21,13 +21,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Every method against the baseline, paired by seed.
 
-    Args:
-      measured: method -> quantity -> one value per seed; a missing quantity is left out.
-      baseline: the method that the others are divided by, or that is taken from them.
-
-    Returns:
-      A row per method and quantity: its mean, and the ratio or difference with the ends of its
-      95 % confidence interval (None with one seed); ratios are compared by their logarithms.
+    `measured` is method -> quantity -> one value per seed; a missing quantity is left out. Returns
+    a row per method and quantity: its mean, and the ratio or difference with the ends of its 95 %
+    confidence interval (None with one seed); ratios are compared by their logarithms.
     """
     found = []
     for method, quantities in measured.items():

@@ -57,19 +57,12 @@ Values = Mapping[str, Any]
 
 
 class Series(NamedTuple):
-    """Runs that differ by their seed alone.
+    """Runs that differ by their seed alone."""
 
-    Attributes:
-      slug: the folder of the runs.
-      method: the `method` section of their config.
-      configs: cell name -> config, in the order of the seeds.
-      rows: metrics rows, one list per seed; none before they are trained.
-    """
-
-    slug: str
+    slug: str  # the folder of the runs
     method: dict[str, Any]
-    configs: cells.Cells
-    rows: list[list[dict[str, Any]]]
+    configs: cells.Cells  # in the order of the seeds
+    rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
 
     @property
     def label(self) -> str:

@@ -57,13 +57,8 @@ def row(
 ) -> dict[str, Any]:
     """One cell of the table, as `table1.json` keeps it.
 
-    Args:
-      config_name: of the config file in `configs/`.
-      dataset: the config's data set, whose row of the paper stands beside ours.
-      epsilon: the budget.
-      method: a key of the paper's table, or another method, which the paper has no number for.
-      accuracies: seed -> test accuracy in % of the finished runs.
-      baseline: the same of DP-SGD.
+    The accuracies are seed -> % of the finished runs, `baseline` those of DP-SGD. The number beside
+    them is the paper's of the config's data set; it has none of methods that are not its own.
     """
     paper = PAPER.get(dataset, {}).get(epsilon, {})
     mean, sd = paper.get(method, (None, None))
