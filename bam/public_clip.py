@@ -32,8 +32,9 @@ def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     public, private = config.public_clip, config.dataset
     if not public.dataset:
         raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
-    by_path = private.name == "folder" or ":" in private.name  # one name, many data sets
-    same_name = public.dataset == private.name and not by_path
+    same_name = public.dataset == private.name
+    if private.name == "folder" or ":" in private.name:  # one name, many data sets
+        same_name &= (public.source, public.path) == (private.source, private.path)
     paths = [Path(os.path.expanduser(x.path)).resolve() for x in (public, private) if x.path]
     same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:

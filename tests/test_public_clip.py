@@ -85,3 +85,11 @@ def test_the_private_data_are_not_taken_for_public_ones():
     config.public_clip.dataset = "digits"
     with pytest.raises(ValueError, match="'digits' is the private data set"):
         train.build(config)
+
+
+def test_a_function_of_ones_own_is_not_both_the_private_and_the_public_data():
+    config = digits.get_config("dp_sgd")
+    config.dataset.name = config.public_clip.dataset = "examples.own_dataset:parity"
+    config.public_clip.quantile = 0.5
+    with pytest.raises(ValueError, match="is the private data set"):
+        train.build(config)
