@@ -204,6 +204,9 @@ def small_dataset(labels, num_classes, images=None):
     )
 
 
+ZEROS = np.zeros((4, 2, 2, 1), np.float32)
+
+
 def config_of_small(**changes):
     return tiny({"expected_batch_size": 4, "microbatch_size": 2, "num_steps": 2} | changes)
 
@@ -226,6 +229,12 @@ def test_a_class_without_examples_is_trained_like_any_other():
             small_dataset([0, 1, 0, 1], num_classes=2, images=np.zeros((3, 2, 2, 1), np.float32)),
             "3 training images but 4 labels",
         ),
+        (small_dataset([[0], [1], [0], [1]], num_classes=2), "labels of int32 and shape"),
+        (
+            small_dataset([0, 1, 0, 1], 2)._replace(test=datasets.Split(ZEROS, ZEROS[:, 0, 0, 0])),
+            "test labels of float32 and shape",
+        ),
+        (small_dataset([0, 1, 0, 1], 2)._replace(mean=np.zeros(3)), "a number for each channel"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_trained_on_are_refused_in_one_line(dataset, message):

@@ -162,6 +162,13 @@ def check(dataset: Dataset) -> None:
     if dataset.num_classes < 2:
         raise DataError(f"at least 2 classes are needed, got {dataset.num_classes}")
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
+        if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):
+            raise DataError(f"{name} images and labels must be arrays")
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"{name} labels of {labels.dtype} and shape {labels.shape}; expected whole numbers "
+                "[N]"
+            )
         if len(images) != len(labels):
             raise DataError(f"{len(images)} {name} images but {len(labels)} labels")
         if len(labels) == 0:
@@ -177,6 +184,12 @@ def check(dataset: Dataset) -> None:
                 f"{name} label {labels[bad][0]} of row {np.flatnonzero(bad)[0]} is not from 0 to "
                 f"{dataset.num_classes - 1}"
             )
+    channels = dataset.train.images.shape[-1:]
+    if not np.shape(dataset.mean) == np.shape(dataset.std) == channels:
+        raise DataError(
+            f"mean of shape {np.shape(dataset.mean)} and std of shape {np.shape(dataset.std)}; "
+            f"expected {channels}, a number for each channel"
+        )
 
 
 def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
