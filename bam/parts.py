@@ -38,7 +38,7 @@ from bam.transforms import (
 
 with needs("train"):
     import flax.linen as nn
-    from ml_collections import ConfigDict
+    from ml_collections import ConfigDict, FrozenConfigDict
 
 
 class Method(NamedTuple):
@@ -142,6 +142,16 @@ def is_plain(name: str) -> bool:
     return name in METHODS and METHODS[name].make is oracles.dp_sgd
 
 
+# What is used of what a function of one's own returns.
+RETURNED = {
+    "method": ("ascend", "grad"),
+    "clip": ("init", "update"),
+    "optimizer": ("init", "update"),
+    "model": ("init", "apply"),
+    "dataset": datasets.Dataset._fields,
+}
+
+
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     """The oracle that a config's `method` section describes.
 
@@ -185,17 +195,19 @@ def make_dataset(section: ConfigDict) -> datasets.Dataset:
 
     Of `holdout` training examples, see `datasets.hold_out`. Raises ValueError as `datasets.load`.
     """
-    options = section.to_dict()
-    return _dataset(options.pop("name"), options.pop("holdout", 0), tuple(sorted(options.items())))
+    return _dataset(FrozenConfigDict(section))
 
 
 @functools.lru_cache(maxsize=2)  # several methods share a data set
-def _dataset(name: str, holdout: int, options: tuple[tuple[str, Any], ...]) -> datasets.Dataset:
+def _dataset(section: FrozenConfigDict) -> datasets.Dataset:
+    options = section.as_configdict().to_dict()
+    name, holdout = options.pop("name"), options.pop("holdout", 0)
     if ":" in name:
-        is_set = {key: value for key, value in options if value}
+        is_set = {key: value for key, value in options.items() if value}
         loaded = _make("dataset", {}, {"name": name} | is_set)
+        datasets.check(loaded)
     else:
-        loaded = datasets.load(name, **dict(options))
+        loaded = datasets.load(name, **options)
     return datasets.hold_out(loaded, holdout)
 
 
@@ -210,14 +222,20 @@ def _make(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
         )
     try:
-        return maker(*given, **options)
+        made = maker(*given, **options)
     except TypeError as error:
         raise ValueError(f"{section} {name} does not take {options}: {error}") from None
+    if missing := [needed for needed in RETURNED[section] if not hasattr(made, needed)]:
+        raise ValueError(
+            f"{section} {name} returns a {type(made).__name__}, without {', '.join(missing)}: see "
+            "the table in bam/parts.py"
+        )
+    return made
 
 
 def _imported(section: str, name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     try:
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{section} {name!r} cannot be imported: {error}") from None

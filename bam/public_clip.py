@@ -18,7 +18,7 @@ from bam.extras import needs
 from bam.tree import Params
 
 with needs("train"):
-    from ml_collections import ConfigDict
+    from ml_collections import ConfigDict, FrozenConfigDict
 
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
@@ -39,22 +39,29 @@ def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:
         raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
-    source = (public.dataset, public.source, public.path, public.num_classes)
-    model = tuple(sorted(config.model.items()))
-    return _clip_norm(source, shape, model, public.quantile, public.num_steps)
+    section = {key: public[key] for key in ("source", "path", "num_classes")}
+    section["name"] = public.dataset
+    return _clip_norm(
+        FrozenConfigDict(section),
+        shape,
+        FrozenConfigDict(config.model),
+        public.quantile,
+        public.num_steps,
+    )
 
 
 @functools.lru_cache  # experiments that differ by method or ε share it
 def _clip_norm(
-    source: tuple[str, str, str, int],
+    section: FrozenConfigDict,
     shape: tuple[int, ...],
-    model: tuple[tuple[str, PyTree], ...],
+    model: FrozenConfigDict,
     quantile: float,
     num_steps: int,
 ) -> float:
-    section = dict(zip(("name", "source", "path", "num_classes"), source, strict=True))
-    public = parts.make_dataset(ConfigDict(section))
-    return clip_norm_from_public(public, shape, dict(model), quantile, num_steps)
+    public = parts.make_dataset(section.as_configdict())
+    return clip_norm_from_public(
+        public, shape, model.as_configdict().to_dict(), quantile, num_steps
+    )
 
 
 def clip_norm_from_public(

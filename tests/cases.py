@@ -9,11 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import bam
+from bam.data import datasets
 
 
 def first_leaf(params):
@@ -31,6 +33,28 @@ ORACLES = {
     "bam_sam_masked": lambda loss_fn: bam.bam_sam(loss_fn, 0.1, ascent_mask=first_leaf),
     "bam_exact_masked": lambda loss_fn: bam.bam_exact(loss_fn, 0.1, ascent_mask=first_leaf),
 }
+
+
+def nothing(*given, **options):
+    """A part of a config that forgets to return."""
+
+
+class ThreeLogits(nn.Module):
+    """A network that does not ask how many classes there are."""
+
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(3)(inputs.reshape(len(inputs), -1))
+
+
+def three_logits(num_classes, **options):
+    return ThreeLogits()
+
+
+def given_dataset(**options):
+    """Digits that are called as what was asked for."""
+    return datasets.load("digits")._replace(name=str(options))
+
 
 # What every transform must bound, whatever it is given.
 ADVERSARIAL = {

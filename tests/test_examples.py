@@ -69,6 +69,10 @@ def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
         ("clip", "ghost", "unknown clip 'ghost'; choose from l2, normalize, per_layer"),
         ("method", "examples.random_smoothing:oracle", "does not take"),
         ("optimizer", "lion", "unknown optimizer 'lion'"),
+        ("clip", ".relative:clip", "cannot be imported"),
+        ("method", "builtins:id", "returns a int, without ascend, grad"),
+        ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
+        ("model", "tests.cases:nothing", "returns a NoneType, without init, apply"),
     ],
 )
 def test_a_part_that_cannot_be_is_one_line(section, name, message):
@@ -79,6 +83,13 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
     with pytest.raises(ValueError, match=message) as raised:
         train.build(config)
     assert "\n" not in str(raised.value)
+
+
+def test_options_of_ones_own_parts_may_be_lists():
+    config = tiny("dp_sgd", dataset__name="tests.cases:given_dataset")
+    with config.unlocked():
+        config.dataset.files, config.dataset.how = ["a", "b"], {"scale": 2}
+    assert train.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
 
 
 def test_diagnostics_are_refused_where_the_sum_holds_more_than_gradients():
