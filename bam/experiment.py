@@ -77,17 +77,18 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     shape, mesh = dataset.train.images.shape[1:], devices.mesh()
 
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
+    tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
     private = plan.epsilon < math.inf
     module = parts.make_model(config.model, dataset.num_classes)
-    _check_parts(
-        config, models.as_functions(module, shape, precision=config.precision), plan, shape
-    )
+    arithmetic = {"precision": config.precision, "convolution": config.convolution}
+    model = models.as_functions(module, shape, **arithmetic)
+    _check_parts(config, model, plan, shape, dataset.num_classes)
     if private and config.public_clip.quantile:
         clip_norm = public_clip.clip_norm(config, shape)
         plan = _plan(config, plan.num_examples, clip_norm)
     config = tuning.tuned(config, dataset, mesh)
 
-    arithmetic = {"precision": config.precision, "convolution": config.convolution}
+    arithmetic["convolution"] = config.convolution
     model = models.as_functions(module, shape, **arithmetic)
     # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
     dense_model = models.as_functions(module, shape, **(arithmetic | {"convolution": "xla"}))
@@ -217,7 +218,11 @@ def _example_at(config: ConfigDict, dataset: datasets.Dataset, split: datasets.S
 
 
 def _check_parts(
-    config: ConfigDict, model: models.Model, plan: PrivacyPlan, shape: tuple[int, ...]
+    config: ConfigDict,
+    model: models.Model,
+    plan: PrivacyPlan,
+    shape: tuple[int, ...],
+    num_classes: int,
 ) -> None:
     """Traces one example's gradient, so that what it cannot do is known before anything is run."""
     oracle = parts.make_oracle(config.method, model.loss)
@@ -229,6 +234,12 @@ def _check_parts(
         "key": jax.eval_shape(lambda: jax.random.key(0)),
     }
     params = jax.eval_shape(model.init, jax.random.key(0))
+    logits = jax.eval_shape(model.logits, params, example["image"])
+    if logits.shape != (config.augment.views, num_classes):
+        raise ValueError(
+            f"model {config.model.name} makes logits {logits.shape} of {config.augment.views} "
+            f"inputs: one row of {num_classes} for each is needed"
+        )
     grads = jax.eval_shape(oracle.grad, params, example)
     if not tree.same_structure(grads, params):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")

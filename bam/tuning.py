@@ -42,13 +42,22 @@ class Choice(NamedTuple):
     microbatch_size: int
 
 
+def check_microbatch_size(size: object, num_examples: int) -> None:
+    """Raises ValueError for what cannot be a config's `microbatch_size`."""
+    if size != "auto" and (type(size) is not int or not 1 <= size <= num_examples):
+        raise ValueError(
+            f'microbatch_size {size} must be "auto" or from 1 to the number of training examples, '
+            f"{num_examples}"
+        )
+
+
 def tuned(
     config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None
 ) -> ConfigDict:
     """A copy of a config with what will run as `microbatch_size` and `convolution`, if "auto".
 
     Of the data only the number, the shape and the classes of the examples are read. Raises
-    ValueError for a microbatch size that cannot be, or if the least does not fit the memory.
+    ValueError if the least microbatch size does not fit the memory.
     """
     config = config.copy_and_resolve_references()
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
@@ -69,12 +78,6 @@ def tuned(
         with config.ignore_type():  # a number takes the place of "auto"
             config.update(choice._asdict())
     config.convolution = layers.formulation(config.convolution)
-    size = config.microbatch_size
-    if type(size) is not int or not 1 <= size <= num_examples:
-        raise ValueError(
-            f'microbatch_size {size} must be "auto" or from 1 to the number of training examples, '
-            f"{num_examples}"
-        )
     return config
 
 

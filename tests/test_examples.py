@@ -73,6 +73,7 @@ def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
         ("method", "builtins:id", "returns a int, without ascend, grad"),
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
         ("model", "tests.cases:nothing", "returns a NoneType, without init, apply"),
+        ("model", "tests.cases:three_logits", r"logits \(1, 3\) of 1 inputs: one row of 10"),
     ],
 )
 def test_a_part_that_cannot_be_is_one_line(section, name, message):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam import devices, report, train, tuning
+from bam import devices, public_clip, report, train, tuning
 from configs import base
 from tests.cases import assert_close
 
@@ -78,6 +78,18 @@ def test_a_plan_that_cannot_be_fails_before_anything_is_timed(monkeypatch):
     monkeypatch.setattr(tuning, "_timed_sum", never)
     with pytest.raises(ValueError, match=r"delta 0\.5 must be positive"):
         train.build(tiny(microbatch_size="auto", delta=0.5))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [({"microbatch_size": "some"}, "microbatch_size some must be"),
+     ({"microbatch_size": 0}, "microbatch_size 0 must be"),
+     ({"convolution": "fft"}, "unknown convolution 'fft'")],
+)  # fmt: skip
+def test_no_clip_norm_is_computed_for_a_step_that_cannot_be(monkeypatch, overrides, message):
+    monkeypatch.setattr(public_clip, "clip_norm", never)
+    with pytest.raises(ValueError, match=message):
+        train.build(tiny(**overrides, public_clip={"quantile": 0.5}))
 
 
 def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkeypatch, tmp_path):
