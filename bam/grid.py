@@ -49,13 +49,10 @@ LIMB_MASK = 2**LIMB_BITS - 1
 
 
 class Total(NamedTuple):
-    """A sum in whole numbers, high · 2^16 + low: 32 bits are too few.
-
-    `low` is from 0 to 2^16 - 1 once the total is `carried`.
-    """
+    """A sum in whole numbers, high · 2^16 + low: 32 bits are too few."""
 
     high: Int32[Array, "..."]
-    low: Int32[Array, "..."]
+    low: Int32[Array, "..."]  # from 0 to 2^16 - 1 once the total is `carried`
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["std"])
@@ -110,10 +107,7 @@ def carried(total: Total) -> Total:
 
 
 def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "..."]:
-    """The number that a total stands for, rounded to float32 or float64.
-
-    Equal totals give equal floats, if they are `carried`.
-    """
+    """A total as a number in float32 or float64; equal totals, if `carried`, give equal floats."""
     whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return whole * jnp.asarray(spacing, dtype)
 

@@ -37,10 +37,7 @@ def create(path: Path) -> None:
 
 
 class Ledger:
-    """Counts the steps a run begins, lost ones included: `begun`.
-
-    Of several processes the first writes, and all count the same.
-    """
+    """Counts the steps a run begins, lost ones included: `begun`. One process of several writes."""
 
     def __init__(self, path: Path | None, plan: PrivacyPlan, step: int, at_least: int) -> None:
         """Reads what was begun before.

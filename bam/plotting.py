@@ -78,10 +78,7 @@ def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def panels(
     charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3, share_y: bool = False
 ) -> None:
-    """Draws charts, at least one, side by side under one legend into a PNG file.
-
-    `share_y` is for quantities that are compared across charts.
-    """
+    """Draws charts side by side under one legend; `share_y` for quantities to compare across."""
     num_rows = -(-len(charts) // num_columns)
     figure, axes = plt.subplots(
         num_rows,
@@ -119,10 +116,7 @@ def panels(
 def over_seeds(
     seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str
 ) -> tuple[list[int], np.ndarray]:
-    """One quantity over training: the steps `[n]` that every seed has, values `[seeds, n]`.
-
-    `seeds` has one list of metrics rows per run.
-    """
+    """A quantity over training: steps `[n]` where all seeds' rows have it, values `[seeds, n]`."""
     series = [{r["step"]: r[quantity] for r in rows if quantity in r} for rows in seeds]
     steps = sorted(set(series[0]).intersection(*series[1:])) if series else []
     return steps, np.array([[one[step] for step in steps] for one in series], dtype=float)

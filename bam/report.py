@@ -91,10 +91,7 @@ class RunFiles:
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
     def start_after(self, step: int) -> list[JsonObject]:
-        """Opens the metrics after `step` (-1: a fresh start), and returns the rows that are kept.
-
-        Later rows of a broken-off run go.
-        """
+        """Opens the metrics after `step` (-1: a fresh start), drops later rows, returns others."""
         if self._workdir is None:
             return []
         path = self._workdir / "metrics.jsonl"

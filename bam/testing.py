@@ -28,6 +28,7 @@ SPECIAL = (math.nan, math.inf, -math.inf)
 # What a noised mean may be, everywhere and in every step, before a state must stop to move with it.
 EXTREME_MEANS = (0.0, 1.0, -1.0, 1e3, -1e3, 1e30, -1e30)
 NUM_LATER_STEPS = 40
+MIXED = "in a vmap over a batch it gives something else than one by one: examples mix"
 
 
 def check_transform(
@@ -168,10 +169,7 @@ def _check_rows(
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     batched = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
     for i, alone in enumerate(outputs):
-        _require(
-            _close(_row(batched, i), alone),
-            "in a vmap over a batch it gives something else than one by one: examples mix",
-        )
+        _require(_close(_row(batched, i), alone), MIXED)
 
     @jax.jit
     def total(mask: jax.Array) -> PyTree:
@@ -234,10 +232,7 @@ def check_oracle(
         )
     batched = jax.vmap(oracle.grad, (None, 0))(params, batch)
     for i, grads in enumerate(alone):
-        _require(
-            _close(_row(batched, i), grads),
-            "in a vmap over a batch it gives something else than one by one: examples mix",
-        )
+        _require(_close(_row(batched, i), grads), MIXED)
     at_minimum = make_oracle(_loss_at_minimum).grad(params, rows[0])
     _require(
         math.isfinite(_norm64(at_minimum)), "where the gradient is zero it is not finite any more"

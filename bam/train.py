@@ -99,8 +99,7 @@ def train(
     config.seed = seed
     on_device = devices.replicate(dataset.train, experiment.mesh)
     from_system = seed is None
-    sampling_seed = _seed_from_system() if seed is None else seed
-    first_seed = _seed_from_system() if seed is None else seed
+    first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
     state = experiment.init(first_seed)
     done, seconds, saved = -1, 0.0, 0  # step 0 is the evaluation before the first step
 

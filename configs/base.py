@@ -32,16 +32,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
     # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
     # say that it is public: it must share no example with the private one.
-    config.public_clip = ConfigDict(
-        {
-            "quantile": 0.0,
-            "dataset": "",
-            "source": "",
-            "path": "",
-            "num_classes": 0,
-            "num_steps": 20,
-        }
-    )
+    data = {"dataset": "", "source": "", "path": "", "num_classes": 0}
+    config.public_clip = ConfigDict({"quantile": 0.0, **data, "num_steps": 20})
     config.expected_batch_size = 256  # l; Poisson sampling with q = l/N
 
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
@@ -82,10 +74,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:
-    """Sets the strength of the config's method, if it has one and it is given.
-
-    They are by method, for example `dp_sat=0.086` (ρ), `bam_sam=0.02` (λ).
-    """
+    """Sets the strength of the config's method if it is given, by method, as `dp_sat=0.086` (ρ)."""
     name = config.method.name
     if name in strengths:
         config.method[parts.METHODS[name].strength] = strengths[name]

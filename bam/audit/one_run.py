@@ -174,10 +174,7 @@ def run(
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run.
-
-    The number of guesses is fixed before anything is seen, so no correction for a choice is needed.
-    """
+    """Lower bounds on ε from one run; `guesses` is fixed before, so no choice is corrected for."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     num_canaries, level = len(seen.scores), 1 - confidence

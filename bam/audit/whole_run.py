@@ -104,10 +104,7 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
 def sum_of_clipped(
     experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
-    """The sum of a batch's clipped gradients, as `flat`; NOT PRIVATE.
-
-    It is that of all rows less the padding rows, as `means` gives them.
-    """
+    """The sum of a batch's clipped gradients, all rows less the padding, as `flat`; NOT PRIVATE."""
     indices, num_padding = np.asarray(batch.indices), int(np.sum(~np.asarray(batch.mask)))
 
     def clipped(rows: np.ndarray) -> np.ndarray:

@@ -143,8 +143,5 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 
 
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
-    """The highest TPR of any attacker with the given FPR: 1 − f(FPR).
-
-    The FPR itself is what guessing reaches.
-    """
+    """The highest TPR of any attacker with the given FPR, the TPR of guessing: 1 − f(FPR)."""
     return float(1 - f(np.array([false_positive_rate]))[0])

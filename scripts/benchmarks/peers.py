@@ -3,6 +3,7 @@
 make bench-peers        (builds an environment of its own; see the Makefile)
 """
 
+import functools
 import importlib.metadata
 import statistics
 from collections.abc import Callable
@@ -93,6 +94,9 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
         "label": jnp.asarray(problem.labels, jnp.int32),
     }
     clip = bam.clip_by_l2_norm(problem.clip_norm)
+    clipped_grad = functools.partial(
+        clipping.clipped_grad, l2_clip_norm=problem.clip_norm, keep_batch_dim=False
+    )
     mesh = devices.mesh()
     shared = problem._replace(params=devices.replicate(problem.params, mesh))
 
@@ -100,12 +104,6 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
         return lambda params, batch: bam.clipped_sum(
             oracle.grad, clip, params, batch, microbatch_size=1, mesh=mesh
         )[0]
-
-    def clipped_grad(model: models.Model) -> Callable[..., Any]:
-        total: Callable[..., Any] = clipping.clipped_grad(
-            model.loss, l2_clip_norm=problem.clip_norm, keep_batch_dim=False
-        )
-        return total
 
     def by_vmap(params: Any, batch: Any) -> Any:
         grads = jax.vmap(jax.grad(stock.loss), (None, 0))(params, batch)
@@ -124,27 +122,23 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
             total = jax.tree.map(jnp.add, total, one_gradient(params, example))
         return total
 
-    sums = {
-        "jax_vmap": by_vmap,
-        "jax_privacy": clipped_grad(stock),
-        "jax_privacy_matmul": clipped_grad(ours),
-    }
-    peers = {
-        name: Peer(_jax_step(jax.jit(fn), problem, batch), _of(jax.jit(fn), problem, batch))
-        for name, fn in sums.items()
-    }
-    peers["jax_loop"] = Peer(_jax_step(by_loop, problem, batch), _of(by_loop, problem, batch))
-    dp_sgd = jax.jit(ours_with(bam.dp_sgd(ours.loss)))
-    peers["ours_dp_sgd"] = Peer(_jax_step(dp_sgd, shared, batch), _of(dp_sgd, shared, batch))
-    bam_sam = jax.jit(ours_with(bam.bam_sam(ours.loss, RADIUS)))
-    peers["ours_bam_sam"] = Peer(_jax_step(bam_sam, shared, batch), None)
-
     @jax.jit
     def ordinary(params: Any, batch: Any) -> Any:
         return engine.plain_sum(ours.loss, params, batch, microbatch_size=1, mesh=mesh)
 
-    peers["ours_nonprivate"] = Peer(_jax_step(ordinary, shared, batch, private=False), None)
-    return peers
+    def peer(total: Callable[..., Any], problem: Problem) -> Peer:
+        return Peer(_jax_step(total, problem, batch), lambda: total(problem.params, batch))
+
+    bam_sam = jax.jit(ours_with(bam.bam_sam(ours.loss, RADIUS)))
+    return {
+        "jax_vmap": peer(jax.jit(by_vmap), problem),
+        "jax_privacy": peer(jax.jit(clipped_grad(stock.loss)), problem),
+        "jax_privacy_matmul": peer(jax.jit(clipped_grad(ours.loss)), problem),
+        "jax_loop": peer(by_loop, problem),
+        "ours_dp_sgd": peer(jax.jit(ours_with(bam.dp_sgd(ours.loss))), shared),
+        "ours_bam_sam": Peer(_jax_step(bam_sam, shared, batch), None),
+        "ours_nonprivate": Peer(_jax_step(ordinary, shared, batch, private=False), None),
+    }
 
 
 def torch_peers(problem: Problem) -> dict[str, Peer]:
@@ -269,10 +263,6 @@ def _jax_step(
         return params
 
     return step
-
-
-def _of(total: Callable[..., Any], problem: Problem, batch: Any) -> Callable[[], Any]:
-    return lambda: total(problem.params, batch)
 
 
 def _torch_resnet9(params: Any) -> Any:

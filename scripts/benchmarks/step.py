@@ -65,9 +65,9 @@ def main() -> None:
     params = jax.eval_shape(model.init, jax.random.key(0))
     flops = timing.matrix_flops(jax.grad(model.loss), params, example)
     matmul = [2 * MATMUL_SIZE**3 / s / 1e9 for s in seconds["matmul"]]
-    results = {name: flags.FLAGS[name].value for name in ("batch", "precision", "width", "views")}
-    results |= {
-        "trials": _TRIALS.value,
+    settings = ("batch", "precision", "width", "views", "trials")
+    results = {
+        **{name: flags.FLAGS[name].value for name in settings},
         "microbatch": sizes,
         "convolution": built.config.convolution,
         **{name: row.median for name, row in found.items()},
