@@ -14,6 +14,7 @@ from tests.cases import ORACLES, assert_close, assert_same_bits, distance, mlp_b
 from tests.cases import mlp_params as make_params
 
 PARAMS = make_params()
+SAM = bam.bam_sam(mlp_loss, 0.1)
 
 
 @pytest.fixture
@@ -27,25 +28,25 @@ def use(monkeypatch):
     return use
 
 
-def total_with(mesh, oracle, batch, mask, microbatch_size=2):
+@functools.cache  # compiled once for all masks
+def total_with(mesh, oracle, microbatch_size=2):
     clip = bam.clip_by_l2_norm(1.0)
 
     @jax.jit
-    def total(params, batch, mask):
+    def total(batch, mask):
         return bam.clipped_sum(
-            oracle.grad, clip, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
+            oracle.grad, clip, PARAMS, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
         )
 
-    return total(PARAMS, batch, mask)
+    return total
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 16, 19])
 @pytest.mark.parametrize("num_devices", [2, 8])
 def test_the_devices_sums_add_up_to_the_sum(use, num_devices, num_rows):
-    oracle = bam.bam_sam(mlp_loss, 0.1)
     batch, mask = mlp_batch(19), jnp.arange(19) < num_rows
-    expected, norms = total_with(use(1), oracle, batch, mask)
-    total, shared_norms = total_with(use(num_devices), oracle, batch, mask)
+    expected, norms = total_with(use(1), SAM)(batch, mask)
+    total, shared_norms = total_with(use(num_devices), SAM)(batch, mask)
     assert_close(total, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(shared_norms, norms, rtol=1e-5)  # in the order of the rows
 
@@ -96,8 +97,8 @@ def test_more_devices_than_rows_and_rows_that_are_not_finite_change_nothing(use)
     x, y = mlp_batch(3)
     batch = (x.at[1, 0].set(jnp.nan), y)
     oracle, mask = bam.dp_sgd(mlp_loss), jnp.ones(3, bool)
-    expected, norms = total_with(use(1), oracle, batch, mask)
-    total, shared_norms = total_with(use(8), oracle, batch, mask, microbatch_size=16)
+    expected, norms = total_with(use(1), oracle)(batch, mask)
+    total, shared_norms = total_with(use(8), oracle, microbatch_size=16)(batch, mask)
     assert_close(total, expected)
     np.testing.assert_array_equal(np.isnan(shared_norms), [False, True, False])
     np.testing.assert_allclose(shared_norms[::2], norms[::2], rtol=1e-5)
