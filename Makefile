@@ -17,8 +17,9 @@ demo: .venv/demo
 	  --num_seeds=3 --config.diagnostics.every=20 --config.diagnostics.num_examples=256
 
 # Three for two cores: one of them often waits for processes that it has started.
+# The type-checking hook compiles every module of bam, 8 s: kept as bytecode, also where that is off.
 test: install
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -77,7 +77,8 @@ def means(
     `clipped_sum`, with `grad_fn` a method's own unclipped gradient, for BAM the one that it clips;
     memory does not grow with the number of rows. NOT PRIVATE.
     """
-    mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool) if mask is None else mask
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
     clip_state = clip.init(params)
 
     def read(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from bam import experiment, sampling, step, train
@@ -55,6 +54,11 @@ def right():
     return build()
 
 
+@functools.cache
+def recorded():
+    return whole_run.record(right(), 0)
+
+
 # The code as it is.
 
 
@@ -72,8 +76,7 @@ def test_whole_runs_cut_and_resumed_with_and_without_a_seed_are_what_the_plan_sa
 
 
 def test_with_a_seed_the_whole_run_alone_is_what_the_plan_says_at_a_stricter_level():
-    found = whole_run.p_values(right(), [whole_run.record(right(), 0)])
-    assert checks.failures(found, 1e-3) == []
+    assert checks.failures(whole_run.p_values(right(), [recorded()]), 1e-3) == []
 
 
 def test_a_run_cut_and_resumed_is_recorded_as_the_run_that_was_not():
@@ -132,30 +135,12 @@ def given(change):
     return dataclasses.replace(right(), step=step)
 
 
-def noised(change):
-    """An experiment in which a step's noise is `change(the noise of all steps so far)`.
-
-    Each is `[370]`, first the 10 numbers of the bias, in units of the planned deviation.
-    """
-    built, seen = right(), []
-    noise_std = built.plan.noise_multiplier * built.sensitivity
-
-    def step(state, data, batch):
-        clipped = whole_run.sum_of_clipped(built, state, data, batch)
-        state = built.step(state, data, batch)
-        total = built.plan.expected_batch_size * whole_run.flat(state.private_grad)
-        seen.append((total - clipped) / noise_std)
-        changed = (clipped + noise_std * change(seen)) / built.plan.expected_batch_size
-        unflatten = ravel_pytree(state.private_grad)[1]
-        return state._replace(private_grad=unflatten(jnp.asarray(changed, jnp.float32)))
-
-    return dataclasses.replace(built, step=step)
-
-
 def replaced(noise, bias):
     return np.concatenate([bias, noise[10:]])
 
 
+# Each is made of the noise of all steps so far, `[370]`, first the 10 numbers of the bias, in units
+# of the planned deviation; it is put in the place of what a real run was seen to add.
 CHANGED_NOISE = {  # fault: (what becomes of the noise, name of the check)
     "skipped on resume": (
         lambda seen: seen[-1] * (len(seen) != CUT + 1),
@@ -199,7 +184,10 @@ CHANGED_NOISE = {  # fault: (what becomes of the noise, name of the check)
 @pytest.mark.parametrize("fault", CHANGED_NOISE)
 def test_noise_that_is_wrong_is_caught_by_name(fault):
     change, name = CHANGED_NOISE[fault]
-    assert name in caught(noised(change), cut=CUT if "resume" in fault else 0)
+    seen = list(recorded().noise)
+    noise = np.array([change(seen[:step]) for step in range(1, NUM_STEPS + 1)])
+    wrong = whole_run.p_values(right(), [recorded()._replace(noise=noise)])
+    assert name in checks.failures(wrong, level=1e-9)
 
 
 def test_a_noise_key_used_again_after_fifty_steps_is_caught():

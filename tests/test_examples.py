@@ -38,7 +38,7 @@ def tiny(name, **changes):
 
 @pytest.mark.parametrize("name", extensions.EXTENSIONS)
 def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
-    built = train.build(tiny(name, checkpoint__every=1))
+    built = train.build(tiny(name, checkpoint__every=5))
     whole = train.train(built, 0)
     assert whole.summary["test_accuracy"] > 0.3
     assert whole.summary["epsilon"] <= 3.0

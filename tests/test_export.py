@@ -383,7 +383,7 @@ def test_a_stranger_s_release_is_checked_and_runs_nothing(release, tmp_path):
     export.load(spoiled("control", lambda folder: None))
     for change, message in (
         (other_model, "not those of the model"),
-        (imports, "unknown model 'antigravity:fly'"),
+        (imports, "the model is antigravity:fly, code that is not bam's"),
         (cut, "is damaged"),
         (keyless, "has no 'mean'"),
     ):

@@ -50,7 +50,7 @@ from bam.data import builtin, common
 for attempt in (
     lambda: __import__("bam.models"),
     lambda: __import__("bam.checkpoint"),
-    lambda: __import__("bam.parts"),
+    lambda: __import__("bam.report"),
     builtin.digits,
     lambda: common.decode_images([b""], "a.parquet", (8, 8, 1)),
 ):

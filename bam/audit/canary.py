@@ -98,6 +98,7 @@ def scores(
         devices.replicate(split, built.mesh) for split in (built.dataset.train, built.dataset.test)
     )
     start = built.init(0)
+    copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))  # a step takes its state's memory
 
     @jax.jit
     def score(private_grad: Grads, clipped: Grads) -> Float[Array, ""]:
@@ -105,7 +106,7 @@ def scores(
         return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
-        state = with_noise_key(jax.tree.map(jnp.copy, start), stream_key(seed, NOISE_STREAM))
+        state = with_noise_key(copy(start), stream_key(seed, NOISE_STREAM))
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped

@@ -50,6 +50,8 @@ def read(folder: Path) -> Run:
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
+    if "test_accuracy" not in summary:
+        raise ValueError(f"{folder / 'summary.json'} is damaged: no test_accuracy")
     return Run(config, rows, summary)
 
 
