@@ -41,6 +41,22 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
         run({"a/seed0": tiny(0, epsilon=1.0)})
 
 
+def test_overwriting_deletes_earlier_runs_of_the_group_and_nothing_else(tmp_path):
+    for folder in ("a/seed0", "a/seed7", "b/seed0"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    events = []
+    cells.run(
+        {"a/seed0": tiny(0)}, tmp_path, lambda: False, lambda name, text: events.append(name),
+        overwrite=True,
+    )  # fmt: skip
+    assert events == ["a/seed0"]
+    assert not (tmp_path / "a/seed7").exists()
+    assert (tmp_path / "a/notes.txt").exists()
+    assert (tmp_path / "b/seed0/config.json").exists()
+
+
 def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
     all_cells, events = {"a": tiny(0), "b": tiny(1)}, []
     # Asked after building each cell, before a, after its steps 0 and 1.

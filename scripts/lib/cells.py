@@ -24,7 +24,9 @@ CONFIG = config_flags.DEFINE_config_file(
 )
 WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and what is made of them")
 NUM_SEEDS = flags.DEFINE_integer("num_seeds", 3, "runs of each kind, by seeds 0, 1, …", 1)
-MAX_SECONDS = flags.DEFINE_float("max_seconds", 0, "stop with a checkpoint after so long; 0: never")
+MAX_SECONDS = flags.DEFINE_float(
+    "max_seconds", 0, "stop with a checkpoint after so long; 0: never", lower_bound=0
+)
 flags.DEFINE_alias("seeds", "num_seeds")
 
 # Path inside the workdir -> config of the run that belongs there.
@@ -104,7 +106,7 @@ def run(
       on_event: called with a cell's name and what happened to it.
       on_row: called with a cell's name and each metrics row as it is made.
       on_built: called before the first step with the experiments of the cells to train.
-      overwrite: then delete the cells' folders, and their neighbours in the same top folder.
+      overwrite: then delete earlier runs of the same groups, of other seeds, too, and no more.
     """
     done = {} if overwrite else finished(cells, workdir)
     missing = [name for name in cells if name not in done]
@@ -115,8 +117,10 @@ def run(
     built = build(configs, should_stop)
     if len(built) < len(missing):
         return
-    for name in missing if overwrite else ():
-        shutil.rmtree(workdir / name.split("/")[0], ignore_errors=True)
+    if overwrite:
+        for group in {(workdir / name).parent for name in missing}:
+            for recorded in group.glob("seed*/config.json"):
+                shutil.rmtree(recorded.parent)
     on_built(built)
     while missing:
         busy = []
