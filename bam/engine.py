@@ -134,8 +134,8 @@ def plain_sum(
 
     What ordinary training computes: one backward pass per microbatch, whose examples share the
     weights, so no per-example gradient ever exists. Arguments and errors are `clipped_sum`'s, with
-    `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`, float32
-    or wider.
+    `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
+    float32 or wider.
     """
     batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
     size = max(1, min(int(microbatch_size), -(-batch_size // (mesh.size if mesh else 1))))
