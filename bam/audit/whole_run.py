@@ -105,10 +105,9 @@ def sum_of_clipped(
     experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
     """The sum of a batch's clipped gradients, all rows less the padding, as `flat`; NOT PRIVATE."""
-    indices, num_padding = np.asarray(batch.indices), int(np.sum(~np.asarray(batch.mask)))
-
-    def clipped(rows: np.ndarray) -> np.ndarray:
-        return len(rows) * flat(experiment.means(state, data, rows)[0].clipped)
-
-    padding = num_padding * clipped(np.zeros(1, np.int32)) if num_padding else 0.0
-    return clipped(indices) - padding
+    num_padding = int(np.sum(~np.asarray(batch.mask)))
+    rows, padding = (
+        len(indices) * flat(experiment.means(state, data, indices)[0].clipped)
+        for indices in (np.asarray(batch.indices), np.zeros(1, np.int32))
+    )
+    return rows - num_padding * padding
