@@ -137,8 +137,7 @@ def plain_sum(
     `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
     float32 or wider.
     """
-    batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
-    size = max(1, min(int(microbatch_size), -(-batch_size // (mesh.size if mesh else 1))))
+    batch_size, size, mask = _groups(batch, mask, microbatch_size, mesh)
 
     def group_grad(params: Params, group: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
@@ -179,9 +178,8 @@ def per_example_sum(
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
-    batch_size, mask = _checked(batch, mask, microbatch_size, mesh)
+    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
     num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
-    group_size = max(1, min(int(microbatch_size), -(-batch_size // num_devices)))
     noise = noise if noise is not None and noise.std > 0 else None
     rows_per_carry = None
     if noise is not None:
@@ -248,10 +246,10 @@ def per_example_sum(
     return total, numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
 
 
-def _checked(
+def _groups(
     batch: PyTree, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
-) -> tuple[int, Array]:
-    """The number of rows, and the mask as an array."""
+) -> tuple[int, int, Array]:
+    """The number of rows, rows per group, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
         raise ValueError(f"microbatch_size must be a whole number from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
@@ -266,7 +264,9 @@ def _checked(
             f"every array of batch, and mask, needs the same number of rows; got shapes {shapes}"
         )
     batch_size: int = sizes.pop()
-    return batch_size, jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
+    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
 
 
 def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> int:
