@@ -14,7 +14,14 @@ from bam import devices, diagnostics, models, oracles, parts, public_clip, sampl
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step
+from bam.step import (
+    ExampleAt,
+    TrainState,
+    first_state,
+    ordinary_step,
+    private_step,
+    step_key,
+)
 from bam.transforms import clip_by_l2_norm
 from bam.tree import Grads, Params
 
@@ -134,7 +141,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     def means(
         state: TrainState, train: datasets.Split, indices: Array
     ) -> tuple[diagnostics.Means, diagnostics.Means]:
-        example_at = functools.partial(_example_at(config, dataset, train), _step_key(state))
+        example_at = functools.partial(_example_at(config, dataset, train), step_key(state))
 
         def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
             return diagnostics.means(
@@ -153,7 +160,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
         state: TrainState, train: datasets.Split, indices: Array
     ) -> dict[str, Float[Array, ""]]:
         own, plain = means(state, train, indices)
-        example_at = functools.partial(_example_at(config, dataset, train), _step_key(state))
+        example_at = functools.partial(_example_at(config, dataset, train), step_key(state))
         losses = jax.lax.map(
             lambda index: dense_model.loss(state.params, example_at(index)),
             indices,
@@ -196,10 +203,6 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
     )
-
-
-def _step_key(state: TrainState) -> Array:
-    return jax.random.fold_in(state.augment_key, state.step)
 
 
 def _example_at(config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split) -> ExampleAt:

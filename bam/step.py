@@ -75,7 +75,7 @@ def private_step(
     transform of the private gradient. An `ema_decay` of 0 is none. Microbatches and mesh are as in
     `bam.clipped_sum`.
     """
-    key = jax.random.fold_in(state.augment_key, state.step)
+    key = step_key(state)
     noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity)
     noised, norms = clipped_sum(
         lambda params, index: oracle.grad(params, example_at(key, index)),
@@ -111,7 +111,7 @@ def ordinary_step(
     mesh: jax.sharding.Mesh | None,
 ) -> TrainState:
     """The step without clipping and noise, on the same batches: NOT private."""
-    key = jax.random.fold_in(state.augment_key, state.step)
+    key = step_key(state)
     total = plain_sum(
         lambda params, index: loss(params, example_at(key, index)),
         state.params,
@@ -165,6 +165,11 @@ def first_state(
         augment_key=stream_key(seed, AUGMENT_STREAM),
         num_nonfinite=jnp.zeros((), jnp.int32),
     )
+
+
+def step_key(state: TrainState) -> Array:
+    """The key of the views that the next step will see."""
+    return jax.random.fold_in(state.augment_key, state.step)
 
 
 def stream_key(seed: int, stream: int) -> Array:
