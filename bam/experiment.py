@@ -14,14 +14,7 @@ from bam import devices, diagnostics, models, oracles, parts, public_clip, sampl
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.step import (
-    ExampleAt,
-    TrainState,
-    first_state,
-    ordinary_step,
-    private_step,
-    step_key,
-)
+from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step, step_key
 from bam.transforms import clip_by_l2_norm
 from bam.tree import Grads, Params
 
