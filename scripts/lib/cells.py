@@ -5,7 +5,6 @@ groups, the cells behind one number of a table, which differ by their seed alone
 """
 
 import itertools
-import json
 import runpy
 import shutil
 import time
@@ -49,8 +48,8 @@ class Run(NamedTuple):
 
 def read(folder: Path) -> Run:
     """Reads a finished run."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    metrics = folder / "metrics.jsonl"
+    rows = [files.as_object(x, metrics) for x in metrics.read_text(encoding="utf-8").splitlines()]
     config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
     if "test_accuracy" not in summary:
         raise ValueError(f"{folder / 'summary.json'} is damaged: no test_accuracy")
