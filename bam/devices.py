@@ -4,7 +4,9 @@ With several processes (`jax.distributed`, one for each host) every process runs
 the same values, so all that may differ between them, random bits and clocks, is agreed on here.
 """
 
+import math
 import secrets
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -32,9 +34,17 @@ def name() -> str:
     return jax.devices()[0].device_kind
 
 
-def mesh() -> Mesh | None:
-    """All visible devices along one axis, "data", for `bam.clipped_sum`; None for a single one."""
-    devices = visible()
+def memory() -> float:
+    """Bytes that arrays and programs may take of each device; infinite where that is not known."""
+    try:
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    except jax.errors.JaxRuntimeError:
+        limit = math.inf
+    return float(limit)
+
+
+def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
+    """Devices along one axis, "data", for `bam.clipped_sum`; None for a single one."""
     if len(devices) == 1:
         return None
     return jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)

@@ -183,7 +183,7 @@ def per_example_sum(
     noise = noise if noise is not None and noise.std > 0 else None
     rows_per_carry = None
     if noise is not None:
-        rows_per_carry = _rows_per_carry(sensitivity, noise.std, batch_size)
+        rows_per_carry = rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
 
     def wide(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
@@ -254,7 +254,7 @@ def _groups(
         raise ValueError(f"microbatch_size must be a whole number from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
         raise ValueError(
-            "mesh must have one axis, of AxisType.Auto, as bam.devices.mesh() makes it; got "
+            "mesh must have one axis, of AxisType.Auto, as bam.devices.mesh makes it; got "
             f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
         )
     shapes = [x.shape for x in jax.tree.leaves((batch, mask))]
@@ -269,7 +269,7 @@ def _groups(
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
 
 
-def _rows_per_carry(sensitivity: float, noise_std: float, batch_size: int) -> int:
+def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
     """How many rows' whole numbers 32 bits surely hold the sum of."""
     if not math.isfinite(sensitivity):
         raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
@@ -320,9 +320,9 @@ def _sum_over_groups(
     rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
     num_groups = (rows_used + group_size - 1) // group_size
     norms = jnp.zeros(padded_mask.shape, jnp.result_type(float))
+    over_groups = jax.named_scope("microbatches")(jax.lax.fori_loop)
     if rows_per_carry is None:
-        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        return jax.lax.fori_loop(0, num_groups, add_group, (zero, norms))
+        return over_groups(0, num_groups, add_group, (optax.tree.zeros_like(like), norms))
 
     groups_per_carry = rows_per_carry // group_size
 
@@ -330,13 +330,14 @@ def _sum_over_groups(
         high, low, norms = carry
         begin = part * groups_per_carry
         end = jnp.minimum(begin + groups_per_carry, num_groups)
-        low, norms = jax.lax.fori_loop(begin, end, add_group, (low, norms))
+        low, norms = over_groups(begin, end, add_group, (low, norms))
         high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
         return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
     num_parts = (num_groups + groups_per_carry - 1) // groups_per_carry
-    high, low, norms = jax.lax.fori_loop(0, num_parts, add_groups, (zero, zero, norms))
+    over_parts = jax.named_scope("carries")(jax.lax.fori_loop)
+    high, low, norms = over_parts(0, num_parts, add_groups, (zero, zero, norms))
     return jax.tree.map(grid.Total, high, low), norms
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class Experiment:
       num_params: number of trainable numbers.
       capacity: rows of a padded Poisson batch.
       init: `seed -> TrainState`.
+      place: `split -> split`, on the devices as the functions below read it.
       step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
         state's memory, and does not check the plan: `train` does.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
@@ -51,6 +52,7 @@ class Experiment:
     num_params: int
     capacity: int
     init: Callable[[int], TrainState]
+    place: Callable[[datasets.Split], datasets.Split]
     step: Callable[..., TrainState]
     evaluate: Callable[..., tuple[Array, Array]]
     means: Callable[..., tuple[diagnostics.Means, diagnostics.Means]]
@@ -58,7 +60,12 @@ class Experiment:
     mesh: jax.sharding.Mesh | None
 
 
-def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experiment:
+def build(
+    config: ConfigDict,
+    dataset: datasets.Dataset | None = None,
+    hardware: Sequence[jax.Device] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Experiment:
     """Checks a config, loads its data, plans its privacy and prepares its functions.
 
     Before the plan is made nothing is compiled, and after it only what chooses a clip norm from
@@ -67,6 +74,9 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     Args:
       config: as `configs/base.py` makes it.
       dataset: data in memory, instead of what the config's `dataset` section names.
+      hardware: devices to share the work; None: all that are visible. The functions can be
+        compiled, not run, for devices that are not there; no config key can be "auto" then.
+      say: called with a line on what takes time.
 
     Raises:
       ValueError: for any value that cannot be; the message names the fix.
@@ -74,7 +84,8 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     _check(config)
     dataset = parts.make_dataset(config.dataset) if dataset is None else dataset
     datasets.check(dataset)
-    shape, mesh = dataset.train.images.shape[1:], devices.mesh()
+    shape = dataset.train.images.shape[1:]
+    mesh = devices.mesh(devices.visible() if hardware is None else hardware)
 
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
@@ -86,7 +97,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
     if private and config.public_clip.quantile:
         clip_norm = public_clip.clip_norm(config, shape)
         plan = _plan(config, plan.num_examples, clip_norm)
-    config = tuning.tuned(config, dataset, mesh)
+    config = tuning.tuned(config, dataset, mesh, say)
 
     arithmetic["convolution"] = config.convolution
     model = models.as_functions(module, shape, **arithmetic)
@@ -108,6 +119,12 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
 
     def init(seed: int) -> TrainState:
         return devices.replicate(first_state(seed, model.init, optimizer, clip), mesh)
+
+    def place(split: datasets.Split) -> datasets.Split:
+        # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
+        rows = split._replace(images=split.images.reshape(len(split.images), -1))
+        placed: datasets.Split = devices.replicate(rows, mesh)
+        return placed
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
@@ -173,6 +190,7 @@ def build(config: ConfigDict, dataset: datasets.Dataset | None = None) -> Experi
             plan.num_examples, plan.sampling_prob, config.microbatch_size
         ),
         init=init,
+        place=place,
         step=step,
         evaluate=evaluate,
         means=means,
@@ -200,13 +218,14 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
 
 def _example_at(config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split) -> ExampleAt:
     """Makes the examples of a split on device: their images are this step's views of them."""
+    shape = dataset.train.images.shape[1:]
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 
     def example_at(step_key: Array, index: Array) -> dict[str, Array]:
         # The second key is for oracles with random numbers of their own; no loss reads it.
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        views = augment.views(views_key, split.images[index], **options)
+        views = augment.views(views_key, split.images[index].reshape(shape), **options)
         inputs = datasets.prepare(dataset, views, config.input_clip_norm)
         return {"image": inputs, "label": split.labels[index], "key": own_key}
 

@@ -97,11 +97,11 @@ def train(
     git_commit()  # now: by the end the files may be others
     config = experiment.config.copy_and_resolve_references()
     config.seed = seed
-    on_device = devices.replicate(dataset.train, experiment.mesh)
+    on_device = experiment.place(dataset.train)
     from_system = seed is None
     first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
     state = experiment.init(first_seed)
-    done, seconds, saved = -1, 0.0, 0  # step 0 is the evaluation before the first step
+    done, seconds, saved = -1, 0.0, 0  # at step 0 there is only the bias to measure
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
         data = _fingerprint(dataset, files.data_key()) if workdir else None
@@ -145,7 +145,7 @@ def train(
                 seconds += time.perf_counter() - started
             last = step == end
             measurements: dict[str, float] = {}
-            if _due(step, config.eval.every) or last:
+            if last or (step > 0 and _due(step, config.eval.every)):
                 measurements |= evaluate(experiment, state.averaged)
             if _due(step, config.diagnostics.every):
                 measurements |= not_private(experiment, state, on_device)
@@ -181,7 +181,7 @@ def estimate_seconds(experiment: Experiment) -> float:
     plan, num_devices = experiment.plan, experiment.mesh.size if experiment.mesh else 1
     # A microbatch for every device.
     num_rows = min(experiment.config.microbatch_size * num_devices, plan.num_examples)
-    on_device = devices.replicate(experiment.dataset.train, experiment.mesh)
+    on_device = experiment.place(experiment.dataset.train)
     batch = sampling.pad(np.arange(num_rows), experiment.capacity)
     state = experiment.init(0)
     seconds = 0.0

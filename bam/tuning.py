@@ -1,23 +1,25 @@
-"""How a step is computed fastest on this device: convolution formulation and microbatch size.
+"""How many examples' gradients a step computes at once on this device, if a config says "auto".
 
-Both change a step's speed and memory, and its result only by float rounding. They are chosen by
-timing the per-example gradient sum on blank images, so no private data is read.
+That changes a step's speed and memory, and its result only by float rounding. It is chosen by
+the compiler's plan of memory and by timing sums of per-example gradients on random images, so no
+private data is read.
 """
 
 import functools
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from bam import devices, models, parts
+from bam import devices, models, oracles, parts
 from bam.data import datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.extras import needs
@@ -31,15 +33,16 @@ with needs("train"):
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95
-# Microbatch sizes to try in turn; the first decides between formulations.
-CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256, 1024)
+# Microbatch sizes to try in turn. An accelerator whose memory does not hold the first of its sizes
+# gets the largest of the others that fits.
+CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256)
+SMALL_SIZES = (4, 1)
+# On CPU more examples at once save the time between operations, which examples of this many
+# floating-point operations do not notice.
+LARGE_EXAMPLE = 2e8
 
-
-class Choice(NamedTuple):
-    """How a step is computed: "matmul" or "xla", and examples whose gradients exist at once."""
-
-    convolution: str
-    microbatch_size: int
+# A step on so many examples, compiled, and what to call it with.
+Step = tuple[Any, tuple[PyTree, ...]]
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
@@ -52,54 +55,84 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
 
 
 def tuned(
-    config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None
+    config: ConfigDict,
+    dataset: datasets.Dataset,
+    mesh: jax.sharding.Mesh | None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> ConfigDict:
     """A copy of a config with what will run as `microbatch_size` and `convolution`, if "auto".
 
-    Of the data only the number, the shape and the classes of the examples are read. Raises
-    ValueError if the least microbatch size does not fit the memory.
+    Of the data only the number, the shape and the classes of the examples are read. `say` is called
+    with a line for everything that takes time. Raises ValueError if not even one example fits the
+    memory.
     """
     config = config.copy_and_resolve_references()
-    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
-    if config.microbatch_size == "auto":
-        on_cpu = jax.default_backend() == "cpu"
-        forms = ("matmul",) if on_cpu else ("xla", "matmul")
-        forms = forms if config.convolution == "auto" else (config.convolution,)
-        largest = min(num_examples, config.expected_batch_size)
-        tried = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
-        sizes = [size for size in tried if size <= largest] or [largest]
-        sections = [config[key].to_dict() for key in ("model", "method", "augment")]
-        choice = fastest(
-            functools.partial(_timed_sum, config, dataset.num_classes, shape, mesh),
-            [*sections, config.precision, dataset.num_classes, shape],
-            {form: sizes for form in forms},
-            mesh.size if mesh else 1,
-        )
-        with config.ignore_type():  # a number takes the place of "auto"
-            config.update(choice._asdict())
     config.convolution = layers.formulation(config.convolution)
+    if config.microbatch_size != "auto":
+        return config
+    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
+    on_cpu = jax.default_backend() == "cpu"
+    largest = min(num_examples, config.expected_batch_size)
+    tried = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
+    sizes = [size for size in tried if size <= largest] or [largest]
+    if on_cpu and _operations(config, dataset.num_classes, shape) > LARGE_EXAMPLE:
+        sizes = sizes[:1]
+    if on_cpu and len(sizes) == 1:
+        size = sizes[0]
+    else:
+        sections = [config[key].to_dict() for key in ("model", "method", "augment")]
+        how = [config.precision, config.convolution]
+        size = fastest(
+            functools.partial(_sum, config, dataset.num_classes, shape, mesh),
+            [*sections, *how, dataset.num_classes, shape],
+            sizes,
+            mesh.size if mesh else 1,
+            say,
+        )
+    with config.ignore_type():  # a number takes the place of "auto"
+        config.microbatch_size = size
     return config
 
 
-def _timed_sum(
+def _oracle(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
+) -> tuple[models.Model, oracles.Oracle]:
+    module = parts.make_model(config.model, num_classes)
+    arithmetic = {"precision": config.precision, "convolution": config.convolution}
+    model = models.as_functions(module, shape, **arithmetic)
+    return model, parts.make_oracle(config.method, model.loss)
+
+
+def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
+    key = jax.random.fold_in(jax.random.key(1), index)
+    views = jax.random.normal(key, (config.augment.views, *shape))
+    return {"image": views, "label": index % num_classes, "key": key}
+
+
+def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> float:
+    """Of an example's gradient, as it is written; nothing is compiled."""
+    model, oracle = _oracle(config, num_classes, shape)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    example = jax.eval_shape(
+        functools.partial(_example, config, num_classes, shape), np.zeros((), np.int32)
+    )
+    counted = jax.jit(oracle.grad).lower(params, example).cost_analysis()
+    return float((counted or {}).get("flops", 0))
+
+
+def _sum(
     config: ConfigDict,
     num_classes: int,
     shape: tuple[int, ...],
     mesh: jax.sharding.Mesh | None,
-    convolution: str,
     size: int,
-) -> Callable[[int], Grads]:
+    num_examples: int,
+) -> Step:
     """The sum that a step spends its time on, over random images."""
-    module = parts.make_model(config.model, num_classes)
-    model = models.as_functions(module, shape, precision=config.precision, convolution=convolution)
-    oracle = parts.make_oracle(config.method, model.loss)
+    model, oracle = _oracle(config, num_classes, shape)
     params = devices.replicate(model.init(jax.random.key(0)), mesh)
     how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
-
-    def example(index: Array) -> dict[str, Array]:
-        key = jax.random.fold_in(jax.random.key(1), index)
-        views = jax.random.normal(key, (config.augment.views, *shape))
-        return {"image": views, "label": index % num_classes, "key": key}
+    example = functools.partial(_example, config, num_classes, shape)
 
     @jax.jit
     def total(params: Params, indices: Array) -> Grads:
@@ -108,88 +141,104 @@ def _timed_sum(
         grad_fn = lambda p, i: oracle.grad(p, example(i))  # noqa: E731
         return clipped_sum(grad_fn, clip_by_l2_norm(1.0), params, indices, **how)[0]
 
-    return lambda num_examples: total(params, np.arange(num_examples))
+    given = params, devices.replicate(np.arange(num_examples, dtype=np.int32), mesh)
+    return total.lower(*given).compile(), given
 
 
 def fastest(
-    make_step: Callable[[str, int], Callable[[int], PyTree]],
+    make_step: Callable[[int, int], Step],
     facts: Sequence[object],
-    candidates: Mapping[str, Sequence[int]],
+    sizes: Sequence[int],
     num_devices: int = 1,
-) -> Choice:
-    """The `Choice` with the least time per example.
+    say: Callable[[str], None] = lambda line: None,
+) -> int:
+    """The microbatch size with the least time per example.
 
-    It is timed once, and kept in memory and, if there is one, on disk: the file is `tuning.json` in
-    JAX's compilation cache folder. What does not fit the device's memory is passed over; if nothing
-    does, a ValueError says so.
+    It is found once, and kept in memory and, if there is one, on disk: the file is `tuning.json` in
+    JAX's compilation cache folder. What does not fit the device's memory by the compiler's plan is
+    not run; if nothing fits, a ValueError says so.
 
-    `make_step(convolution, microbatch size)` is a step; `step(number of examples)` computes on so
-    many and returns arrays to wait for. The answer depends on `facts`, JSON values, and on JAX's
-    version and the devices, `num_devices` of which share the examples. `candidates` are formulation
-    -> microbatch sizes, growing.
+    `make_step(microbatch size, number of examples)` compiles a step. The answer depends on `facts`,
+    JSON values, and on JAX's version and the kind of the devices, `num_devices` of which share the
+    examples. `sizes` grow.
     """
-    asked = [facts, candidates, devices.name(), num_devices, jax.__version__]
+    asked = [facts, sizes, devices.name(), num_devices, jax.__version__]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     if key not in _chosen:
-        _chosen.update({k: Choice(*v) for k, v in _read().items()})
-    forms = list(candidates)
-    known = _chosen.get(key)
-    mine = np.array([forms.index(known.convolution), known.microbatch_size] if known else [-1, 0])
-    form, size = (int(x) for x in devices.from_first(mine))
-    if form >= 0:
-        _chosen[key] = Choice(forms[form], size)
-    else:
-        _chosen[key] = _measure(make_step, candidates, num_devices)
+        _chosen.update(_read())
+    size = int(devices.from_first(np.array(_chosen.get(key, 0))))
+    if size == 0:
+        size = _measure(make_step, sizes, num_devices, say)
         if devices.writes():
-            _write(key, _chosen[key])
-    return _chosen[key]
+            _write(key, size)
+    _chosen[key] = size
+    return size
 
 
-_chosen: dict[str, Choice] = {}
+_chosen: dict[str, int] = {}
 
 
 def _measure(
-    make_step: Callable[[str, int], Callable[[int], PyTree]],
-    candidates: Mapping[str, Sequence[int]],
+    make_step: Callable[[int, int], Step],
+    sizes: Sequence[int],
     num_devices: int,
-) -> Choice:
-    first = {
-        Choice(form, sizes[0]): _seconds_per_example(make_step, form, sizes[0], num_devices)
-        for form, sizes in candidates.items()
-    }
-    best = min(first, key=lambda choice: first[choice])
-    seconds = first[best]
-    if seconds == float("inf"):
-        raise ValueError(
-            f"not even {best.microbatch_size} examples at once fit the memory of {devices.name()}; "
-            "set --config.microbatch_size to fewer"
-        )
-    for size in candidates[best.convolution][1:]:
-        larger = _seconds_per_example(make_step, best.convolution, size, num_devices)
-        if larger > WORTH_IT * seconds:
+    say: Callable[[str], None],
+) -> int:
+    say(f"choosing how many examples at a time; kept for the next run on {devices.name()}")
+    limit = float(devices.from_first(np.array(devices.memory())))
+    best, seconds, memory = 0, math.inf, 0.0
+    for size in sizes:
+        # The memory of a microbatch grows as its size does, or less.
+        if best and memory * size / best > limit:
             break
-        best, seconds = Choice(best.convolution, size), larger
+        found, planned = _seconds_per_example(make_step, size, num_devices, limit, say)
+        if math.isinf(found) or found > WORTH_IT * seconds:
+            break
+        best, seconds, memory = size, found, planned
+    for size in (size for size in SMALL_SIZES if size < sizes[0]):
+        if best == 0:
+            found, _ = _seconds_per_example(make_step, size, num_devices, limit, say)
+            best = size if found < math.inf else 0
+    if best == 0:
+        raise ValueError(
+            f"the gradients of {min(*sizes, *SMALL_SIZES)} examples at once do not fit the memory "
+            f"of {devices.name()}: take a smaller model or fewer views"
+        )
+    say(f"{best} at a time")
     return best
 
 
 def _seconds_per_example(
-    make_step: Callable[[str, int], Callable[[int], PyTree]], form: str, size: int, num_devices: int
-) -> float:
-    """The least of three timings; infinite if it does not fit the memory."""
+    make_step: Callable[[int, int], Step],
+    size: int,
+    num_devices: int,
+    limit: float,
+    say: Callable[[str], None],
+) -> tuple[float, float]:
+    """The least of three timings, infinite if it does not fit the memory; the memory it takes."""
     num_examples = max(8, 2 * size) * num_devices  # two microbatches for each, or more
+    started = time.perf_counter()
     try:
-        step = make_step(form, size)
-        jax.block_until_ready(step(num_examples))
+        step, given = make_step(size, num_examples)
+        planned = step.memory_analysis().temp_size_in_bytes
+        compiling = time.perf_counter() - started
+        if planned > limit:
+            say(f"  {size}: {planned / 1e9:.1f} GB do not fit")
+            return math.inf, planned
+        jax.block_until_ready(step(*given))
         timings = []
         for _ in range(3):
             started = time.perf_counter()
-            jax.block_until_ready(step(num_examples))
+            jax.block_until_ready(step(*given))
             timings.append(time.perf_counter() - started)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return float("inf")
-    return float(devices.from_first(np.float32(min(timings) / num_examples)))
+        say(f"  {size}: does not fit the memory")
+        return math.inf, math.inf
+    seconds = float(devices.from_first(np.float32(min(timings) / num_examples)))
+    say(f"  {size}: {1e3 * seconds:.3g} ms per example, compiled in {compiling:.0f} s")
+    return seconds, planned
 
 
 def _file() -> Path | None:
@@ -197,16 +246,17 @@ def _file() -> Path | None:
     return Path(folder) / "tuning.json" if folder and "://" not in folder else None
 
 
-def _read() -> dict[str, Any]:
+def _read() -> dict[str, int]:
     path = _file()
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError):
+        kept = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        return {key: size for key, size in kept.items() if type(size) is int and size > 0}
+    except (OSError, ValueError, AttributeError):
         return {}  # not there, or broken off: it is timed again
 
 
-def _write(key: str, choice: Choice) -> None:
+def _write(key: str, size: int) -> None:
     path = _file()
     if path is not None:
         os.makedirs(path.parent, exist_ok=True)
-        write_json(path, _read() | {key: list(choice)})
+        write_json(path, _read() | {key: size})

@@ -6,6 +6,7 @@ All devices of this machine share the work; those of several, too, if started on
 --coordinator (docs/scaling.md).
 """
 
+import functools
 from pathlib import Path
 
 import jax
@@ -45,9 +46,10 @@ def main() -> None:
             report.check_resumable(Path(_WORKDIR.value), config)
             config = report.with_recorded(config, Path(_WORKDIR.value))
         cli.use_compilation_cache()
-        experiment = train.build(config)
-    show = print if devices.writes() else lambda *line, **options: None  # progress is shown once
-    show(describe(experiment), flush=True)
+        # Progress is shown once.
+        show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
+        experiment = train.build(config, say=show)
+    show(describe(experiment))
     if config.dry_run:
         hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
         show(f"about {hours} h {minutes} min of training on this device")
@@ -59,9 +61,9 @@ def main() -> None:
                 experiment,
                 config.seed,
                 Path(_WORKDIR.value),
-                on_row=lambda row: show(describe_row(row), flush=True),
+                on_row=lambda row: show(describe_row(row)),
                 should_stop=should_stop,
-                say=lambda line: show(line, flush=True),
+                say=show,
             )
     except train.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")

@@ -23,7 +23,7 @@ def use(monkeypatch):
 
     def use(num_devices):
         monkeypatch.setattr(devices, "visible", lambda: jax.devices()[:num_devices])
-        return devices.mesh()
+        return devices.mesh(devices.visible())
 
     return use
 

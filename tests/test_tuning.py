@@ -1,5 +1,7 @@
 """What is found once by timing, and what happens when it is not there or cannot be."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -20,62 +22,95 @@ def never(*unused):
 
 
 def costs(seconds, asked):
-    """A `make_step` whose timings are given: (convolution, size) -> seconds per example."""
+    """Timings that are given: size -> seconds per example, of a memory that grows with the size."""
 
-    def measured(make_step, form, size, num_devices):
-        asked.append((form, size))
-        return seconds[form, size]
+    def measured(make_step, size, num_devices, limit, say):
+        asked.append(size)
+        return seconds[size], 100 * size
 
     return measured
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected", "num_asked"),
+    ("seconds", "expected", "asked_for"),
     [
-        ({("xla", 4): 2.0, ("matmul", 4): 1.0, ("matmul", 8): 0.5}, ("matmul", 8), 3),
-        ({("xla", 4): 1.0, ("matmul", 4): 2.0, ("xla", 8): 0.99}, ("xla", 4), 3),
-        ({("xla", 4): 1.0, ("matmul", 4): np.inf, ("xla", 8): np.inf}, ("xla", 4), 3),
+        ({4: 1.0, 8: 0.5}, 8, [4, 8]),
+        ({4: 1.0, 8: 0.99}, 4, [4, 8]),
+        ({4: 1.0, 8: np.inf}, 4, [4, 8]),
+        ({4: np.inf, 1: 1.0}, 1, [4, 1]),
     ],
 )
-def test_the_least_time_per_example_is_found_once(monkeypatch, seconds, expected, num_asked):
+def test_the_least_time_per_example_is_found_once(monkeypatch, seconds, expected, asked_for):
     asked = []
     monkeypatch.setattr(tuning, "_seconds_per_example", costs(seconds, asked))
     for _ in range(2):
-        found = tuning.fastest(never, ["facts"], {"xla": (4, 8), "matmul": (4, 8)})
-        assert found == expected
-    assert len(asked) == num_asked
+        assert tuning.fastest(never, ["facts"], (4, 8)) == expected
+    assert asked == asked_for
+
+
+def test_what_the_memory_cannot_hold_is_not_even_compiled(monkeypatch):
+    asked = []
+    seconds = {4: 1.0, 8: 0.5, 16: 0.1}
+    monkeypatch.setattr(tuning, "_seconds_per_example", costs(seconds, asked))
+    monkeypatch.setattr(devices, "memory", lambda: 1000.0)
+    assert tuning.fastest(never, "facts", (4, 8, 16)) == 8
+    assert asked == [4, 8]
+
+
+def test_what_the_plan_of_memory_refuses_is_not_run(monkeypatch):
+    class Compiled:
+        def memory_analysis(self):
+            return SimpleNamespace(temp_size_in_bytes=2000)
+
+        def __call__(self):
+            raise AssertionError("it was run")
+
+    said = []
+    monkeypatch.setattr(devices, "memory", lambda: 1000.0)
+    with pytest.raises(ValueError, match="do not fit the memory"):
+        tuning.fastest(lambda size, number: (Compiled(), ()), "facts", (4,), say=said.append)
+    assert sum("do not fit" in line for line in said) == 2  # of 4 and of 1
 
 
 def test_other_facts_are_another_question(monkeypatch):
     asked = []
-    monkeypatch.setattr(tuning, "_seconds_per_example", costs({("xla", 4): 1.0}, asked))
+    monkeypatch.setattr(tuning, "_seconds_per_example", costs({4: 1.0}, asked))
     for facts in ("a", "b"):
-        assert tuning.fastest(never, facts, {"xla": (4,)}) == ("xla", 4)
+        assert tuning.fastest(never, facts, (4,)) == 4
     assert len(asked) == 2
 
 
 def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(monkeypatch):
     tried = []
 
-    def timed_sum(config, num_classes, shape, mesh, form, size):
-        return lambda num_examples: tried.append((size, num_examples)) or np.zeros(())
+    def a_sum(config, num_classes, shape, mesh, size, num_examples):
+        tried.append((size, num_examples))
+        step = jax.jit(lambda: np.zeros(()))
+        return step.lower().compile(), ()
 
-    monkeypatch.setattr(tuning, "_timed_sum", timed_sum)
+    monkeypatch.setattr(tuning, "_sum", a_sum)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(tuning, "WORTH_IT", 1e9)
     config = tiny(microbatch_size="auto", expected_batch_size=5)
     assert train.build(config).config.microbatch_size == 1
-    assert set(tried) == {(1, 8)}
-    tried.clear()
-    tuning._chosen.clear()
+    assert tried == []  # there is nothing to choose
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    monkeypatch.setattr(devices, "mesh", lambda: mesh)
+    monkeypatch.setattr(devices, "mesh", lambda hardware: mesh)
     assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 8
-    assert set(tried) == {(1, 8 * 4), (8, 2 * 8 * 4)}
+    assert tried == [(1, 8 * 4), (8, 2 * 8 * 4)]
+
+
+def test_large_examples_are_taken_one_at_a_time_on_a_cpu_without_timing(monkeypatch):
+    monkeypatch.setattr(tuning, "_sum", never)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    with pytest.raises(AssertionError, match="only measured times"):  # small ones are timed
+        train.build(tiny(microbatch_size="auto"))
+    monkeypatch.setattr(tuning, "LARGE_EXAMPLE", 1e3)
+    assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 1
 
 
 def test_a_plan_that_cannot_be_fails_before_anything_is_timed(monkeypatch):
-    monkeypatch.setattr(tuning, "_timed_sum", never)
+    monkeypatch.setattr(tuning, "_sum", never)
     with pytest.raises(ValueError, match=r"delta 0\.5 must be positive"):
         train.build(tiny(microbatch_size="auto", delta=0.5))
 
@@ -94,31 +129,28 @@ def test_no_clip_norm_is_computed_for_a_step_that_cannot_be(monkeypatch, overrid
 
 def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(tuning, "_seconds_per_example", costs({("xla", 4): 1.0}, asked))
+    monkeypatch.setattr(tuning, "_seconds_per_example", costs({4: 1.0}, asked))
     monkeypatch.setattr(tuning, "_file", lambda: tmp_path / "new" / "tuning.json")
     for num_asked in (1, 1):
         tuning._chosen.clear()
-        assert tuning.fastest(never, "facts", {"xla": (4,)}) == ("xla", 4)
+        assert tuning.fastest(never, "facts", (4,)) == 4
         assert len(asked) == num_asked
     (tmp_path / "new" / "tuning.json").write_text('{"broken')
     tuning._chosen.clear()
-    tuning.fastest(never, "facts", {"xla": (4,)})
+    tuning.fastest(never, "facts", (4,))
     assert len(asked) == 2
 
 
 def test_a_step_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidden():
-    def make_step(form, size):
-        def step(num_examples):
-            raise jax.errors.JaxRuntimeError(message)
-
-        return step
+    def make_step(size, num_examples):
+        raise jax.errors.JaxRuntimeError(message)
 
     message = "RESOURCE_EXHAUSTED: Out of memory"
-    with pytest.raises(ValueError, match="not even 4 examples at once fit"):
-        tuning.fastest(make_step, "facts", {"xla": (4,)})
+    with pytest.raises(ValueError, match="gradients of 1 examples at once do not fit"):
+        tuning.fastest(make_step, "facts", (4,))
     message = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        tuning.fastest(make_step, "facts", {"xla": (4,)})
+        tuning.fastest(make_step, "facts", (4,))
 
 
 def tiny(**changes):
@@ -131,7 +163,7 @@ def tiny(**changes):
 
 def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
     asked = []
-    seconds = {("matmul", 1): 2.0, ("matmul", 8): 1.0}
+    seconds = {1: 2.0, 8: 1.0}
     monkeypatch.setattr(tuning, "_seconds_per_example", costs(seconds, asked))
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     config = tiny(microbatch_size="auto", seed=0)
@@ -139,7 +171,7 @@ def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
     with pytest.raises(train.StoppedError):
         train.train(train.build(config), 0, tmp_path, should_stop=stop_at_once)
     tuning._chosen.clear()
-    seconds["matmul", 8] = 3.0  # another day, another answer
+    seconds[8] = 3.0  # another day, another answer
     report.check_resumable(tmp_path, config)
     resumed = train.build(report.with_recorded(config, tmp_path))
     result = train.train(resumed, 0, tmp_path)

@@ -25,7 +25,7 @@ import optax
 from jaxtyping import Array, Float
 from scipy import stats
 
-from bam import devices, experiment, sampling
+from bam import experiment, sampling
 from bam.data import datasets
 from bam.extras import needs
 from bam.privacy import accounting, gdp
@@ -95,7 +95,7 @@ def scores(
     built = experiment.build(config, canary_dataset(num_examples))
     plan = built.plan
     with_canary, without = (
-        devices.replicate(split, built.mesh) for split in (built.dataset.train, built.dataset.test)
+        built.place(split) for split in (built.dataset.train, built.dataset.test)
     )
     start = built.init(0)
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))  # a step takes its state's memory

@@ -15,7 +15,7 @@ from bam.data.common import DataError, Split
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "hold_out", "load", "normalize",
-    "prepare",
+    "prepare", "stand_in",
 ]  # fmt: skip
 
 
@@ -136,6 +136,27 @@ def load(
                     f"{where}: {split} images are {images.shape[1:]}, those of {name} {facts.shape}"
                 )
     return Dataset(name, train, test, num_classes, mean.astype(np.float32), std.astype(np.float32))
+
+
+def stand_in(name: str) -> Dataset:
+    """Blank images in place of a data set, as many and as large, which take no memory.
+
+    For what depends on sizes alone, such as the compilation of a step; a DataError for a data set
+    whose size is not known.
+    """
+    if name not in DATASETS or name not in archives.ROWS:
+        known = ", ".join(archives.ROWS)
+        raise DataError(f"the size of {name!r} is not known; those of {known} are")
+    facts = DATASETS[name]
+    train, test = (
+        Split(
+            np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
+            np.broadcast_to(np.zeros((), np.int32), (number,)),
+        )
+        for number in archives.ROWS[name]
+    )
+    mean, std = (np.asarray(x, np.float32) for x in (facts.mean, facts.std))
+    return Dataset(name, train, test, facts.num_classes, mean, std)
 
 
 def normalize(

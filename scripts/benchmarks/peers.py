@@ -97,7 +97,7 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
     clipped_grad = functools.partial(
         clipping.clipped_grad, l2_clip_norm=problem.clip_norm, keep_batch_dim=False
     )
-    mesh = devices.mesh()
+    mesh = devices.mesh(devices.visible())
     shared = problem._replace(params=devices.replicate(problem.params, mesh))
 
     def ours_with(oracle: bam.Oracle) -> Callable[..., Any]:

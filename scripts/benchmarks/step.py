@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bam import devices, experiment, models, sampling
+from bam import experiment, models, sampling
 from bam.data import datasets
 from configs import cifar10
 from scripts.lib import cli, timing
@@ -123,7 +123,7 @@ def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any]
 
 def _compiled(built: experiment.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
     """A step, the seconds its compilation took, and what to call it with."""
-    train = devices.replicate(built.dataset.train, built.mesh)
+    train = built.place(built.dataset.train)
     state, rows = built.init(0), sampling.pad(np.arange(batch), batch)
     compiled, seconds = timing.compile_timed(built.step, state, train, rows)
     return compiled, seconds, state, (train, rows)

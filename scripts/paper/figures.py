@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import checkpoint, devices, diagnostics, files, parts, plotting, train
+from bam import checkpoint, diagnostics, files, parts, plotting, train
 from scripts.lib import cells, cli
 from scripts.paper import effects, sketch
 
@@ -225,7 +225,7 @@ def _group_means(experiment: train.Experiment, state: Any) -> Iterator[Any]:
     """Means over disjoint random groups of training examples, the same for every run."""
     num_examples = experiment.plan.num_examples
     order = np.random.default_rng(0).permutation(num_examples)[: _EXAMPLES.value]
-    on_device = devices.replicate(experiment.dataset.train, experiment.mesh)
+    on_device = experiment.place(experiment.dataset.train)
     for group in order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST):
         yield experiment.means(state, on_device, group.astype(np.int32))
 
@@ -265,7 +265,7 @@ def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
     owner, other = _built(at), _built(series)
 
     def measure(config: ConfigDict, folder: Path) -> dict[str, Any]:
-        on_device = devices.replicate(other().dataset.train, other().mesh)
+        on_device = other().place(other().dataset.train)
         states = {stage: _state(owner(), config.seed, folder, stage) for stage in STAGES}
         return {n: train.not_private(other(), state, on_device) for n, state in states.items()}
 
