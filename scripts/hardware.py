@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict, config_flags
 
 from bam import experiment, files, parts, provenance, sampling, tuning
-from bam.data import datasets
+from bam.data import archives, datasets
 from bam.engine import rows_per_sum
 from scripts.lib import cli, targets, timing
 from scripts.lib.program import Instruction, Program
@@ -69,14 +69,13 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     config = config.copy_and_resolve_references()
     if config.convolution == "auto":
         config.convolution = "xla"
+    known = config.dataset.name in archives.ROWS and not config.dataset.path
     dataset = (
-        parts.make_dataset(config.dataset)
-        if config.dataset.path or ":" in config.dataset.name
-        else datasets.stand_in(config.dataset.name)
+        datasets.stand_in(config.dataset.name) if known else parts.make_dataset(config.dataset)
     )
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
-        sizes = list(tuning.ACCELERATOR_SIZES)
+        sizes = [tuning.ACCELERATOR_SIZES[0], *tuning.SMALL_SIZES]
     for size in sizes:
         with config.ignore_type():
             config.microbatch_size = size

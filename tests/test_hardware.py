@@ -1,0 +1,163 @@
+"""Compiling for devices that are not there, and reading what the compiler says."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bam.data import datasets
+from configs import digits
+from scripts import hardware
+from scripts.lib import targets
+from scripts.lib.program import Program, num_bytes
+
+# Two loops, one of known turns; a fusion with a product; an all-reduce of 80 and 4 bytes.
+TEXT = """HloModule jit_step, is_scheduled=true
+
+%fused (p: bf16[4,4]) -> bf16[4,4] {
+  %p = bf16[4,4]{1,0} parameter(0)
+  ROOT %dot.1 = bf16[4,4]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%known (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c = (s32[], f32[8]{0}) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%c), index=1
+  ROOT %add.1 = f32[8]{0} add(%x, %x), backend_config={"estimated_cycles":"10"}
+}
+
+%turning (c2: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c2 = (s32[], f32[8]{0:T(8,128)}) parameter(0)
+  %a = bf16[4,4]{1,0} constant({...})
+  %mul = bf16[4,4]{1,0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
+  ROOT %w = (s32[], f32[8]{0}) while(%c2), condition=%none, body=%known, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+%none (c3: (s32[], f32[8])) -> pred[] {
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (p0: f32[8]) -> f32[8] {
+  %p0 = f32[8]{0:T(256)S(1)} parameter(0)
+  %all-reduce.1 = (s32[10,2]{1,0}, s32[]) all-reduce(%p0, %p0), to_apply=%none, backend_config={"estimated_cycles":"100"}
+  ROOT %loop = (s32[], f32[8]{0}) while(%p0), condition=%none, body=%turning, metadata={op_name="jit(step)/microbatches/while"}
+}
+"""  # noqa: E501
+
+
+def test_what_is_inside_loops_counts_once_per_turn():
+    program = Program(TEXT)
+    seen = {}
+    for step, times, loop in program.walk(lambda scope: 5 if "microbatches" in scope else None):
+        seen[step.name] = times, loop.endswith("microbatches/while")
+    assert seen["add.1"] == (15, True)
+    assert seen["mul"] == (5, True)
+    assert seen["all-reduce.1"] == (1, False)
+    assert "dot.1" not in seen  # it is a part of the fusion
+    cycles = sum(step.cycles * times for step, times, _ in program.walk(lambda scope: 5))
+    assert cycles == 100 + 5 * (7 + 3 * 10)
+
+
+def test_collectives_traffic_and_products_are_read():
+    program = Program(TEXT)
+    (found,) = program.collectives(lambda scope: 5)
+    assert (found.kind, found.count, found.num_bytes) == ("all-reduce", 1, 84)
+    kernels, moved = program.traffic(lambda scope: 5)
+    assert kernels == 1 + 5 + 15
+    assert moved == (84 + 32) + 5 * (32 + 32) + 15 * (32 + 32)
+    steps = {step.name: step for steps in program.computations.values() for step in steps}
+    assert program.holds(steps["mul"], ("dot",))
+    assert not program.holds(steps["add.1"], ("dot",))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("f32[2,3]{1,0:T(8,128)}", 24),
+        ("(bf16[4]{0}, (u8[3], pred[]), s64[])", 8 + 3 + 1 + 8),
+        ("f8e4m3fn[10]", 10),
+        ("token[]", 0),
+    ],
+)
+def test_bytes_of_a_type(shape, expected):
+    assert num_bytes(shape) == expected
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="not the text of a compiled program"):
+        Program("HloModule nothing")
+
+
+@pytest.mark.parametrize("target", ["v5e", "v7:2x2", "h100:0", "h100:2x2", "v5e:2x", "", "tpu"])
+def test_a_target_that_cannot_be_is_one_line(target):
+    with pytest.raises(ValueError, match=r"unknown target .*; for example v5e:1x1"):
+        targets.kind_of(target)
+
+
+def test_a_stand_in_has_the_sizes_and_no_memory():
+    blank = datasets.stand_in("imagenet32")
+    assert blank.train.images.shape == (1_281_167, 32, 32, 3)
+    assert blank.train.images.strides == (0, 0, 0, 0)
+    assert blank.train.images.dtype == np.uint8
+    datasets.check(blank)
+    with pytest.raises(datasets.DataError, match="the size of 'mine' is not known"):
+        datasets.stand_in("mine")
+
+
+def compiled(num_devices):
+    config = digits.get_config("bam_sam")
+    config.update({"accountant": "rdp", "expected_batch_size": 64, "microbatch_size": 4})
+    config.model.width = 4
+    blank = datasets.load("digits")
+    return hardware.compile_step(config, blank, jax.devices()[:num_devices])
+
+
+@pytest.fixture(scope="module")
+def by_devices():
+    return {number: compiled(number) for number in (1, 2, 8)}
+
+
+def test_devices_exchange_one_sum_and_nothing_that_grows_with_them(by_devices):
+    held = {number: hardware.memory(found.program) for number, found in by_devices.items()}
+    for number, found in by_devices.items():
+        exchanged = Program(found.program.as_text()).collectives(lambda scope: 1)
+        assert {c.kind for c in exchanged} <= {"all-reduce", "all-gather"}
+        # A norm for each row, of which the ones that are not finite are counted.
+        norms = sum(c.count * c.num_bytes for c in exchanged if c.kind == "all-gather")
+        assert norms <= 4 * (found.experiment.capacity + 8)
+        total = sum(c.count * c.num_bytes for c in exchanged if c.kind == "all-reduce")
+        words = 8 * found.experiment.num_params  # two of 32 bits for each
+        assert total == 0 if number == 1 else words <= total <= words + 64
+    assert held[8]["total"] <= 1.02 * held[2]["total"]
+
+
+def test_a_gather_of_the_data_would_be_seen():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    gather = jax.jit(lambda x: 2 * x, in_shardings=split, out_shardings=whole)
+    text = gather.lower(jax.ShapeDtypeStruct((64, 100), np.float32)).compile().as_text()
+    (found,) = Program(text).collectives(lambda scope: 1)
+    assert (found.kind, found.num_bytes) == ("all-gather", 64 * 100 * 4)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
+def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
+    command = [sys.executable, "-m", "scripts.hardware", "--config=configs/digits.py:dp_sgd"]
+    command += ["--config.dataset.name=mnist", "--config.model.width=4", "--target=v5e:2x4"]
+    file = tmp_path / "answer.json"
+    done = subprocess.run([*command, f"--json={file}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(file.read_text())
+    assert answer["compiles"]
+    assert answer["fits"]
+    assert answer["num_devices"] == 8
+    (found,) = answer["collectives"]
+    words = 8 * answer["num_params"]
+    assert found["kind"] == "all-reduce"
+    assert found["count"] == 1
+    assert words <= found["bytes"] <= words + 64
+    assert answer["estimated_cycles_per_step"] > 0
