@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from bam import devices, models, oracles, parts
+from bam import devices, models, parts
 from bam.data import datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.extras import needs
@@ -37,9 +37,9 @@ WORTH_IT = 0.95
 # gets the largest of the others that fits.
 CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256)
 SMALL_SIZES = (4, 1)
-# On CPU more examples at once save the time between operations, which examples of this many
-# floating-point operations do not notice.
-LARGE_EXAMPLE = 2e8
+# On CPU more examples at once save the time between operations, which examples whose loss takes this
+# many floating-point operations do not notice.
+LARGE_EXAMPLE = 5e7
 
 # A step on so many examples, compiled, and what to call it with.
 Step = tuple[Any, tuple[PyTree, ...]]
@@ -94,13 +94,10 @@ def tuned(
     return config
 
 
-def _oracle(
-    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
-) -> tuple[models.Model, oracles.Oracle]:
+def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> models.Model:
     module = parts.make_model(config.model, num_classes)
     arithmetic = {"precision": config.precision, "convolution": config.convolution}
-    model = models.as_functions(module, shape, **arithmetic)
-    return model, parts.make_oracle(config.method, model.loss)
+    return models.as_functions(module, shape, **arithmetic)
 
 
 def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
@@ -110,13 +107,13 @@ def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index
 
 
 def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> float:
-    """Of an example's gradient, as it is written; nothing is compiled."""
-    model, oracle = _oracle(config, num_classes, shape)
+    """Of an example's loss, as it is written; nothing is compiled."""
+    model = _model(config, num_classes, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     example = jax.eval_shape(
         functools.partial(_example, config, num_classes, shape), np.zeros((), np.int32)
     )
-    counted = jax.jit(oracle.grad).lower(params, example).cost_analysis()
+    counted = jax.jit(model.loss).lower(params, example).cost_analysis()
     return float((counted or {}).get("flops", 0))
 
 
@@ -129,7 +126,8 @@ def _sum(
     num_examples: int,
 ) -> Step:
     """The sum that a step spends its time on, over random images."""
-    model, oracle = _oracle(config, num_classes, shape)
+    model = _model(config, num_classes, shape)
+    oracle = parts.make_oracle(config.method, model.loss)
     params = devices.replicate(model.init(jax.random.key(0)), mesh)
     how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
     example = functools.partial(_example, config, num_classes, shape)

@@ -27,10 +27,7 @@ PAGES = {
         "digits": "docs/extensions_digits.md",
         "mnist": "docs/extensions_mnist.md",
     },
-    "docs/scaling.md": {
-        "measured": "benchmarks/scaling_cpu.md",
-        "estimate": "benchmarks/scaling_estimate.md",
-    },
+    "docs/scaling.md": {"measured": "benchmarks/scaling_cpu.md"},
 }
 
 
