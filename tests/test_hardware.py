@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,8 +13,11 @@ import pytest
 from bam.data import datasets
 from configs import digits
 from scripts import hardware
-from scripts.lib import targets
+from scripts.benchmarks import hardware as benchmark
+from scripts.lib import pages, targets
 from scripts.lib.program import Program, num_bytes
+
+ROOT = Path(__file__).parents[1]
 
 # Two loops, one of known turns; a fusion with a product; an all-reduce of 80 and 4 bytes.
 TEXT = """HloModule jit_step, is_scheduled=true
@@ -95,6 +99,16 @@ def test_what_is_no_program_is_refused():
 def test_a_target_that_cannot_be_is_one_line(target):
     with pytest.raises(ValueError, match=r"unknown target .*; for example v5e:1x1"):
         targets.kind_of(target)
+
+
+def test_the_page_shows_what_the_compilers_said():
+    page = (ROOT / "docs/accelerators.md").read_text()
+    answers = benchmark.read(ROOT / "benchmarks/hardware")
+    assert pages.fill(page, benchmark.tables_of(answers)) == page
+    # The control: another answer is another page.
+    row = next(iter(benchmark.grid()))
+    changed = {**answers, row.name: {"compiles": False}}
+    assert pages.fill(page, benchmark.tables_of(changed)) != page
 
 
 def test_a_stand_in_has_the_sizes_and_no_memory():

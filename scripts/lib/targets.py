@@ -96,7 +96,9 @@ def kind_of(target: str) -> Kind:
 def prepare(target: str) -> None:
     """Sets, before JAX starts, what its compilers read from the environment."""
     jax.config.update("jax_platforms", "cpu")
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # it would ask the network where it is
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # it would ask the network where it is, so it is told
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no device for two to fight over
     if kind_of(target).platform == "cuda":  # there is nothing to try kernels on
         known = os.environ.get("XLA_FLAGS", "")
@@ -115,7 +117,7 @@ def devices_of(target: str) -> list[jax.Device]:
     if kind.platform == "tpu":
         sides = [int(side) for side in shape.split("x")]
         # A host has up to 2 × 2 chips.
-        host = (min(2, sides[0]), min(2, sides[1]), 1)
+        host = (2 - sides[0] % 2, 2 - sides[1] % 2, 1)
         options = {"topology_name": target, "chips_per_host_bounds": host}
     else:
         options = {"topology_name": name, "target_config": kind.spec}
