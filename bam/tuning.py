@@ -37,8 +37,8 @@ WORTH_IT = 0.95
 # gets the largest of the others that fits.
 CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256)
 SMALL_SIZES = (4, 1)
-# On CPU more examples at once save the time between operations, which examples whose loss takes this
-# many floating-point operations do not notice.
+# On CPU more examples at once save the time between operations. Examples whose loss takes this many
+# floating-point operations do not notice it.
 LARGE_EXAMPLE = 5e7
 
 # A step on so many examples, compiled, and what to call it with.
