@@ -11,6 +11,7 @@ from bam.models.layers import (
     GroupNorm,
     _conv2d_as_matmul,
     average_pool,
+    convolutions_as,
     mish,
     standardise_weights,
 )
@@ -65,6 +66,32 @@ def test_average_pooling_is_flaxes(side):
     images = jax.random.normal(jax.random.key(0), (2, side, side, 3))
     expected = nn.avg_pool(images, (2, 2), strides=(2, 2))
     np.testing.assert_allclose(average_pool(images), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_derivatives(side):
+    norm = GroupNorm(2)
+
+    def value(params, images):
+        return jnp.sum(jnp.sin(average_pool(mish(norm.apply({"params": params}, images)))))
+
+    def derivatives(params, images):
+        gradient, hessian_vector_product = jax.linearize(jax.grad(value, (0, 1)), params, images)
+        return value(params, images), gradient, hessian_vector_product(params, jnp.cos(images))
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 3)
+        images = jax.random.normal(keys[0], (3, 2, side, side, 4), jnp.float64)
+        params = {
+            "scale": jax.random.normal(keys[1], (4,), jnp.float64),
+            "bias": jax.random.normal(keys[2], (4,), jnp.float64),
+        }
+        found = {}
+        for convolution in ("matmul", "xla"):
+            with convolutions_as(convolution):
+                found[convolution] = jax.jit(jax.vmap(derivatives, (None, 0)))(params, images)
+        for ours, theirs in zip(*map(jax.tree.leaves, found.values()), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["convnet", "resnet9", "wide_resnet"])

@@ -178,7 +178,7 @@ class GroupNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,))
 
         def group_mean(of_pixels: Array) -> Array:
-            of_channels = jnp.mean(of_pixels, axis=(1, 2))
+            of_channels = _apart(jnp.mean(of_pixels, axis=(1, 2)))
             groups = of_channels.reshape(n, self.num_groups, per_group)
             return jnp.repeat(jnp.mean(groups, axis=2), per_group, axis=1)
 
@@ -187,8 +187,24 @@ class GroupNorm(nn.Module):
         variance = jnp.maximum(group_mean(jnp.square(wide)) - jnp.square(mean), 0)
         factor = scale * jax.lax.rsqrt(variance + 1e-5)
         offset = bias - mean * factor
-        normalised = wide * factor[:, None, None] + offset[:, None, None]
-        return normalised.astype(x.dtype)
+        factor, offset = (
+            jnp.broadcast_to(_apart(a)[:, None, None], x.shape).astype(x.dtype)
+            for a in (factor, offset)
+        )
+        # Not `wide`: were it needed here too, it would be written to memory, in twice the bytes.
+        return x * factor + offset
+
+
+def _apart(statistic: Array) -> Array:
+    """The same numbers, which XLA may not compute together with what they are used for.
+
+    Left to itself, it merges the sum over pixels of a gradient with the sums that follow, over an
+    example's views: each becomes a pass over the images of its own. On CPU, where sums are
+    computed one by one anyway, nothing is changed.
+    """
+    if formulation(_formulation.get()) == "matmul":
+        return statistic
+    return jax.lax.optimization_barrier(statistic)
 
 
 def group_norm(num_groups: int, num_channels: int) -> GroupNorm:
@@ -197,7 +213,20 @@ def group_norm(num_groups: int, num_channels: int) -> GroupNorm:
 
 
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    """Means over 2×2 pixels; an odd last row or column is left out."""
+    """Means over 2×2 pixels; an odd last row or column is left out.
+
+    Where `conv2d` is XLA's, this is a convolution too, of each channel by itself: there a TPU
+    computes what comes before and after it, forwards and backwards, without writing that down.
+    """
     n, height, width, channels = x.shape
+    if formulation(_formulation.get()) == "xla":
+        return jax.lax.conv_general_dilated(
+            x,
+            jnp.full((2, 2, 1, channels), 0.25, x.dtype),
+            (2, 2),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=channels,
+        )
     x = x[:, : height // 2 * 2, : width // 2 * 2]
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
