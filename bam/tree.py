@@ -5,6 +5,7 @@ diagnostics, so that "the norm of a gradient" means one thing everywhere.
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -56,7 +57,8 @@ def _sum_in_a_row(x: Array) -> Array:
 
 def _sum_by_axes(x: Array) -> Array:
     while x.size > 32:
-        x = _add_parts(x, min(x.shape[0], 8)) if x.shape[0] > 1 else x[0]
+        few = sum(math.prod(x.shape[: i + 1]) <= 16 for i in range(x.ndim))
+        x = jnp.sum(x, tuple(range(few))) if few else _add_parts(x, 8)
     return jnp.sum(x)
 
 

@@ -178,7 +178,11 @@ class GroupNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,))
 
         def group_mean(of_pixels: Array) -> Array:
-            of_channels = _apart(jnp.mean(of_pixels, axis=(1, 2)))
+            of_channels = jnp.mean(of_pixels, axis=(1, 2))
+            if formulation(_formulation.get()) == "xla":
+                # One small product where groups of lanes would be taken apart and repeated.
+                share = jnp.repeat(jnp.repeat(jnp.eye(self.num_groups), per_group, 0), per_group, 1)
+                return jnp.matmul(_apart(of_channels), share / per_group, precision="highest")
             groups = of_channels.reshape(n, self.num_groups, per_group)
             return jnp.repeat(jnp.mean(groups, axis=2), per_group, axis=1)
 
