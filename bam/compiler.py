@@ -44,16 +44,20 @@ def guard(
     is_file = bool(flags) and not flags.startswith("-")  # as XLA reads it
     readable = is_file and Path(flags).is_file()  # XLA says what is wrong with one that is not
     text = Path(flags).read_text(encoding="utf-8") if readable else flags
-    chosen = [value.strip("'\"") for value in re.findall(rf"{FLAG}=(\S*)", text)]
     wrong = f"jaxlib {version} computes wrong sums on CPU"
-    if chosen:  # the last one counts
-        right = chosen[-1].lower() in RIGHT
-        return "" if right else f"{wrong} with {FLAG}={chosen[-1]}: use {GUARD}"
+    # XLA reads no further than the first word that is no flag.
+    surely_read = re.split(r"\s+(?=[^\s-])", text)[0]
+    for part in (text, surely_read):
+        chosen = [value.strip("'\"") for value in re.findall(rf"{FLAG}=(\S*)", part)]
+        if chosen and chosen[-1].lower() not in RIGHT:  # the last one counts
+            return f"{wrong} with {FLAG}={chosen[-1]}: use {GUARD}"
+    if chosen:
+        return ""
     if is_file:
         return f"{wrong}: add {FLAG}={GUARD} to {flags}"
     started = backend()
     if started is None:
-        environ["XLA_FLAGS"] = f"{flags} {FLAG}={GUARD}".strip()
+        environ["XLA_FLAGS"] = f"{FLAG}={GUARD} {flags}".strip()
         return ""
     # Too late, and what is compiled from now on must not be cached as if the flag had been there.
     if started != "cpu":

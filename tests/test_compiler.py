@@ -79,7 +79,11 @@ GUARD = f"{compiler.FLAG}={compiler.GUARD}"
     [
         (None, GUARD),
         ("", GUARD),
-        ("--xla_cpu_ftz=true", f"--xla_cpu_ftz=true {GUARD}"),
+        ("--xla_cpu_ftz=true", f"{GUARD} --xla_cpu_ftz=true"),
+        # What JAX users copy from each other: XLA stops reading at a word without dashes.
+        ("--xla_cpu_ftz=true threads=1", f"{GUARD} --xla_cpu_ftz=true threads=1"),
+        (f"--xla_cpu_ftz=true threads=1 {GUARD}", f"{GUARD} --xla_cpu_ftz=true threads=1 {GUARD}"),
+        (f"{GUARD} threads=1", ...),
         (f"{compiler.FLAG}=", f"{compiler.FLAG}="),
         (f"{compiler.FLAG}=-reduce", f"{compiler.FLAG}=-reduce"),
         (f"{compiler.FLAG}=reduce {compiler.FLAG}=INDIVIDUAL_DOT", ...),
@@ -96,6 +100,8 @@ def test_a_users_own_wrong_choice_stays_and_is_warned_of(flags):
     environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
     assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started)
     assert environ == {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
+    environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags} threads=1 {GUARD}"}
+    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard("0.10.2", environ, not_started)
 
 
 def test_once_jax_has_started_nothing_is_set_and_the_cpu_is_warned_of():
