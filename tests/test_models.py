@@ -8,6 +8,7 @@ import pytest
 
 from bam import models, tree
 from bam.models.layers import (
+    Conv,
     GroupNorm,
     _conv2d_as_matmul,
     average_pool,
@@ -29,6 +30,45 @@ def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride
     np.testing.assert_allclose(_conv2d_as_matmul(images, kernel, stride), expected, atol=1e-4)
 
 
+def derivatives(fn, *arguments):
+    """A scalar function's value, slope, gradient and two Hessian-vector products: of every kind."""
+    directions = jax.tree.map(jnp.sin, arguments)
+    positions = tuple(range(len(arguments)))
+    gradient = jax.grad(fn, positions)
+    return (
+        fn(*arguments),
+        jax.jvp(fn, arguments, directions)[1],
+        gradient(*arguments),
+        jax.linearize(gradient, *arguments)[1](*directions),
+        jax.grad(lambda *a: tree.l2_norm(gradient(*a)), positions)(*arguments),
+        jax.vmap(gradient)(*jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)]), arguments)),
+    )
+
+
+def assert_all_close(found, expected):
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_views", [1, 3])
+def test_all_derivatives_agree_between_formulations_in_float64(num_views):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = average_pool(mish(GroupNorm(2)(Conv(4)(x))))
+            return jnp.sum(jnp.sin(GroupNorm(4)(Conv(4, stride=2)(x))))
+
+    with jax.enable_x64(True):
+        images = jax.random.normal(jax.random.key(0), (num_views, 8, 6, 3), jnp.float64)
+        params = Block().init(jax.random.key(1), images)
+        params = jax.tree.map(lambda x: x.astype(jnp.float64) + 0.1 * jnp.cos(x), params)
+        found = []
+        for name in ("matmul", "xla"):
+            with convolutions_as(name):
+                found.append(jax.jit(lambda *a: derivatives(Block().apply, *a))(params, images))
+        assert_all_close(*found)
+
+
 def test_group_norm_and_its_gradients_are_flaxes():
     ours, flaxes = GroupNorm(3), nn.GroupNorm(num_groups=3, epsilon=1e-5, use_fast_variance=False)
     with jax.enable_x64(True):
@@ -47,8 +87,7 @@ def test_group_norm_and_its_gradients_are_flaxes():
             gradient = jax.grad(value, argnums=(0, 1))
             return value(params, images), gradient(params, images)
 
-        for mine, theirs in zip(*map(jax.tree.leaves, (probe(ours), probe(flaxes))), strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+        assert_all_close(probe(ours), probe(flaxes))
 
 
 def test_group_norm_of_a_constant_image_is_its_bias_and_has_a_finite_gradient():

@@ -72,7 +72,9 @@ def _conv2d_as_matmul(images: Array, kernel: Array, stride: int = 1) -> Array:
         for j in range(kernel_width)
     ]
     patches = jnp.concatenate(shifted, axis=-1)
-    return patches @ kernel.reshape(kernel_height * kernel_width * channels, features)
+    # One axis of rows: of several, XLA would transpose the output's gradient for the kernel's.
+    rows = patches.reshape(-1, kernel_height * kernel_width * channels)
+    return (rows @ kernel.reshape(-1, features)).reshape(*patches.shape[:-1], features)
 
 
 def _same_padding(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
