@@ -180,7 +180,7 @@ class GroupNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,))
 
         def group_mean(of_pixels: Array) -> Array:
-            of_channels = jnp.mean(of_pixels, axis=(1, 2))
+            of_channels = _sum_of_pixels(of_pixels) / (x.shape[1] * x.shape[2])
             if formulation(_formulation.get()) == "xla":
                 # One small product where groups of lanes would be taken apart and repeated.
                 share = jnp.repeat(jnp.repeat(jnp.eye(self.num_groups), per_group, 0), per_group, 1)
@@ -193,24 +193,60 @@ class GroupNorm(nn.Module):
         variance = jnp.maximum(group_mean(jnp.square(wide)) - jnp.square(mean), 0)
         factor = scale * jax.lax.rsqrt(variance + 1e-5)
         offset = bias - mean * factor
-        factor, offset = (
-            jnp.broadcast_to(_apart(a)[:, None, None], x.shape).astype(x.dtype)
-            for a in (factor, offset)
-        )
-        # Not `wide`: were it needed here too, it would be written to memory, in twice the bytes.
-        return x * factor + offset
+        # A TPU would write `wide` to memory, in twice the bytes, were it needed here too.
+        images = x if formulation(_formulation.get()) == "xla" else wide
+        normalised = images * _at_pixels(factor, images) + _at_pixels(offset, images)
+        return normalised.astype(x.dtype)
 
 
-def _apart(statistic: Array) -> Array:
+def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
     """The same numbers, which XLA may not compute together with what they are used for.
 
     Left to itself, it merges the sum over pixels of a gradient with the sums that follow, over an
-    example's views: each becomes a pass over the images of its own. On CPU, where sums are
-    computed one by one anyway, nothing is changed.
+    example's views: each becomes a pass over the images of its own.
     """
-    if formulation(_formulation.get()) == "matmul":
-        return statistic
     return jax.lax.optimization_barrier(statistic)
+
+
+def _sum_of_pixels(images: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
+    """Sums over the pixels of each channel; with "matmul", as a product with a row of ones.
+
+    XLA's own sums on CPU are slow, and compute again whatever cheap steps led to their arguments.
+    """
+    if formulation(_formulation.get()) == "xla":
+        return jnp.sum(images, axis=(1, 2))
+    rows = images.reshape(images.shape[0], -1, images.shape[-1])
+    return jnp.einsum("np,npc->nc", _ones(images), rows)
+
+
+def _at_pixels(
+    statistic: Float[Array, "n c"], images: Float[Array, "n h w c"]
+) -> Float[Array, "n h w c"]:
+    """A number per channel at every pixel of the images; its gradient is a `_sum_of_pixels`."""
+    if formulation(_formulation.get()) == "xla":
+        everywhere = jnp.broadcast_to(_apart(statistic)[:, None, None], images.shape)
+        return everywhere.astype(images.dtype)
+    return _at_pixels_by_product(statistic, images)
+
+
+@jax.custom_jvp
+def _at_pixels_by_product(statistic: Array, images: Array) -> Array:
+    return jnp.broadcast_to(statistic[:, None, None], images.shape)
+
+
+@_at_pixels_by_product.defjvp
+def _at_pixels_by_product_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (statistic, images), (tangent, _) = primals, tangents
+    rows = jnp.einsum("np,nc->npc", _ones(images), tangent)
+    return _at_pixels_by_product(statistic, images), rows.reshape(images.shape)
+
+
+def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
+    """A one for every pixel, which XLA does not know: it turns products with ones into sums."""
+    pixels = jax.lax.stop_gradient(images[..., 0])
+    return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
 
 def group_norm(num_groups: int, num_channels: int) -> GroupNorm:
