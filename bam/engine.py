@@ -142,7 +142,7 @@ def plain_sum(
     def group_grad(params: Params, group: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
             examples, keep = group
-            return jnp.sum(jnp.where(keep, jax.vmap(loss_fn, (None, 0))(params, examples), 0))
+            return jnp.sum(jnp.where(keep, tree.of_rows(loss_fn, size)(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
 
@@ -200,10 +200,7 @@ def per_example_sum(
     def of_group(
         params: Params, examples: PyTree, keep: Bool[Array, " group"]
     ) -> tuple[PyTree, Array]:
-        if group_size == 1:
-            kept, number = of_example(params, jax.tree.map(lambda x: x[0], examples), keep[0])
-            return kept, number[None]
-        kept, numbers = jax.vmap(of_example, (None, 0, 0))(params, examples, keep)
+        kept, numbers = tree.of_rows(of_example, group_size)(params, examples, keep)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept), numbers
 
     def of_device(

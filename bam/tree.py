@@ -91,6 +91,17 @@ def shift(tree: Params, distance: float, direction: Grads) -> Params:
     return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
 
 
+def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
+    """`fn(params, *row)` of all rows, by `vmap`; of a single one without, which is faster."""
+    if num_rows > 1:
+        return lambda params, *rows: jax.vmap(functools.partial(fn, params))(*rows)
+
+    def of_one(params: Params, *rows: PyTree) -> PyTree:
+        return jax.tree.map(lambda y: y[None], fn(params, *jax.tree.map(lambda x: x[0], rows)))
+
+    return of_one
+
+
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
