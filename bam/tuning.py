@@ -33,10 +33,9 @@ with needs("train"):
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95
-# Microbatch sizes to try in turn. An accelerator whose memory does not hold the first of its sizes
-# gets the largest of the others that fits.
-CPU_SIZES, ACCELERATOR_SIZES = (1, 8), (16, 64, 256)
-SMALL_SIZES = (4, 1)
+# Microbatch sizes to try in turn on CPU, and on an accelerator in images: an example has K of them.
+# By the TPU compiler's estimate few images at once are best, which stay in memory on the chip.
+CPU_SIZES, ACCELERATOR_IMAGES = (1, 8), (64, 256, 1024)
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many
 # floating-point operations do not notice it.
 LARGE_EXAMPLE = 5e7
@@ -73,7 +72,7 @@ def tuned(
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
     on_cpu = jax.default_backend() == "cpu"
     largest = min(num_examples, config.expected_batch_size)
-    tried = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
+    tried = CPU_SIZES if on_cpu else accelerator_sizes(config.augment.views)
     sizes = [size for size in tried if size <= largest] or [largest]
     if on_cpu and _operations(config, dataset.num_classes, shape) > LARGE_EXAMPLE:
         sizes = sizes[:1]
@@ -92,6 +91,11 @@ def tuned(
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = size
     return config
+
+
+def accelerator_sizes(num_views: int) -> list[int]:
+    """Microbatch sizes to try in turn on a GPU or TPU, for examples of so many views."""
+    return sorted({max(1, images // num_views) for images in ACCELERATOR_IMAGES})
 
 
 def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> models.Model:
@@ -193,14 +197,12 @@ def _measure(
         if math.isinf(found) or found > WORTH_IT * seconds:
             break
         best, seconds, memory = size, found, planned
-    for size in (size for size in SMALL_SIZES if size < sizes[0]):
-        if best == 0:
-            found, _ = _seconds_per_example(make_step, size, num_devices, limit, say)
-            best = size if found < math.inf else 0
+    if best == 0 and sizes[0] > 1:
+        best = int(_seconds_per_example(make_step, 1, num_devices, limit, say)[0] < math.inf)
     if best == 0:
         raise ValueError(
-            f"the gradients of {min(*sizes, *SMALL_SIZES)} examples at once do not fit the memory "
-            f"of {devices.name()}: take a smaller model or fewer views"
+            f"the gradient of one example does not fit the memory of {devices.name()}: take a "
+            "smaller model or fewer views"
         )
     say(f"{best} at a time")
     return best

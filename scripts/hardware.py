@@ -75,7 +75,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     )
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
-        sizes = [tuning.ACCELERATOR_SIZES[0], *tuning.SMALL_SIZES]
+        sizes = [tuning.accelerator_sizes(config.augment.views)[0], 1]
     for size in sizes:
         with config.ignore_type():
             config.microbatch_size = size

@@ -67,7 +67,7 @@ def test_what_the_plan_of_memory_refuses_is_not_run(monkeypatch):
 
     said = []
     monkeypatch.setattr(devices, "memory", lambda: 1000.0)
-    with pytest.raises(ValueError, match="do not fit the memory"):
+    with pytest.raises(ValueError, match="does not fit the memory"):
         tuning.fastest(lambda size, number: (Compiled(), ()), "facts", (4,), say=said.append)
     assert sum("do not fit" in line for line in said) == 2  # of 4 and of 1
 
@@ -98,6 +98,12 @@ def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(mo
     monkeypatch.setattr(devices, "mesh", lambda hardware: mesh)
     assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 8
     assert tried == [(1, 8 * 4), (8, 2 * 8 * 4)]
+
+
+def test_more_views_are_fewer_examples_at_a_time():
+    assert tuning.accelerator_sizes(16) == [4, 16, 64]
+    assert tuning.accelerator_sizes(1) == [64, 256, 1024]
+    assert tuning.accelerator_sizes(5000) == [1]
 
 
 def test_large_examples_are_taken_one_at_a_time_on_a_cpu_without_timing(monkeypatch):
@@ -146,7 +152,7 @@ def test_a_step_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidd
         raise jax.errors.JaxRuntimeError(message)
 
     message = "RESOURCE_EXHAUSTED: Out of memory"
-    with pytest.raises(ValueError, match="gradients of 1 examples at once do not fit"):
+    with pytest.raises(ValueError, match="gradient of one example does not fit"):
         tuning.fastest(make_step, "facts", (4,))
     message = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
