@@ -57,9 +57,8 @@ device_description_str: "{name}"
 
 
 GIB = 2**30
-# A v4 chip is two devices.
 KINDS = {
-    "v4": Kind("tpu", 16 * GIB, 137.5e12, 614e9, 1.05e9),
+    "v4": Kind("tpu", 32 * GIB, 275e12, 1228e9, 1.05e9),
     "v5e": Kind("tpu", 16 * GIB, 196.6e12, 819e9, 1.5e9),
     "v5p": Kind("tpu", 95 * GIB, 459e12, 2765e9, 1.75e9),
     "v6e": Kind("tpu", 32 * GIB, 918e12, 1640e9, 1.75e9),
@@ -119,6 +118,8 @@ def devices_of(target: str) -> list[jax.Device]:
         # A host has up to 2 × 2 chips.
         host = (2 - sides[0] % 2, 2 - sides[1] % 2, 1)
         options = {"topology_name": target, "chips_per_host_bounds": host}
+        if name == "v4":  # both cores of a chip are one device
+            options["chip_config_name"] = "megacore"
     else:
         options = {"topology_name": name, "target_config": kind.spec}
         options["topology"] = f"1x1x{shape or 1}"
