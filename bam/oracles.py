@@ -16,6 +16,7 @@ on that example (and public or already privatised values) alone, clipping it aft
 example's influence exactly as in DP-SGD: the four methods have the same privacy guarantee.
 """
 
+import contextvars
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +31,10 @@ from bam.tree import Grads, Params
 LossFn = Callable[[Params, PyTree], Float[Array, ""]]
 # A pytree of bools like the parameters, a function from them to one, or None.
 AscentMask: TypeAlias = PyTree
+
+# True while a loss is traced at weights that are each example's own. A layer may compute the same
+# in another way then: under `vmap`, a convolution's images are laid out by example.
+own_weights = contextvars.ContextVar("weights of each example's own", default=False)
 
 
 class Oracle(NamedTuple):
@@ -120,16 +125,18 @@ def bam_sam(
     if radius == 0 or mix == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
+    gradient_ahead = _at_own_weights(gradient) if ascent_mask is None else gradient
 
     def grad(params: Params, example: PyTree) -> Grads:
         if ascent_views == 0 and ascent_mask is None:
             here = gradient(params, example)
-            ahead = gradient(tree.shift(params, radius, tree.unit(here)), example)
+            ahead = gradient_ahead(tree.shift(params, radius, tree.unit(here)), example)
         else:
             chosen, put_back = _choose(params, ascent_mask)
             few_views = _first_views(example, ascent_views)
             uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
-            ahead = gradient(put_back(tree.shift(chosen, radius, tree.unit(uphill))), example)
+            shifted = put_back(tree.shift(chosen, radius, tree.unit(uphill)))
+            ahead = gradient_ahead(shifted, example)
             here = ahead if mix == 1 else gradient(params, example)
         if mix == 1:
             return ahead
@@ -177,6 +184,21 @@ def bam_exact(
         return tree.shift(here, penalty, hessian_vector_product(direction))
 
     return Oracle(ascend=_stay, grad=grad)
+
+
+def _at_own_weights(
+    gradient: Callable[[Params, PyTree], Grads],
+) -> Callable[[Params, PyTree], Grads]:
+    """The same gradient, traced with `own_weights` set."""
+
+    def grad(params: Params, example: PyTree) -> Grads:
+        token = own_weights.set(True)
+        try:
+            return gradient(params, example)
+        finally:
+            own_weights.reset(token)
+
+    return grad
 
 
 def _choose(

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bam
 from bam import models, tree
+from bam.grid import GaussianNoise
 from bam.models.layers import (
     Conv,
     GroupNorm,
@@ -16,6 +18,7 @@ from bam.models.layers import (
     mish,
     standardise_weights,
 )
+from bam.oracles import own_weights
 from tests.cases import distance, norm64
 
 
@@ -126,10 +129,46 @@ def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_d
             "bias": jax.random.normal(keys[2], (4,), jnp.float64),
         }
         found = {}
-        for convolution in ("matmul", "xla"):
+        for convolution, own in (("matmul", False), ("xla", False), ("xla", True)):
+            # Not `jit(derivatives)` itself: JAX would find it traced already, another way.
+            fn = jax.jit(lambda p, x: jax.vmap(derivatives, (None, 0))(p, x))
+            token = own_weights.set(own)
             with convolutions_as(convolution):
-                found[convolution] = jax.jit(jax.vmap(derivatives, (None, 0)))(params, images)
+                windows = "reduce_window_sum" in str(jax.make_jaxpr(fn)(params, images))
+                assert windows == (convolution == "xla" and own)
+                found[convolution, own] = fn(params, images)
+            own_weights.reset(token)
+        expected, *others = map(jax.tree.leaves, found.values())
+        for other in others:
+            for ours, theirs in zip(other, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("ascent_views", [0, 1])
+def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(ascent_views):
+    module, shape = models.create("convnet", 10, 4), (16, 16, 3)
+    each = {how: models.as_functions(module, shape, convolution=how) for how in ("matmul", "xla")}
+    params = each["xla"].init(jax.random.key(0))
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+        images = jax.random.normal(jax.random.key(1), (3, 2, *shape), jnp.float64)
+        batch = {"image": images, "label": jnp.arange(3)}
+        clip = bam.clip_by_l2_norm(1.0)
+        found = {}
+        for convolution, model in each.items():
+            grad = bam.bam_sam(model.loss, 0.1, ascent_views=ascent_views).grad
+            windows = "reduce_window_sum" in str(
+                jax.make_jaxpr(jax.vmap(grad, (None, 0)))(params, batch)
+            )
+            assert windows == (convolution == "xla")
+            noise = GaussianNoise(jax.random.key(2), 1.0)
+            found[convolution] = [
+                bam.clipped_sum(grad, clip, params, batch, microbatch_size=size, noise=n)
+                for size, n in ((1, None), (3, None), (3, noise))
+            ]
         for ours, theirs in zip(*map(jax.tree.leaves, found.values()), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+        for ours, theirs in zip(*(jax.tree.leaves(f[:2]) for f in found.values()), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from bam.oracles import own_weights
 from bam.tree import at_least_float32
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
@@ -263,8 +265,15 @@ def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
 
     Where `conv2d` is XLA's, this is a convolution too, of each channel by itself: there a TPU
     computes what comes before and after it, forwards and backwards, without writing that down.
+    At weights of each example's own it does so only with sums over windows.
     """
     n, height, width, channels = x.shape
+    if formulation(_formulation.get()) == "xla" and own_weights.get():
+        window = (1, 2, 2, 1)
+        # A constant zero, of the images' dtype: another start would have no derivative.
+        return jax.lax.reduce_window(
+            x * 0.25, np.zeros((), x.dtype), jax.lax.add, window, window, "VALID"
+        )
     if formulation(_formulation.get()) == "xla":
         return jax.lax.conv_general_dilated(
             x,
