@@ -172,12 +172,13 @@ def bam_exact(
     if penalty == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
+    gradient_along = _at_own_weights(gradient) if ascent_mask is None else gradient
 
     def grad(params: Params, example: PyTree) -> Grads:
         chosen, put_back = _choose(params, ascent_mask)
         few_views = _first_views(example, ascent_views)
         penalised, hessian_vector_product = jax.linearize(
-            lambda c: gradient(put_back(c), few_views), chosen
+            lambda c: gradient_along(put_back(c), few_views), chosen
         )
         direction = tree.unit(_choose(penalised, ascent_mask)[0])
         here = penalised if ascent_views == 0 else gradient(params, example)

@@ -144,8 +144,9 @@ def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_d
                 np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", [bam.bam_sam, bam.bam_exact])
 @pytest.mark.parametrize("ascent_views", [0, 1])
-def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(ascent_views):
+def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(method, ascent_views):
     module, shape = models.create("convnet", 10, 4), (16, 16, 3)
     each = {how: models.as_functions(module, shape, convolution=how) for how in ("matmul", "xla")}
     params = each["xla"].init(jax.random.key(0))
@@ -156,7 +157,7 @@ def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(asce
         clip = bam.clip_by_l2_norm(1.0)
         found = {}
         for convolution, model in each.items():
-            grad = bam.bam_sam(model.loss, 0.1, ascent_views=ascent_views).grad
+            grad = method(model.loss, 0.1, ascent_views=ascent_views).grad
             windows = "reduce_window_sum" in str(
                 jax.make_jaxpr(jax.vmap(grad, (None, 0)))(params, batch)
             )
