@@ -246,6 +246,31 @@ def test_weight_standardisation_centres_and_scales_each_output_feature():
     np.testing.assert_allclose(standardised.var(axis=(0, 1, 2)) * 72, 1, rtol=1e-4)
 
 
+def test_standardised_weights_and_all_derivatives_are_the_textbook_ones():
+    def textbook(kernel, gain):
+        centred = kernel - kernel.mean(axis=(0, 1, 2))
+        variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+        return gain * centred / jnp.sqrt(jnp.maximum(variance * 45, 1e-4))
+
+    def ours(kernel, gain):
+        return standardise_weights(kernel, "standardise", gain)
+
+    with jax.enable_x64(True):
+        kernel = 3 + jax.random.normal(jax.random.key(0), (3, 3, 5, 4), jnp.float64)
+        kernel = kernel.at[..., 0].multiply(1e-4)  # a feature whose variance is below the floor
+        gain = jax.random.normal(jax.random.key(1), (4,), jnp.float64)
+
+        def loss(form):
+            return lambda kernel, gain: jnp.sum(jnp.sin(form(kernel, gain) + kernel))
+
+        got, expected = (derivatives(loss(form), kernel, gain) for form in (ours, textbook))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+        far = 1e3 + kernel[..., 1:]  # float32 has no digits left of the others
+        in_float32 = ours(far.astype(jnp.float32), gain[1:].astype(jnp.float32))
+        np.testing.assert_allclose(in_float32, ours(far, gain[1:]), rtol=2e-3, atol=2e-3)
+
+
 # Parameter counts published for, or counted in, the models' sources.
 GOLDEN_COUNTS = [
     ("resnet9", 10, 64, {}, 2_447_946),

@@ -85,24 +85,31 @@ def _same_padding(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def standardise_weights(kernel: Float[Array, "kh kw c f"], how: str) -> Float[Array, "kh kw c f"]:
+def standardise_weights(
+    kernel: Float[Array, "kh kw c f"], how: str, gain: Float[Array, "#f"] | float = 1.0
+) -> Float[Array, "kh kw c f"]:
     r"""Weight standardisation, per output feature, over the kernel's other axes.
 
     "none": $w$; "centre": $w - \mathrm{mean}(w)$; "standardise":
-    $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$. It
-    involves the weights alone, so it mixes no examples.
+    $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$; each times
+    the features' gains. It involves the weights alone, so it mixes no examples.
 
     Source: Qiao et al. 2019; the floor and fan-in of De et al. 2022; "centre" is what the BAM
     authors' code does.
     """
     if how == "none":
-        return kernel
-    centred = kernel - jnp.mean(kernel, axis=(0, 1, 2))
+        return gain * kernel
     if how == "centre":
-        return centred
+        return gain * (kernel - jnp.mean(kernel, axis=(0, 1, 2)))
+    # Written so that all sums over a gradient are of the gradient itself, and none waits for
+    # another: each is a pass over every example's own. The variance is the same, and so are its
+    # derivatives, whatever constant is taken off; the mean loses no digits to cancellation.
+    near = kernel - jax.lax.stop_gradient(jnp.mean(kernel, axis=(0, 1, 2)))
+    mean = jnp.mean(near, axis=(0, 1, 2))
+    variance = jnp.mean(jnp.square(near), axis=(0, 1, 2)) - jnp.square(mean)
     fan_in = kernel.shape[0] * kernel.shape[1] * kernel.shape[2]
-    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
-    return centred / jnp.sqrt(jnp.maximum(variance * fan_in, 1e-4))
+    factor = gain * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
+    return factor * near - factor * mean
 
 
 class Conv(nn.Module):
@@ -125,12 +132,13 @@ class Conv(nn.Module):
         """Convolves a batch of images."""
         shape = (self.kernel_size, self.kernel_size, images.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape)
-        kernel = standardise_weights(kernel, self.weight_standardisation)
         if not self.gain_and_bias:
+            kernel = standardise_weights(kernel, self.weight_standardisation)
             return conv2d(images, kernel, self.stride)
         gain = self.param("gain", nn.initializers.ones, (self.features,))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return conv2d(images, gain * kernel, self.stride) + bias
+        kernel = standardise_weights(kernel, self.weight_standardisation, gain)
+        return conv2d(images, kernel, self.stride) + bias
 
 
 @jax.custom_jvp
