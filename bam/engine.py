@@ -95,14 +95,14 @@ def clipped_sum(
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
     clip_state = clip.init(params) if clip_state is None else clip_state
-    _, _, mask = _groups(batch, mask, microbatch_size, mesh)
 
-    def bounded_grad(params: Params, row: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        example, keep = row
-        # Masked for XLA too: on TPUs, it squares several leaves at once if they share a factor.
-        grads = jax.tree.map(lambda x: jnp.where(keep, x, 0), grad_fn(params, example))
+    def bounded_grad(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        grads = grad_fn(params, example)
         norm = tree.l2_norm(grads)
         bounded, _ = clip.update(grads, clip_state, params)
+        # Kept: a GPU's or TPU's compiler may otherwise compute what is measured below and what is
+        # summed apart from each other, rounded in other places.
+        bounded = jax.lax.optimization_barrier(bounded)
         within = jnp.isfinite(norm)
         if sensitivity < math.inf:
             length = tree.l2_norm(bounded)
@@ -115,7 +115,7 @@ def clipped_sum(
     return per_example_sum(
         bounded_grad,
         params,
-        (batch, mask),
+        batch,
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,

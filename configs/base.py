@@ -45,7 +45,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # Examples whose gradients are held in memory at once; "auto": the fastest, by timing a few.
     config.microbatch_size = config_dict.placeholder(object)
     config.microbatch_size = 32
-    config.convolution = "auto"  # "matmul" or "xla"; auto: the faster one on this device
+    config.convolution = "auto"  # "matmul", "xla" or "tpu"; auto: by the platform
     # Of the network's arithmetic: "float32", "tensorfloat32" or "bfloat16". Norms, clipping, sums
     # and noise are float32 in each.
     config.precision = "float32"

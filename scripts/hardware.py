@@ -25,6 +25,7 @@ from ml_collections import ConfigDict, config_flags
 from bam import experiment, files, parts, provenance, sampling, tuning
 from bam.data import archives, datasets
 from bam.engine import rows_per_sum
+from bam.models import layers
 from scripts.lib import cli, targets, timing
 from scripts.lib.program import Instruction, Program
 
@@ -68,7 +69,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     kind = targets.kind_of(target)
     config = config.copy_and_resolve_references()
     if config.convolution == "auto":
-        config.convolution = "xla"
+        config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
     known = config.dataset.name in archives.ROWS and not config.dataset.path
     dataset = (
         datasets.stand_in(config.dataset.name) if known else parts.make_dataset(config.dataset)

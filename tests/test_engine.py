@@ -261,3 +261,19 @@ def test_the_plain_sum_checks_its_arguments():
         plain_sum(cases.mlp_loss, PARAMS, BATCH, microbatch_size=0)
     with pytest.raises(ValueError, match="same number of rows"):
         plain_sum(cases.mlp_loss, PARAMS, BATCH, mask=jnp.ones(3, bool))
+
+
+def test_what_is_summed_is_kept_as_it_was_measured():
+    def program(fn):
+        return str(jax.make_jaxpr(fn)({"w": jnp.zeros(3)}, {"x": jnp.ones((4, 3))}))
+
+    def private(params, batch):
+        clip = bam.clip_by_l2_norm(1.0)
+        grad_fn = lambda p, example: {"w": p["w"] + example["x"]}  # noqa: E731
+        return bam.clipped_sum(grad_fn, clip, params, batch, microbatch_size=2)[0]
+
+    def plain(params, batch):
+        return plain_sum(lambda p, e: jnp.vdot(p["w"], e["x"]), params, batch, microbatch_size=2)
+
+    assert "optimization_barrier" in program(private)
+    assert "optimization_barrier" not in program(plain)

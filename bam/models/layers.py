@@ -19,17 +19,22 @@ from bam.oracles import own_weights
 from bam.tree import at_least_float32
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
-FORMULATIONS = ("auto", "matmul", "xla")
+FORMULATIONS = ("auto", "matmul", "xla", "tpu")
+
+# Of "auto", by the platform; "xla" on others.
+OF_PLATFORM = {"cpu": "matmul", "tpu": "tpu"}
 
 _formulation = contextvars.ContextVar("convolution formulation", default="auto")
 
 
 @contextlib.contextmanager
 def convolutions_as(name: str) -> Iterator[None]:
-    """Chooses how `conv2d` computes, for code that is traced inside.
+    """Chooses how the layers here compute, for code that is traced inside.
 
-    "matmul" is one matrix product of shifted copies of the image, "xla" is XLA's own; "auto" takes
-    "matmul" on CPU and "xla" elsewhere.
+    "matmul": a convolution is one matrix product of shifted copies of the image; sums over pixels
+    are products too. "xla": XLA's own convolution. "tpu": that, with pooling and normalising
+    written so that a TPU computes them where convolutions read and write. "auto" takes "matmul" on
+    CPU, "tpu" on TPU and "xla" elsewhere.
     """
     if name not in FORMULATIONS:
         raise ValueError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
@@ -41,10 +46,12 @@ def convolutions_as(name: str) -> Iterator[None]:
 
 
 def formulation(name: str) -> str:
-    """What "auto" stands for on this device: "matmul" on CPU, "xla" elsewhere."""
-    if name == "auto":
-        return "matmul" if jax.default_backend() == "cpu" else "xla"
-    return name
+    """What "auto" stands for on this platform."""
+    return OF_PLATFORM.get(jax.default_backend(), "xla") if name == "auto" else name
+
+
+def _computed() -> str:
+    return formulation(_formulation.get())
 
 
 def conv2d(
@@ -55,7 +62,7 @@ def conv2d(
     Computed as `convolutions_as` says. As a matrix product it keeps its speed inside loops and
     under `vmap`, where XLA's own CPU convolution loses it.
     """
-    if formulation(_formulation.get()) == "matmul":
+    if _computed() == "matmul":
         return _conv2d_as_matmul(images, kernel, stride)
     return jax.lax.conv_general_dilated(
         images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -195,7 +202,7 @@ class GroupNorm(nn.Module):
 
         def group_mean(of_pixels: Array) -> Array:
             of_channels = _sum_of_pixels(of_pixels) / (x.shape[1] * x.shape[2])
-            if formulation(_formulation.get()) == "xla":
+            if _computed() == "tpu":
                 # One small product where groups of lanes would be taken apart and repeated.
                 share = jnp.repeat(jnp.repeat(jnp.eye(self.num_groups), per_group, 0), per_group, 1)
                 return jnp.matmul(_apart(of_channels), share / per_group, precision="highest")
@@ -208,7 +215,7 @@ class GroupNorm(nn.Module):
         factor = scale * jax.lax.rsqrt(variance + 1e-5)
         offset = bias - mean * factor
         # A TPU would write `wide` to memory, in twice the bytes, were it needed here too.
-        images = x if formulation(_formulation.get()) == "xla" else wide
+        images = x if _computed() == "tpu" else wide
         normalised = images * _at_pixels(factor, images) + _at_pixels(offset, images)
         return normalised.astype(x.dtype)
 
@@ -227,7 +234,7 @@ def _sum_of_pixels(images: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
 
     XLA's own sums on CPU are slow, and compute again whatever cheap steps led to their arguments.
     """
-    if formulation(_formulation.get()) == "xla":
+    if _computed() != "matmul":
         return jnp.sum(images, axis=(1, 2))
     rows = images.reshape(images.shape[0], -1, images.shape[-1])
     return jnp.einsum("np,npc->nc", _ones(images), rows)
@@ -237,10 +244,12 @@ def _at_pixels(
     statistic: Float[Array, "n c"], images: Float[Array, "n h w c"]
 ) -> Float[Array, "n h w c"]:
     """A number per channel at every pixel of the images; its gradient is a `_sum_of_pixels`."""
-    if formulation(_formulation.get()) == "xla":
+    if _computed() == "tpu":
         everywhere = jnp.broadcast_to(_apart(statistic)[:, None, None], images.shape)
         return everywhere.astype(images.dtype)
-    return _at_pixels_by_product(statistic, images)
+    if _computed() == "matmul":
+        return _at_pixels_by_product(statistic, images)
+    return jnp.broadcast_to(statistic[:, None, None], images.shape)
 
 
 @jax.custom_jvp
@@ -276,13 +285,13 @@ def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
     At weights of each example's own it does so only with sums over windows.
     """
     n, height, width, channels = x.shape
-    if formulation(_formulation.get()) == "xla" and own_weights.get():
+    if _computed() == "tpu" and own_weights.get():
         window = (1, 2, 2, 1)
         # A constant zero, of the images' dtype: another start would have no derivative.
         return jax.lax.reduce_window(
             x * 0.25, np.zeros((), x.dtype), jax.lax.add, window, window, "VALID"
         )
-    if formulation(_formulation.get()) == "xla":
+    if _computed() == "tpu":
         return jax.lax.conv_general_dilated(
             x,
             jnp.full((2, 2, 1, channels), 0.25, x.dtype),
