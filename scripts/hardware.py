@@ -9,40 +9,21 @@ the public data sets. Times are ESTIMATES: of the TPU compiler's own model of cy
 bounds from arithmetic and memory. Nothing is run.
 """
 
-import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
-from bam import experiment, files, parts, provenance, sampling, tuning
-from bam.data import archives, datasets
-from bam.engine import rows_per_sum
-from bam.models import layers
-from scripts.lib import cli, targets, timing
-from scripts.lib.program import Instruction, Program
+from bam import files
+from scripts.lib import ahead, cli, targets
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
 _TARGET = flags.DEFINE_string("target", "", f"for example {targets.EXAMPLES}")
 _JSON = flags.DEFINE_string("json", "", "file to write the answer to as well; '': none")
 _PROGRAM = flags.DEFINE_string("program", "", "file for the compiled program's text; '': none")
 cli.require("config", "target")
-
-
-class Compiled(NamedTuple):
-    """A step that compiled, or the reason why it did not."""
-
-    experiment: experiment.Experiment
-    program: Any
-    problem: str
-    seconds: float
 
 
 def main() -> None:
@@ -53,7 +34,7 @@ def main() -> None:
             hardware = targets.devices_of(_TARGET.value)
         except ImportError as error:
             raise ValueError(str(error)) from None
-        answer, text = look(_CONFIG.value, _TARGET.value, hardware)
+        answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware)
         for name, value in rows(answer):
             print(f"{name:<28}{value}")
         if _JSON.value:
@@ -62,179 +43,6 @@ def main() -> None:
             files.write_json(path, answer)
         if _PROGRAM.value:
             files.write_text(Path(_PROGRAM.value), text)
-
-
-def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[dict[str, Any], str]:
-    """All that the compiler says of a config's step on a target's devices; the program's text."""
-    kind = targets.kind_of(target)
-    config = config.copy_and_resolve_references()
-    if config.convolution == "auto":
-        config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
-    known = config.dataset.name in archives.ROWS and not config.dataset.path
-    dataset = (
-        datasets.stand_in(config.dataset.name) if known else parts.make_dataset(config.dataset)
-    )
-    sizes = [config.microbatch_size]
-    if sizes == ["auto"]:
-        sizes = [tuning.accelerator_sizes(config.augment.views)[0], 1]
-    for size in sizes:
-        with config.ignore_type():
-            config.microbatch_size = size
-        compiled = compile_step(config, dataset, hardware)
-        fits = not compiled.problem and memory(compiled.program)["total"] <= kind.memory_bytes
-        if fits:
-            break
-    plan = compiled.experiment.plan
-    answer = {
-        "config": f"{config.dataset.name}:{config.method.name}",
-        "target": target,
-        "device": hardware[0].device_kind,
-        "num_devices": len(hardware),
-        "method": config.method.to_dict(),
-        "precision": config.precision,
-        "compiles": not compiled.problem,
-        "problem": compiled.problem,
-        "compile_seconds": compiled.seconds,
-        "fits": fits,
-        "device_memory_bytes": kind.memory_bytes,
-        "microbatch_size": config.microbatch_size,
-        "num_steps": plan.num_steps,
-        "expected_batch_size": plan.expected_batch_size,
-        "num_params": compiled.experiment.num_params,
-        "flop_per_step": flop_per_step(config, dataset),
-        "commit": provenance.git_commit(),
-        "versions": provenance.versions(),
-    }
-    if compiled.problem:
-        return answer, ""
-    text = compiled.program.as_text()
-    return answer | _facts(compiled, text, kind, len(hardware), answer["flop_per_step"]), text
-
-
-def compile_step(
-    config: ConfigDict, dataset: datasets.Dataset, hardware: list[jax.Device]
-) -> Compiled:
-    """The step of a config, compiled for devices."""
-    built = experiment.build(config, dataset, hardware)
-    everywhere = (
-        NamedSharding(built.mesh, PartitionSpec())
-        if built.mesh
-        else SingleDeviceSharding(hardware[0])
-    )
-
-    def placed(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
-
-    rows = built.capacity
-    batch = jax.eval_shape(lambda: sampling.pad(np.arange(0), rows))
-    train = jax.eval_shape(lambda: built.place(dataset.train))
-    arguments = (jax.eval_shape(lambda: built.init(0)), train, batch)
-    started = time.perf_counter()
-    try:
-        program = built.step.lower(*jax.tree.map(placed, arguments)).compile()  # type: ignore[attr-defined]
-        problem = ""
-    except jax.errors.JaxRuntimeError as error:
-        program, problem = None, " ".join(str(error).split())[:300]
-    return Compiled(built, program, problem, time.perf_counter() - started)
-
-
-def memory(program: Any) -> dict[str, int]:
-    """Bytes of each device: arguments, what is held for a while, and all of it."""
-    planned = program.memory_analysis()
-    arguments, temporary = planned.argument_size_in_bytes, planned.temp_size_in_bytes
-    new = planned.output_size_in_bytes - planned.alias_size_in_bytes
-    return {"arguments": arguments, "temporary": temporary, "total": arguments + temporary + new}
-
-
-def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
-    module = parts.make_model(config.model, dataset.num_classes)
-    shape = dataset.train.images.shape[1:]
-    model = experiment.models.as_functions(module, shape, convolution="xla")
-    oracle = parts.make_oracle(config.method, model.loss)
-    example = {
-        "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct((), jnp.int32),
-        "key": jax.eval_shape(lambda: jax.random.key(0)),
-    }
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    return config.expected_batch_size * timing.matrix_flops(oracle.grad, params, example)
-
-
-def _facts(
-    compiled: Compiled, text: str, kind: targets.Kind, num_devices: int, flop_per_step: int
-) -> dict[str, Any]:
-    """What is read from the compiled program."""
-    built, program = compiled.experiment, Program(text)
-    plan, size = built.plan, built.config.microbatch_size
-    rows_each = math.ceil(plan.expected_batch_size / num_devices)
-    groups = math.ceil(rows_each / size)
-    parts_of_sum = 1
-    if math.isfinite(plan.epsilon):
-        noise_std = plan.noise_multiplier * built.sensitivity
-        most = rows_per_sum(built.sensitivity, noise_std, built.capacity)
-        parts_of_sum = math.ceil(groups / max(1, most // size))
-
-    def turns(scope: str) -> float:
-        if "microbatches" not in scope:
-            return parts_of_sum
-        return groups / parts_of_sum if "carries" in scope else groups
-
-    bytes_held = memory(compiled.program)
-    free = kind.memory_bytes - bytes_held["total"] + bytes_held["temporary"]
-    collectives = [
-        {"kind": c.kind, "count": c.count, "bytes": c.num_bytes} for c in program.collectives(turns)
-    ]
-    kernels, traffic = program.traffic(turns)
-    largest = int(size * max(0, free) // max(1, bytes_held["temporary"]))
-    facts: dict[str, Any] = {
-        "memory_bytes": bytes_held["total"],
-        "argument_bytes": bytes_held["arguments"],
-        "temporary_bytes": bytes_held["temporary"],
-        "largest_microbatch_at_least": min(largest, rows_each),
-        "collectives": collectives,
-    }
-    peak = flop_per_step / num_devices / kind.peak_flops
-    if kind.cycles:
-        places: dict[str, float] = {}
-        for step, times, loop in program.walk(turns):
-            name = place(program, step, loop)
-            places[name] = places.get(name, 0) + times * step.cycles
-        cycles = sum(places.values())
-        seconds = cycles / kind.cycles
-        facts |= {
-            "estimate": "cycles, by the compiler",
-            "estimated_cycles_per_step": cycles,
-            "cycles_by_place": {
-                name: round(places[name]) for name in sorted(places, key=lambda x: -places[x])
-            },
-        }
-    else:
-        seconds = max(peak, traffic / kind.bandwidth)
-        facts |= {
-            "estimate": "bound: the longer of arithmetic and memory traffic",
-            "kernels_per_step": kernels,
-            "memory_traffic_bytes_per_step": traffic,
-        }
-    return facts | {
-        "estimated_seconds_per_step": seconds,
-        "estimated_share_of_peak": peak / seconds,
-        "estimated_hours_per_run": plan.num_steps * seconds / 3600,
-        "estimated_device_hours_per_run": num_devices * plan.num_steps * seconds / 3600,
-    }
-
-
-def place(program: Program, step: Instruction, loop: str) -> str:
-    """The part of a step that an instruction belongs to."""
-    if "microbatches" not in loop:
-        return "once per step"
-    if program.holds(step, ("convolution", "dot")):
-        return "convolutions and products"
-    if "GroupNorm" in step.scope:
-        return "normalisation"
-    if not step.scope or step.opcode.startswith("copy"):
-        return "copies"
-    return "activations, pooling, loss" if "jvp" in step.scope else "views, clipping, sums"
 
 
 def rows(answer: Mapping[str, Any]) -> list[list[str]]:

@@ -16,8 +16,8 @@ from bam.checkpoint import Checkpoints
 build, save, saves = train.build, Checkpoints.save, itertools.count(1)
 
 
-def build_counted(*arguments):
-    experiment = build(*arguments)
+def build_counted(*arguments, **options):
+    experiment = build(*arguments, **options)
 
     def step(*arguments):
         with open(os.environ["STEPS_LOG"], "a") as log:

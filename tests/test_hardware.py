@@ -12,9 +12,8 @@ import pytest
 
 from bam.data import datasets
 from configs import digits
-from scripts import hardware
 from scripts.benchmarks import hardware as benchmark
-from scripts.lib import pages, targets
+from scripts.lib import ahead, pages, targets
 from scripts.lib.program import Program, num_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +125,7 @@ def compiled(num_devices):
     config.update({"accountant": "rdp", "expected_batch_size": 64, "microbatch_size": 4})
     config.model.width = 4
     blank = datasets.load("digits")
-    return hardware.compile_step(config, blank, jax.devices()[:num_devices])
+    return ahead.compile_step(config, blank, jax.devices()[:num_devices])
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def by_devices():
 
 
 def test_devices_exchange_one_sum_and_nothing_that_grows_with_them(by_devices):
-    held = {number: hardware.memory(found.program) for number, found in by_devices.items()}
+    held = {number: ahead.memory(found.program) for number, found in by_devices.items()}
     for number, found in by_devices.items():
         exchanged = Program(found.program.as_text()).collectives(lambda scope: 1)
         assert {c.kind for c in exchanged} <= {"all-reduce", "all-gather"}
