@@ -18,7 +18,6 @@ from absl import flags
 from bam import files, parts
 from scripts.lib import cli, pages, tables, targets
 
-_OUT = flags.DEFINE_string("out", "benchmarks/hardware", "folder for the files")
 _ONLY = flags.DEFINE_string("only", "", "only files whose name contains this")
 _PYTHON = {
     platform: flags.DEFINE_string(
@@ -28,7 +27,7 @@ _PYTHON = {
 }
 _TABLES = flags.DEFINE_bool("tables", False, "compile nothing, write the page")
 
-PAGE = Path("docs/accelerators.md")
+PAGE, FOLDER = Path("docs/accelerators.md"), Path("benchmarks/hardware")
 PRECISION = "bfloat16"
 ONE_VIEW = "bam_sam_one_view"
 METHODS: dict[str, list[str]] = {name: [] for name in parts.METHODS} | {
@@ -54,13 +53,12 @@ Answers = Mapping[str, Mapping[str, Any]]
 def main() -> None:
     """Compiles what is missing, then writes the page's tables."""
     with cli.one_line_errors():
-        out = Path(_OUT.value)
-        missing = [row for row in grid() if not (out / f"{row.name}.json").exists()]
+        missing = [row for row in grid() if not (FOLDER / f"{row.name}.json").exists()]
         todo = [row for row in missing if _ONLY.value in row.name and not _TABLES.value]
         for number, row in enumerate(todo, start=1):
             print(f"{number} of {len(todo)}: {row.name}", end=" ", flush=True)
-            print(_compile(row, out / f"{row.name}.json"), flush=True)
-        answers = read(out)
+            print(_compile(row, FOLDER / f"{row.name}.json"), flush=True)
+        answers = read(FOLDER)
         text = PAGE.read_text(encoding="utf-8")
         files.write_text(PAGE, pages.fill(text, tables_of(answers)))
 
