@@ -243,11 +243,7 @@ def _check_parts(
     oracle = parts.make_oracle(config.method, model.loss)
     clip = parts.make_clip(config.clip, plan) if plan.epsilon < math.inf else None
     parts.make_optimizer(config.optimizer, plan)
-    example = {
-        "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct((), jnp.int32),
-        "key": jax.eval_shape(lambda: jax.random.key(0)),
-    }
+    example = parts.example_like(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     logits = jax.eval_shape(model.logits, params, example["image"])
     if logits.shape != (config.augment.views, num_classes):

@@ -22,6 +22,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from bam import models, oracles, tree
@@ -188,6 +190,15 @@ def make_model(section: ConfigDict, num_classes: int) -> nn.Module:
         return models.create(num_classes=num_classes, **section)
     module: nn.Module = _make("model", {}, section.to_dict(), num_classes)
     return module
+
+
+def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
+    return {
+        "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
+        "label": jax.ShapeDtypeStruct((), jnp.int32),
+        "key": jax.eval_shape(lambda: jax.random.key(0)),
+    }
 
 
 def make_dataset(section: ConfigDict) -> datasets.Dataset:

@@ -114,9 +114,7 @@ def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) ->
     """Of an example's loss, as it is written; nothing is compiled."""
     model = _model(config, num_classes, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    example = jax.eval_shape(
-        functools.partial(_example, config, num_classes, shape), np.zeros((), np.int32)
-    )
+    example = parts.example_like(config, shape)
     counted = jax.jit(model.loss).lower(params, example).cost_analysis()
     return float((counted or {}).get("flops", 0))
 

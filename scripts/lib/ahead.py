@@ -5,7 +5,6 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
@@ -115,11 +114,7 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     shape = dataset.train.images.shape[1:]
     model = experiment.models.as_functions(module, shape, convolution="xla")
     oracle = parts.make_oracle(config.method, model.loss)
-    example = {
-        "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct((), jnp.int32),
-        "key": jax.eval_shape(lambda: jax.random.key(0)),
-    }
+    example = parts.example_like(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     return config.expected_batch_size * timing.matrix_flops(oracle.grad, params, example)
 
@@ -148,7 +143,6 @@ def _facts(
     collectives = [
         {"kind": c.kind, "count": c.count, "bytes": c.num_bytes} for c in program.collectives(turns)
     ]
-    kernels, traffic = program.traffic(turns)
     largest = int(size * max(0, free) // max(1, bytes_held["temporary"]))
     facts: dict[str, Any] = {
         "memory_bytes": bytes_held["total"],
@@ -173,6 +167,7 @@ def _facts(
             },
         }
     else:
+        kernels, traffic = program.traffic(turns)
         seconds = max(peak, traffic / kind.bandwidth)
         facts |= {
             "estimate": "bound: the longer of arithmetic and memory traffic",
