@@ -30,10 +30,7 @@ def main() -> None:
     """Compiles, prints, and writes the answer."""
     with cli.one_line_errors():
         targets.prepare(_TARGET.value)
-        try:
-            hardware = targets.devices_of(_TARGET.value)
-        except ImportError as error:
-            raise ValueError(str(error)) from None
+        hardware = targets.devices_of(_TARGET.value)
         answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware)
         for name, value in rows(answer):
             print(f"{name:<28}{value}")

@@ -206,19 +206,16 @@ def _places(answers: Answers) -> str:
         "CIFAR-10, DP-SGD, K = 1": "cifar10_dp_sgd_views_1",
         "ImageNet32, DP-SGD": "imagenet32_dp_sgd",
     }
-    places: list[str] = []
-    for name in shown.values():
-        places += [p for p in answers.get(f"{name}_v5e_1x1", {}).get("cycles_by_place", {})]
+    found = {label: answers.get(f"{name}_v5e_1x1") for label, name in shown.items()}
+    places = dict.fromkeys(p for a in found.values() if a for p in a["cycles_by_place"])
     rows = []
-    for label, name in shown.items():
-        answer = answers.get(f"{name}_v5e_1x1")
-        cells = ["not run" for _ in dict.fromkeys(places)]
+    for label, answer in found.items():
+        cells = ["not run"] * len(places)
         if answer:
-            total = answer["estimated_cycles_per_step"]
-            found = answer["cycles_by_place"]
-            cells = [f"{found.get(place, 0) / total:.0%}" for place in dict.fromkeys(places)]
+            total, cycles = answer["estimated_cycles_per_step"], answer["cycles_by_place"]
+            cells = [f"{cycles.get(place, 0) / total:.0%}" for place in places]
         rows.append([label, *cells])
-    return tables.markdown(tables.text("share of the cycles", *dict.fromkeys(places)), rows)
+    return tables.markdown(tables.text("share of the cycles", *places), rows)
 
 
 if __name__ == "__main__":

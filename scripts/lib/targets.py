@@ -107,7 +107,7 @@ def prepare(target: str) -> None:
 def devices_of(target: str) -> list[jax.Device]:
     """The target's devices, to compile for.
 
-    ValueError if there are none of that shape, ImportError if the compiler is not installed.
+    ValueError if there are none of that shape, or if the compiler is not installed.
     """
     from jax.experimental import topologies
 
@@ -129,14 +129,10 @@ def devices_of(target: str) -> list[jax.Device]:
     except (RuntimeError, NotImplementedError) as error:
         missing = {"tpu": "libtpu", "cuda": "jax_plugins.xla_cuda12"}[platform]
         if not _installed(missing):
-            raise ImportError(
-                f"the compiler for {name} is not installed: {INSTALL[platform]}"
-            ) from None
+            install = f"pip install 'bam[{platform}]'"
+            raise ValueError(f"the compiler for {name} is not installed: {install}") from None
         raise ValueError(f"{target}: {' '.join(str(error).split())[:300]}") from None
     return list(described.devices)
-
-
-INSTALL = {"tpu": "pip install 'bam[tpu]'", "cuda": "pip install 'bam[cuda]'"}
 
 
 def _installed(module: str) -> bool:
