@@ -101,9 +101,10 @@ def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(mo
 
 
 def test_more_views_are_fewer_examples_at_a_time():
-    assert tuning.accelerator_sizes(16) == [4, 16, 64]
-    assert tuning.accelerator_sizes(1) == [64, 256, 1024]
-    assert tuning.accelerator_sizes(5000) == [1]
+    assert tuning.accelerator_sizes("tpu", 16) == [4, 16, 64]
+    assert tuning.accelerator_sizes("tpu", 1) == [64, 256, 1024]
+    assert tuning.accelerator_sizes("tpu", 5000) == [1]
+    assert tuning.accelerator_sizes("gpu", 16) == [16, 64, 256]
 
 
 def test_large_examples_are_taken_one_at_a_time_on_a_cpu_without_timing(monkeypatch):

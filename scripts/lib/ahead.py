@@ -38,7 +38,8 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     )
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
-        sizes = [tuning.accelerator_sizes(config.augment.views)[0], 1]
+        platform = "tpu" if kind.platform == "tpu" else "gpu"
+        sizes = [tuning.accelerator_sizes(platform, config.augment.views)[0], 1]
     for size in sizes:
         with config.ignore_type():
             config.microbatch_size = size
