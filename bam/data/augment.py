@@ -6,7 +6,7 @@ costs no privacy (De et al. 2022).
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Int, Shaped
 
 FLIPS = ("none", "horizontal")
 
@@ -18,7 +18,8 @@ def views(
 
     The key is that of this example at this step. Offsets are uniform on {-shift, …, shift} in both
     directions, independently; what lies beyond the border is the image reflected, without repeating
-    the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2.
+    the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2. Pixels are
+    finite: one that is not spoils its row and its column.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -30,18 +31,30 @@ def views(
     check(num_views, shift, flip)
     if shift == 0 and flip == "none":
         return jnp.broadcast_to(image, (num_views, *image.shape))
-    border = ((shift, shift), (shift, shift), (0, 0))
-    padded = jnp.pad(image, border, mode="reflect") if shift else image
+    keys = jax.vmap(jax.random.split)(jax.random.split(key, num_views))
+    begin = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, 2 * shift + 1))(keys[:, 0]) - shift
+    rows, columns = (_reflected(begin[:, axis], image.shape[axis]) for axis in (0, 1))
+    if flip != "none":
+        mirrored = jax.vmap(jax.random.bernoulli)(keys[:, 1])
+        columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
+    # Picked by products with zeros and ones, which are exact: a TPU would take slices whose places
+    # differ one after the other.
+    small = image.dtype in (jnp.uint8, jnp.int8, jnp.bool_)
+    pixels = image.astype(jnp.bfloat16) if small else image
 
-    def one_view(view_key: Array) -> Array:
-        shift_key, flip_key = jax.random.split(view_key)
-        top, left = jax.random.randint(shift_key, (2,), 0, 2 * shift + 1)
-        view = jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
-        if flip == "none":
-            return view
-        return jnp.where(jax.random.bernoulli(flip_key), jnp.flip(view, 1), view)
+    def pick(letters: str, places: Int[Array, "views size"], of: Array) -> Array:
+        chosen = jax.nn.one_hot(places, places.shape[1], dtype=of.dtype)
+        return jnp.einsum(letters, chosen, of, precision="highest", preferred_element_type=of.dtype)
 
-    return jax.vmap(one_view)(jax.random.split(key, num_views))
+    wide = pick("vri,iwc->vrwc", rows, pixels)
+    return pick("vsw,vrwc->vrsc", columns, wide).astype(image.dtype)
+
+
+def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size"]:
+    """Of each view, the `size` rows from `begin`; those outside of the image as rows inside."""
+    period = max(1, 2 * (size - 1))
+    row = (begin[:, None] + jnp.arange(size)) % period
+    return jnp.minimum(row, period - row)
 
 
 def check(num_views: int, shift: int, flip: str) -> None:
