@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,11 @@ with needs("train"):
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95
-# Microbatch sizes to try in turn on CPU, and elsewhere in images: an example has K of them. A TPU is
-# fastest, by its compiler's estimate, with few images at once, which stay in memory on the chip; a
-# GPU is given enough that starting kernels is not what takes the time.
+# Microbatch sizes to try in turn on CPU, and elsewhere in images: an example has K of them. A TPU
+# is fastest, by its compiler's estimate, with few images at once, which stay in memory on the chip;
+# a GPU is given enough that starting kernels is not what takes the time.
 CPU_SIZES = 1, 8
-IMAGES = {"tpu": (64, 256, 1024), "gpu": (256, 1024, 4096)}
+IMAGES = {"tpu": (64, 256, 1024), "gpu": (1024, 4096)}
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many
 # floating-point operations do not notice it.
 LARGE_EXAMPLE = 5e7
@@ -94,6 +94,13 @@ def tuned(
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = size
     return config
+
+
+def smaller(size: int) -> Iterator[int]:
+    """What to try in turn if a size does not fit the memory, down to one example."""
+    while size > 1:
+        size = max(1, size // 8)
+        yield size
 
 
 def accelerator_sizes(platform: str, num_views: int) -> list[int]:
@@ -198,8 +205,10 @@ def _measure(
         if math.isinf(found) or found > WORTH_IT * seconds:
             break
         best, seconds, memory = size, found, planned
-    if best == 0 and sizes[0] > 1:
-        best = int(_seconds_per_example(make_step, 1, num_devices, limit, say)[0] < math.inf)
+    for size in smaller(sizes[0]) if best == 0 else ():
+        if _seconds_per_example(make_step, size, num_devices, limit, say)[0] < math.inf:
+            best = size
+            break
     if best == 0:
         raise ValueError(
             f"the gradient of one example does not fit the memory of {devices.name()}: take a "

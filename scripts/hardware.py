@@ -69,6 +69,8 @@ def rows(answer: Mapping[str, Any]) -> list[list[str]]:
         ["the run", f"{answer['estimated_hours_per_run']:.3g} h for {answer['num_steps']:,} steps: "
          f"{answer['estimated_device_hours_per_run']:.3g} device-hours"],
     ]  # fmt: skip
+    for scope in answer["loops_counted_once"]:
+        shown += [["COUNTED TOO LITTLE", f"a loop of unknown turns, taken as one: {scope}"]]
     if "cycles_by_place" in answer:
         total = answer["estimated_cycles_per_step"]
         shares = {k: v / total for k, v in answer["cycles_by_place"].items()}

@@ -36,7 +36,20 @@ TEXT = """HloModule jit_step, is_scheduled=true
   %c2 = (s32[], f32[8]{0:T(8,128)}) parameter(0)
   %a = bf16[4,4]{1,0} constant({...})
   %mul = bf16[4,4]{1,0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
+  %v = (s32[], f32[8]{0}) while(%c2), condition=%below_six, body=%counted
   ROOT %w = (s32[], f32[8]{0}) while(%c2), condition=%none, body=%known, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+%counted (c4: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c4 = (s32[], f32[8]{0}) parameter(0)
+  ROOT %add.2 = f32[8]{0} negate(%c4), backend_config={"estimated_cycles":"1000"}
+}
+
+%below_six (c5: (s32[], f32[8])) -> pred[] {
+  %six = s32[]{:T(128)} constant(6)
+  %c5 = (s32[]{:T(128)}, f32[8]{0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%c5), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i, %six), direction=LT, backend_config={"used":[]}
 }
 
 %none (c3: (s32[], f32[8])) -> pred[] {
@@ -57,11 +70,12 @@ def test_what_is_inside_loops_counts_once_per_turn():
     for step, times, loop in program.walk(lambda scope: 5 if "microbatches" in scope else None):
         seen[step.name] = times, loop.endswith("microbatches/while")
     assert seen["add.1"] == (15, True)
+    assert seen["add.2"] == (5 * 6, True)  # it counts up to a constant
     assert seen["mul"] == (5, True)
     assert seen["all-reduce.1"] == (1, False)
     assert "dot.1" not in seen  # it is a part of the fusion
     cycles = sum(step.cycles * times for step, times, _ in program.walk(lambda scope: 5))
-    assert cycles == 100 + 5 * (7 + 3 * 10)
+    assert cycles == 100 + 5 * (7 + 3 * 10 + 6 * 1000)
 
 
 def test_collectives_traffic_and_products_are_read():
@@ -69,8 +83,8 @@ def test_collectives_traffic_and_products_are_read():
     (found,) = program.collectives(lambda scope: 5)
     assert (found.kind, found.count, found.num_bytes) == ("all-reduce", 1, 84)
     kernels, moved = program.traffic(lambda scope: 5)
-    assert kernels == 1 + 5 + 15
-    assert moved == (84 + 32) + 5 * (32 + 32) + 15 * (32 + 32)
+    assert kernels == 1 + 5 + 15 + 5 * 6 * 2  # the last loop compares each time
+    assert moved == (84 + 32) + 5 * (32 + 32) + 15 * (32 + 32) + 30 * (32 + 36) + 30 * (1 + 8)
     steps = {step.name: step for steps in program.computations.values() for step in steps}
     assert program.holds(steps["mul"], ("dot",))
     assert not program.holds(steps["add.1"], ("dot",))
@@ -173,4 +187,5 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
     assert found["kind"] == "all-reduce"
     assert found["count"] == 1
     assert words <= found["bytes"] <= words + 64
+    assert answer["loops_counted_once"] == []
     assert answer["estimated_cycles_per_step"] > 0

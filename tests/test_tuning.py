@@ -48,6 +48,14 @@ def test_the_least_time_per_example_is_found_once(monkeypatch, seconds, expected
     assert asked == asked_for
 
 
+def test_where_the_first_size_does_not_fit_smaller_ones_are_tried(monkeypatch):
+    asked = []
+    seconds = {64: np.inf, 8: np.inf, 1: 1.0}
+    monkeypatch.setattr(tuning, "_seconds_per_example", costs(seconds, asked))
+    assert tuning.fastest(never, "facts", (64, 256)) == 1
+    assert asked == [64, 8, 1]
+
+
 def test_what_the_memory_cannot_hold_is_not_even_compiled(monkeypatch):
     asked = []
     seconds = {4: 1.0, 8: 0.5, 16: 0.1}
@@ -104,7 +112,7 @@ def test_more_views_are_fewer_examples_at_a_time():
     assert tuning.accelerator_sizes("tpu", 16) == [4, 16, 64]
     assert tuning.accelerator_sizes("tpu", 1) == [64, 256, 1024]
     assert tuning.accelerator_sizes("tpu", 5000) == [1]
-    assert tuning.accelerator_sizes("gpu", 16) == [16, 64, 256]
+    assert tuning.accelerator_sizes("gpu", 16) == [64, 256]
 
 
 def test_large_examples_are_taken_one_at_a_time_on_a_cpu_without_timing(monkeypatch):

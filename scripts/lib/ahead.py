@@ -39,7 +39,8 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
         platform = "tpu" if kind.platform == "tpu" else "gpu"
-        sizes = [tuning.accelerator_sizes(platform, config.augment.views)[0], 1]
+        first = tuning.accelerator_sizes(platform, config.augment.views)[0]
+        sizes = [first, *tuning.smaller(first)]
     for size in sizes:
         with config.ignore_type():
             config.microbatch_size = size
@@ -134,10 +135,15 @@ def _facts(
         most = rows_per_sum(built.sensitivity, noise_std, built.capacity)
         parts_of_sum = math.ceil(groups / max(1, most // size))
 
+    uncounted = set()
+
     def turns(scope: str) -> float:
-        if "microbatches" not in scope:
+        if scope.endswith("carries/while"):
             return parts_of_sum
-        return groups / parts_of_sum if "carries" in scope else groups
+        if scope.endswith("microbatches/while"):
+            return groups / parts_of_sum if "carries" in scope else groups
+        uncounted.add(scope)
+        return 1
 
     bytes_held = memory(compiled.program)
     free = kind.memory_bytes - bytes_held["total"] + bytes_held["temporary"]
@@ -176,6 +182,7 @@ def _facts(
             "memory_traffic_bytes_per_step": traffic,
         }
     return facts | {
+        "loops_counted_once": sorted(uncounted),
         "estimated_seconds_per_step": seconds,
         "estimated_share_of_peak": peak / seconds,
         "estimated_hours_per_run": plan.num_steps * seconds / 3600,

@@ -77,7 +77,7 @@ class Program:
     def walk(self, turns: Callable[[str], float]) -> Iterator[tuple[Instruction, float, str]]:
         """Every instruction that runs, how often, and the scope of the loop it is in ("": none).
 
-        `turns(scope)` says how often a loop runs whose turns the compiler does not know.
+        `turns(scope)` says how often a loop runs that does not count up to a constant.
         """
         yield from self._walk(self.entry, 1, "", turns)
 
@@ -86,8 +86,8 @@ class Program:
     ) -> Iterator[tuple[Instruction, float, str]]:
         for step in self.computations[name]:
             if step.opcode == "while":
-                known = step.attribute(r'"known_trip_count":\{"n":"(\d+)"')
-                inner = times * (int(known) if known else turns(step.scope))
+                known = self._known_turns(step)
+                inner = times * (known or turns(step.scope))
                 inside = loop if known else step.scope
                 for called in re.findall(r"(?:body|condition)=%([\w.\-]+)", step.rest):
                     yield from self._walk(called, inner, inside, turns)
@@ -99,6 +99,21 @@ class Program:
                     yield from self._walk(called, times, loop, turns)
             else:
                 yield step, times, loop
+
+    def _known_turns(self, loop: Instruction) -> int:
+        """How often a loop runs, by the compiler or by its condition "less than N"; 0: unknown."""
+        if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
+            return int(known)
+        condition = self.computations.get(loop.attribute(r"condition=%([\w.\-]+)"), [])
+        numbers = {
+            f"%{step.name}": int(step.rest.split(")")[0])
+            for step in condition
+            if step.opcode == "constant" and step.rest.split(")")[0].isdigit()
+        }
+        last = condition[-1] if condition else loop
+        if last.opcode != "compare" or "direction=LT" not in last.rest:
+            return 0
+        return numbers.get(last.rest.split(")")[0].rsplit(", ")[-1], 0)
 
     def holds(self, step: Instruction, opcodes: Sequence[str]) -> bool:
         """Whether an instruction, or one of those that are fused in it, is of some kinds."""
