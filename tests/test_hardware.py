@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -88,6 +89,52 @@ def test_collectives_traffic_and_products_are_read():
     steps = {step.name: step for steps in program.computations.values() for step in steps}
     assert program.holds(steps["mul"], ("dot",))
     assert not program.holds(steps["add.1"], ("dot",))
+
+
+# A kernel that picks two of a million rows, and one that reads all of them.
+PICKING = """HloModule jit_step, is_scheduled=true
+
+%picking (p: u8[1000000,4], q: s32[2]) -> f32[2,4] {
+  %p = u8[1000000,4]{1,0} parameter(0)
+  %q = s32[2]{0} parameter(1)
+  %flat = u8[1000000,4]{1,0} bitcast(%p)
+  %rows = u8[2,4]{1,0} gather(%flat, %q), offset_dims={1}, slice_sizes={1,4}
+  ROOT %r = f32[2,4]{1,0} convert(%rows)
+}
+
+%whole (p1: u8[1000000,4]) -> f32[4] {
+  %p1 = u8[1000000,4]{1,0} parameter(0)
+  %few = u8[2,4]{1,0} slice(%p1), slice={[0:2], [0:4]}
+  ROOT %r1 = f32[4]{0} reduce(%p1, %few), dimensions={0}
+}
+
+ENTRY %main (data: u8[1000000,4], which: s32[2]) -> f32[2,4] {
+  %data = u8[1000000,4]{1,0} parameter(0)
+  %which = s32[2]{0} parameter(1)
+  %sum = f32[4]{0} fusion(%data), kind=kInput, calls=%whole
+  %one = u8[1,4]{1,0} slice(%data), slice={[0:1], [0:4]}
+  ROOT %rows.1 = f32[2,4]{1,0} fusion(%data, %which), kind=kLoop, calls=%picking
+}
+"""
+
+
+def test_of_what_is_picked_from_only_that_is_read():
+    whole, one, picked = 4_000_000 + 16, 4 + 4, 8 + 8 + 32
+    assert Program(PICKING).traffic(lambda scope: 1) == (3, whole + one + picked)
+
+
+@pytest.mark.parametrize(
+    ("q", "devices", "size", "expected"),
+    [
+        (1.0, 1, 64, 16),  # 15.6 and a part
+        (1.0, 4, 64, 4),
+        (0.5, 1, 1, 500),
+        (0.512, 8, 64, 1.47),  # half of the draws are above 512, and cost a second group
+    ],
+)
+def test_turns_are_those_of_poisson_draws(q, devices, size, expected):
+    plan = SimpleNamespace(num_examples=1000, sampling_prob=q)
+    assert ahead.mean_turns(plan, devices, size) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _PYTHON = {
     )
     for platform in ("tpu", "cuda")
 }
+_PROGRAMS = flags.DEFINE_string("programs", "", "folder for the compiled programs; '': not kept")
 _TABLES = flags.DEFINE_bool("tables", False, "compile nothing, write the page")
 
 PAGE, FOLDER = Path("docs/accelerators.md"), Path("benchmarks/hardware")
@@ -88,6 +89,8 @@ def _compile(row: Row, path: Path) -> str:
     method = row.method.removesuffix("_one_view")
     command = [python, "-m", "scripts.hardware", f"--config=configs/{row.config}.py:{method}"]
     command += [f"--target={row.target}", f"--json={path}", f"--config.precision={PRECISION}"]
+    if _PROGRAMS.value:
+        command += [f"--program={Path(_PROGRAMS.value) / row.name}.txt"]
     try:
         done = subprocess.run(command + row.options, capture_output=True, text=True)
     except OSError as error:

@@ -8,11 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
+from scipy import stats
 
 from bam import experiment, parts, provenance, sampling, tuning
 from bam.data import archives, datasets
 from bam.engine import rows_per_sum
 from bam.models import layers
+from bam.privacy.plan import PrivacyPlan
 from scripts.lib import targets, timing
 from scripts.lib.program import Instruction, Program
 
@@ -121,6 +123,17 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     return config.expected_batch_size * timing.matrix_flops(oracle.grad, params, example)
 
 
+def mean_turns(plan: PrivacyPlan, num_devices: int, size: int) -> float:
+    """Groups of `size` rows that a device runs in a step, on average over Poisson's draws.
+
+    It is the device with the most rows: the others wait for it. A draw of a few rows more than
+    what divides evenly costs every device a group.
+    """
+    drawn = stats.binom(plan.num_examples, plan.sampling_prob)
+    rows = np.arange(1, sampling.usual_capacity(plan.num_examples, plan.sampling_prob) + 1)
+    return float(drawn.pmf(rows) @ np.ceil(rows / (size * num_devices)))
+
+
 def _facts(
     compiled: Compiled, text: str, kind: targets.Kind, num_devices: int, flop_per_step: int
 ) -> dict[str, Any]:
@@ -128,12 +141,12 @@ def _facts(
     built, program = compiled.experiment, Program(text)
     plan, size = built.plan, built.config.microbatch_size
     rows_each = math.ceil(plan.expected_batch_size / num_devices)
-    groups = math.ceil(rows_each / size)
-    parts_of_sum = 1
+    groups, parts_of_sum = mean_turns(plan, num_devices, size), 1.0
     if math.isfinite(plan.epsilon):
         noise_std = plan.noise_multiplier * built.sensitivity
         most = rows_per_sum(built.sensitivity, noise_std, built.capacity)
-        parts_of_sum = math.ceil(groups / max(1, most // size))
+        groups = mean_turns(plan, num_devices, min(size, most))
+        parts_of_sum = mean_turns(plan, num_devices, most - most % min(size, most))
 
     uncounted = set()
 

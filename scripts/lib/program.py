@@ -23,6 +23,8 @@ FREE = {
     "after-all",
     "partition-id",
 }
+# Instructions that read as much of their first operand as they return.
+PICKS = {"gather", "dynamic-slice", "slice"}
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "token": 0}
 
 
@@ -144,10 +146,34 @@ class Program:
         for step, times, _ in self.walk(turns):
             if step.opcode not in FREE:
                 known = sizes[owner[id(step)]]
-                operands = set(re.findall(r"%([\w.\-]+)", _operands(step.rest)))
+                read: dict[str, int] = {}
+                for place, name in enumerate(_names(step.rest)):
+                    found = self._read(step, place, known.get(name, 0))
+                    read[name] = max(found, read.get(name, 0))
                 kernels += times
-                moved += times * (num_bytes(step.shape) + sum(known.get(x, 0) for x in operands))
+                moved += times * (num_bytes(step.shape) + sum(read.values()))
         return kernels, moved
+
+    def _read(self, step: Instruction, place: int, size: int) -> int:
+        """Bytes that an instruction reads of its operand number `place`, of `size` bytes.
+
+        Of what is only picked from, the data set for one, that is what is picked.
+        """
+        if step.opcode in PICKS:
+            return min(size, num_bytes(step.shape)) if place == 0 else size
+        fused = self.computations.get(step.attribute(r"calls=%([\w.\-]+)"), [])
+        given = [x for x in fused if x.opcode == "parameter" and x.rest.startswith(f"{place})")]
+        return self._read_inside(fused, given[0].name, size) if given else size
+
+    def _read_inside(self, steps: Sequence[Instruction], name: str, size: int) -> int:
+        total = 0
+        for step in steps:
+            for place in (i for i, operand in enumerate(_names(step.rest)) if operand == name):
+                if step.opcode == "bitcast":
+                    total += self._read_inside(steps, step.name, size)
+                else:
+                    total += self._read(step, place, size)
+        return min(total, size)
 
 
 def num_bytes(shape: str) -> int:
@@ -182,5 +208,6 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _operands(rest: str) -> str:
-    return rest[: _closing("(" + rest)]
+def _names(rest: str) -> list[str]:
+    """The operands' names, in order."""
+    return re.findall(r"%([\w.\-]+)", rest[: _closing("(" + rest)])
