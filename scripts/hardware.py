@@ -30,14 +30,14 @@ def main() -> None:
     """Compiles, prints, and writes the answer."""
     with cli.one_line_errors():
         targets.prepare(_TARGET.value)
+        for file in (_JSON.value, _PROGRAM.value):
+            cli.check_writable(file)
         hardware = targets.devices_of(_TARGET.value)
         answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware)
         for name, value in rows(answer):
             print(f"{name:<28}{value}")
         if _JSON.value:
-            path = Path(_JSON.value)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(path, answer)
+            files.write_json(Path(_JSON.value), answer)
         if _PROGRAM.value:
             files.write_text(Path(_PROGRAM.value), text)
 
@@ -65,7 +65,7 @@ def rows(answer: Mapping[str, Any]) -> list[list[str]]:
         ["collectives of a step", sums or "none"],
         ["arithmetic of a step", f"{answer['flop_per_step'] / 1e12:.4g} TFLOP"],
         ["ESTIMATE", answer["estimate"]],
-        ["a step", f"{seconds:.3g} s, {answer['estimated_share_of_peak']:.0%} of the peak"],
+        ["a step", f"{seconds:.3g} s, {answer['estimated_share_of_peak']:.0%} of bfloat16's peak"],
         ["the run", f"{answer['estimated_hours_per_run']:.3g} h for {answer['num_steps']:,} steps: "
          f"{answer['estimated_device_hours_per_run']:.3g} device-hours"],
     ]  # fmt: skip

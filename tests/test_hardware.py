@@ -14,7 +14,7 @@ import pytest
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import hardware as benchmark
-from scripts.lib import ahead, pages, targets
+from scripts.lib import ahead, cli, pages, targets
 from scripts.lib.program import Program, num_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -169,6 +169,33 @@ def test_the_page_shows_what_the_compilers_said():
     row = next(iter(benchmark.grid()))
     changed = {**answers, row.name: {"compiles": False}}
     assert pages.fill(page, benchmark.tables_of(changed)) != page
+
+
+def test_a_row_that_does_not_compile_spoils_no_table():
+    rows = [row.name for row in benchmark.grid()]
+    failed = benchmark.tables_of({name: {"compiles": False} for name in rows})
+    assert "does not compile" in failed["goals"]
+    assert "not run" not in failed["tpu"] + failed["gpu"] + failed["goals"]
+
+
+def test_held_out_images_are_not_among_those_that_stand_in():
+    section = digits.get_config().dataset
+    section.name, section.holdout = "mnist", 10_000
+    blank = ahead._dataset(section)
+    assert (len(blank.train.labels), len(blank.test.labels)) == (50_000, 10_000)
+    section.holdout = 0
+    assert len(ahead._dataset(section).train.labels) == 60_000
+    section.holdout = 60_000
+    with pytest.raises(ValueError, match="holdout must be from 0 to 59999"):
+        ahead._dataset(section)
+
+
+def test_where_nothing_can_be_written_nothing_is_compiled(tmp_path):
+    (tmp_path / "file").write_text("")
+    for file in (tmp_path, tmp_path / "file" / "answer.json"):
+        with pytest.raises(OSError, match=r"cannot be written|File exists|Not a directory"):
+            cli.check_writable(str(file))
+    cli.check_writable(str(tmp_path / "new" / "answer.json"))
 
 
 def test_a_stand_in_has_the_sizes_and_no_memory():

@@ -188,6 +188,8 @@ def _goals(answers: Answers) -> str:
         over, under = answers.get(f"{above}_v5e_1x1"), answers.get(f"{below}_v5e_1x1")
         if over is None or (under is None and below not in ("", "outside")):
             return "not run"
+        if not all(x["compiles"] for x in (over, under) if x):
+            return "does not compile"
         if below == "":
             return f"{over['estimated_share_of_peak']:.0%}"
         if below == "outside":
@@ -210,11 +212,11 @@ def _places(answers: Answers) -> str:
         "ImageNet32, DP-SGD": "imagenet32_dp_sgd",
     }
     found = {label: answers.get(f"{name}_v5e_1x1") for label, name in shown.items()}
-    places = dict.fromkeys(p for a in found.values() if a for p in a["cycles_by_place"])
+    places = dict.fromkeys(p for a in found.values() if a for p in a.get("cycles_by_place", ()))
     rows = []
     for label, answer in found.items():
         cells = ["not run"] * len(places)
-        if answer:
+        if answer and answer["compiles"]:
             total, cycles = answer["estimated_cycles_per_step"], answer["cycles_by_place"]
             cells = [f"{cycles.get(place, 0) / total:.0%}" for place in places]
         rows.append([label, *cells])

@@ -34,14 +34,12 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     config = config.copy_and_resolve_references()
     if config.convolution == "auto":
         config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
-    known = config.dataset.name in archives.ROWS and not config.dataset.path
-    dataset = (
-        datasets.stand_in(config.dataset.name) if known else parts.make_dataset(config.dataset)
-    )
+    dataset = _dataset(config.dataset)
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
         platform = "tpu" if kind.platform == "tpu" else "gpu"
         first = tuning.accelerator_sizes(platform, config.augment.views)[0]
+        first = min(first, config.expected_batch_size, len(dataset.train.labels))
         sizes = [first, *tuning.smaller(first)]
     for size in sizes:
         with config.ignore_type():
@@ -75,6 +73,19 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
         return answer, ""
     text = compiled.program.as_text()
     return answer | _facts(compiled, text, kind, len(hardware), answer["flop_per_step"]), text
+
+
+def _dataset(section: ConfigDict) -> datasets.Dataset:
+    """The data set, or blank images, as many, of a public one that need not be there."""
+    if section.name not in archives.ROWS or section.path:
+        return parts.make_dataset(section)
+    blank, holdout = datasets.stand_in(section.name), section.holdout
+    if holdout >= len(blank.train.labels):
+        return datasets.hold_out(blank, holdout)  # says what is wrong
+    train, test = (
+        datasets.Split(*(x[:n] for x in blank.train)) for n in (-holdout or None, holdout)
+    )
+    return blank._replace(train=train, test=test if holdout else blank.test)
 
 
 def compile_step(
@@ -163,7 +174,9 @@ def _facts(
     collectives = [
         {"kind": c.kind, "count": c.count, "bytes": c.num_bytes} for c in program.collectives(turns)
     ]
-    largest = int(size * max(0, free) // max(1, bytes_held["temporary"]))
+    # What a microbatch needs may lie on the chip, where nobody says how much it is.
+    needed = bytes_held["temporary"] + kind.on_chip_bytes
+    largest = int(size * max(0, free) // max(1, needed))
     facts: dict[str, Any] = {
         "memory_bytes": bytes_held["total"],
         "argument_bytes": bytes_held["arguments"],

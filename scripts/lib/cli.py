@@ -62,6 +62,16 @@ def one_line_errors() -> Iterator[None]:
         _fail(str(error))
 
 
+def check_writable(file: str) -> None:
+    """Refuses, with an OSError, a file ("": none) that could not be written, before any work."""
+    if not file:
+        return
+    folder = Path(file).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if Path(file).is_dir() or not os.access(folder, os.W_OK):
+        raise PermissionError(f"{file} cannot be written")
+
+
 def stop_after(max_seconds: float) -> Callable[[], bool]:
     """A `should_stop` for training: true after a time (0: never), or once SIGTERM has arrived."""
     deadline = time.monotonic() + (max_seconds or math.inf)

@@ -20,6 +20,7 @@ class Kind(NamedTuple):
       bandwidth: bytes a second between the device and its memory.
       cycles: a second; 0 where the compiler estimates none.
       spec: of a GPU, what its compiler asks for.
+      on_chip_bytes: of a TPU, the memory on the chip, in which its compiler places what it can.
     """
 
     platform: str
@@ -28,6 +29,7 @@ class Kind(NamedTuple):
     bandwidth: float
     cycles: float = 0
     spec: str = ""
+    on_chip_bytes: int = 0
 
 
 def _gpu(
@@ -58,10 +60,10 @@ device_description_str: "{name}"
 
 GIB = 2**30
 KINDS = {
-    "v4": Kind("tpu", 32 * GIB, 275e12, 1228e9, 1.05e9),
-    "v5e": Kind("tpu", 16 * GIB, 196.6e12, 819e9, 1.5e9),
-    "v5p": Kind("tpu", 95 * GIB, 459e12, 2765e9, 1.75e9),
-    "v6e": Kind("tpu", 32 * GIB, 918e12, 1640e9, 1.75e9),
+    "v4": Kind("tpu", 32 * GIB, 275e12, 1228e9, 1.05e9, on_chip_bytes=128 * 2**20),
+    "v5e": Kind("tpu", 16 * GIB, 196.6e12, 819e9, 1.5e9, on_chip_bytes=128 * 2**20),
+    "v5p": Kind("tpu", 95 * GIB, 459e12, 2765e9, 1.75e9, on_chip_bytes=128 * 2**20),
+    "v6e": Kind("tpu", 32 * GIB, 918e12, 1640e9, 1.75e9, on_chip_bytes=128 * 2**20),
     "a100": _gpu(
         "NVIDIA A100-SXM4-80GB", 85_100_068_864, 312e12, 2.039e12,
         cores=108, clock=1.41, l2_cache=41_943_040, shared=167_936, capability="8", units=64,
