@@ -73,7 +73,7 @@ def build(
 
     Args:
       config: as `configs/base.py` makes it.
-      dataset: data in memory, instead of what the config's `dataset` section names.
+      dataset: data in memory, instead of what the config's `dataset` and `features` sections name.
       hardware: devices to share the work; None: all that are visible. The functions can be
         compiled, not run, for devices that are not there; no config key can be "auto" then.
       say: called with a line on what takes time.
@@ -82,7 +82,8 @@ def build(
       ValueError: for any value that cannot be; the message names the fix.
     """
     _check(config)
-    dataset = parts.make_dataset(config.dataset) if dataset is None else dataset
+    if dataset is None:
+        dataset = parts.make_dataset(config.dataset, config.features, say)
     datasets.check(dataset)
     shape = dataset.train.images.shape[1:]
     mesh = devices.mesh(devices.visible() if hardware is None else hardware)
@@ -291,6 +292,11 @@ def _check(config: ConfigDict) -> None:
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip")))
+    of_pixels = config.augment.views == 1 and config.augment.shift == 0
+    if config.features.name and not (of_pixels and config.augment.flip == "none"):
+        raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
+    if config.features.name and config.public_clip.quantile:
+        raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
     if not config.input_clip_norm >= 0:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Num, PyTree
 
 import bam
 from bam import checkpoint, models, parts, statement
-from bam.data import datasets
+from bam.data import datasets, features
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
 from bam.privacy import accounting
@@ -50,8 +50,9 @@ SETTINGS = {
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes"),
+    "features": ("name", "groups"),
     "augment": ("views", "shift", "flip"),
-    "optimizer": ("name", "learning_rate"),
+    "optimizer": ("name", "learning_rate", "momentum"),
     "eval": ("every",),
     "checkpoint": ("every",),
     "diagnostics": ("every", "num_examples"),
@@ -68,14 +69,16 @@ class Released(NamedTuple):
     Attributes:
       params: the weights.
       logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
-        the data set has them (uint8 pixels, or float features in their own units).
-      prepare: `images -> inputs`: their normalisation, the first thing that `logits` does.
+        the data set has them (uint8 pixels, or float features in their own units), also if the run
+        trained on features of them by a map of bam's; by a map of its author's own, the features.
+      prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
+        `logits` does.
       model: the network as functions of such inputs, for training on.
     """
 
     params: Params
     logits: Callable[[Params, Images], Float[Array, "n classes"]]
-    prepare: Callable[[Images], Float[Array, "... c"]]
+    prepare: Callable[[Images], Float[Array, "... k"]]
     model: models.Model
 
 
@@ -181,7 +184,7 @@ class _Built(NamedTuple):
     """A network made from its facts, without weights; `like` has their shapes."""
 
     model: models.Model
-    prepare: Callable[[Images], Float[Array, "... c"]]
+    prepare: Callable[[Images], Float[Array, "... k"]]
     like: Shapes
 
 
@@ -199,7 +202,12 @@ def _build(facts: JsonObject, own_model: str) -> _Built:
     mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
-    def prepare(images: Images) -> Float[Array, "... c"]:
+    section = facts.get("features", {"name": ""})
+    feature_map = None if ":" in section["name"] else parts.make_features(ConfigDict(section))
+
+    def prepare(images: Images) -> Float[Array, "... k"]:
+        if feature_map is not None:
+            images = features.to_features(feature_map, images)
         return datasets.prepare(dataset, images, facts["input_clip_norm"])
 
     return _Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
@@ -254,7 +262,7 @@ def _settings(run: _Run) -> JsonObject:
     """What a release says of the config, nested as the config is."""
     settings: JsonObject = {}
     for section, keys in SETTINGS.items():
-        values = run.config[section] if section else run.config
+        values = run.config.get(section, {}) if section else run.config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
         settings |= {section: plain} if section else plain
     settings["dataset"]["name"] = _known_name(run) or "folder"
@@ -291,6 +299,9 @@ def _model_facts(run: _Run) -> JsonObject:
         "model": section,
         "num_classes": run.summary["num_classes"],
         "image_shape": run.summary["image_shape"],
+        "features": {
+            k: v for k, v in run.config.get("features", {}).items() if k in SETTINGS["features"]
+        },
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",
         "mean": run.summary["mean"],

@@ -2,7 +2,8 @@
 
 A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
 built; the section's other keys are passed to it by name. Whatever it is given besides them is
-public, so what it makes of that needs no accounting:
+public, so what it makes of that needs no accounting; a map of images sees each of them alone, and
+must not have been made from any of the private ones (`bam.data.features`):
 
 ================ ================================================= ============================
 section          your function                                     returns
@@ -12,14 +13,15 @@ section          your function                                     returns
 `optimizer`      `(plan, **options)`                               any optax transform
 `model`          `(num_classes, **options)`                        a Flax module
 `dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
+`features`       `(**options)`, those that are set                 a map of images, row by row
 ================ ================================================= ============================
 
 `plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
 """
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +29,8 @@ import jax.numpy as jnp
 import optax
 
 from bam import models, oracles, tree
-from bam.data import datasets
+from bam.data import datasets, features
+from bam.data.scattering import scattering
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan
 from bam.transforms import (
@@ -103,10 +106,11 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
     "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
 }
+FEATURES: dict[str, Callable[..., features.FeatureMap]] = {"scattering": scattering}
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
     "adam": lambda plan, learning_rate: optax.adam(learning_rate),
-    "sgd": lambda plan, learning_rate: optax.sgd(learning_rate),
+    "sgd": lambda plan, learning_rate, momentum=0.0: optax.sgd(learning_rate, momentum or None),
 }
 
 
@@ -151,6 +155,7 @@ RETURNED = {
     "optimizer": ("init", "update"),
     "model": ("init", "apply"),
     "dataset": datasets.Dataset._fields,
+    "features": ("__call__",),
 }
 
 
@@ -201,17 +206,40 @@ def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.Sh
     }
 
 
-def make_dataset(section: ConfigDict) -> datasets.Dataset:
+def make_features(section: ConfigDict) -> features.FeatureMap | None:
+    """The map of images that a config's `features` section describes; None: pixels as they are."""
+    options = {k: v for k, v in section.items() if v and k != "cache"}
+    if not options:
+        return None
+    made: features.FeatureMap = _make("features", FEATURES, {"name": "", **options})
+    return made
+
+
+def make_dataset(
+    section: ConfigDict,
+    of_images: ConfigDict | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> datasets.Dataset:
     """The data that a config's `dataset` section names; the last two are kept in memory.
 
-    Of `holdout` training examples, see `datasets.hold_out`. Raises ValueError as `datasets.load`.
+    Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
+    it is features of them: those are kept on disk, in its `cache` or beside the data, and `say` is
+    called with a line if they are computed. Raises ValueError as `datasets.load`.
     """
-    return _dataset(FrozenConfigDict(section))
+    wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
+    if wanted not in _datasets:
+        made = _dataset(wanted, say)
+        while len(_datasets) > 1:
+            del _datasets[next(iter(_datasets))]
+        _datasets[wanted] = made
+    return _datasets[wanted]
 
 
-@functools.lru_cache(maxsize=2)  # several methods share a data set
-def _dataset(section: FrozenConfigDict) -> datasets.Dataset:
-    options = section.as_configdict().to_dict()
+_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
+
+
+def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.Dataset:
+    options = wanted.dataset.as_configdict().to_dict()
     name, holdout = options.pop("name"), options.pop("holdout", 0)
     if ":" in name:
         is_set = {key: value for key, value in options.items() if value}
@@ -219,7 +247,17 @@ def _dataset(section: FrozenConfigDict) -> datasets.Dataset:
         datasets.check(loaded)
     else:
         loaded = datasets.load(name, **options)
-    return datasets.hold_out(loaded, holdout)
+    feature_map = make_features(wanted.features)
+    if feature_map is None:
+        return datasets.hold_out(loaded, holdout)
+    facts = {k: v for k, v in wanted.features.items() if v and k != "cache"}
+    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
+    if wanted.features.get("cache"):
+        folder = Path(wanted.features.cache).expanduser()
+    elif folder is not None:
+        folder = (folder if folder.is_dir() else folder.parent) / "features"
+    made = features.extract(loaded, feature_map, facts, folder, say)
+    return datasets.hold_out(made, holdout, of=loaded.train)
 
 
 def _make(

@@ -215,6 +215,12 @@ def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
+    name = config.get("features", {}).get("name", "")
+    seen = "none: the examples themselves"
+    if name:
+        seen = f"by `{name}`, a fixed map of each image alone, made without these data"
+    if ":" in name:
+        seen = f"**by `{name}`**, which whoever trained declares made without these data"
     return f"""\
 ## Looked at without accounting
 
@@ -227,6 +233,7 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
+| features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
 | hyper-parameters chosen by looking at this data | not known to this file |
 | this run chosen among several | not known to this file |

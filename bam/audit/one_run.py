@@ -88,7 +88,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
         options = {"method": method, "num_canaries": num_canaries}
         config.method = ConfigDict({"name": "bam.audit.one_run:with_canaries"} | options)
     config.diagnostics.every = 0
-    dataset = parts.make_dataset(config.dataset)
+    dataset = parts.make_dataset(config.dataset, config.features)
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])

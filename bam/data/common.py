@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float32, Int32, UInt8
+from jaxtyping import Array, Float, Int32, UInt8
 
 from bam.extras import needs
 
@@ -33,12 +33,13 @@ class Split(NamedTuple):
     """Images and labels of one split.
 
     Attributes:
-      images: `[N, height, width, channels]`, uint8. A tabular set is float32
-        `[N, 1, 1, features]`: one pixel with a channel per feature, in the features' own units.
+      images: `[N, height, width, channels]`, uint8; features of images (`bam.data.features`) are
+        float16. A tabular set is float32 `[N, 1, 1, features]`: one pixel with a channel per
+        feature, in the features' own units.
       labels: `[N]` int32, from 0.
     """
 
-    images: UInt8[np.ndarray | Array, "n h w c"] | Float32[np.ndarray | Array, "n h w c"]
+    images: UInt8[np.ndarray | Array, "n h w c"] | Float[np.ndarray | Array, "n h w c"]
     labels: Int32[np.ndarray | Array, " n"]
 
 

@@ -110,9 +110,8 @@ def load(
     source = source or sources[0]
     if source not in sources:
         raise DataError(f"no source {source!r} of {name}; choose from {', '.join(sources)}")
-    if source == "tfds" and not path:
-        path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    if source != "sklearn" and not path:
+    where = folder_of(name, source, path)
+    if source != "sklearn" and where is None:
         raise DataError(f"{name} from source {source} needs a path")
     if facts and num_classes not in (0, facts.num_classes):
         raise DataError(
@@ -120,7 +119,7 @@ def load(
         )
     if num_classes < 0:
         raise DataError(f"dataset.num_classes must be at least 0, got {num_classes}")
-    where = Path(os.path.expanduser(path or ""))
+    where = where or Path()
 
     if facts is None:
         train, test, num_classes = parquet.read(where, num_classes=num_classes)
@@ -136,6 +135,16 @@ def load(
                     f"{where}: {split} images are {images.shape[1:]}, those of {name} {facts.shape}"
                 )
     return Dataset(name, train, test, num_classes, mean.astype(np.float32), std.astype(np.float32))
+
+
+def folder_of(
+    name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
+) -> Path | None:
+    """The folder, or archive, that `load` reads of these arguments; None: no files, or no path."""
+    source = source or (DATASETS[name].sources[0] if name in DATASETS else "")
+    if source == "tfds" and not path:
+        path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(os.path.expanduser(path)) if path and source != "sklearn" else None
 
 
 def stand_in(name: str) -> Dataset:
@@ -213,7 +222,7 @@ def check(dataset: Dataset) -> None:
         )
 
 
-def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
+def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Dataset:
     """Sets so many training examples aside, those of the least hashes, as the test split.
 
     An example's hash is of its own image and label, so neither its place nor a seed matters: with
@@ -223,8 +232,9 @@ def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
     theirs is the last hash that is set aside; all others stay together.
 
     For choosing hyper-parameters without a look at the test split. What is chosen on held-out
-    examples reveals something of them, and no ε here covers that. ValueError if no training example
-    would remain.
+    examples reveals something of them, and no ε here covers that. The hashes are of `of`, if given,
+    in place of `dataset.train`: images, of which the data set has features, say. ValueError if no
+    training example would remain.
     """
     total = len(dataset.train.labels)
     if num_examples == 0:
@@ -232,7 +242,7 @@ def hold_out(dataset: Dataset, num_examples: int) -> Dataset:
     if not 0 < num_examples < total:
         raise ValueError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
     aside = np.zeros(total, bool)
-    aside[np.argsort(_hashes(dataset.train), kind="stable")[:num_examples]] = True
+    aside[np.argsort(_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
     train, test = (Split(*(x[rows] for x in dataset.train)) for rows in (~aside, aside))
     return dataset._replace(train=train, test=test)
 

@@ -25,6 +25,7 @@ from bam.models.layers import WEIGHT_STANDARDISATIONS, convolutions_as
 from bam.models.lenet5 import LeNet5
 from bam.models.linear import Linear
 from bam.models.resnet9 import ResNet9
+from bam.models.tanh_cnn import TanhCNN
 from bam.models.wide_resnet import WideResNet, WideResNetBam
 from bam.tree import Params
 
@@ -35,6 +36,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet5": lambda num_classes, width: LeNet5(num_classes),
     "linear": lambda num_classes, width: Linear(num_classes),
     "resnet9": ResNet9,
+    "tanh_cnn": TanhCNN,
     "wide_resnet": WideResNet,
     "wide_resnet_bam": WideResNetBam,
 }

@@ -122,7 +122,8 @@ def standardise_weights(
 class Conv(nn.Module):
     """Convolution with same padding, of a square kernel, initially N(0, 1/fan-in).
 
-    `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel.
+    `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel,
+    `use_bias` a bias alone.
     """
 
     features: int
@@ -130,6 +131,7 @@ class Conv(nn.Module):
     stride: int = 1
     weight_standardisation: str = "none"
     gain_and_bias: bool = False
+    use_bias: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.variance_scaling(
         1.0, "fan_in", "normal"
     )
@@ -139,13 +141,14 @@ class Conv(nn.Module):
         """Convolves a batch of images."""
         shape = (self.kernel_size, self.kernel_size, images.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape)
-        if not self.gain_and_bias:
-            kernel = standardise_weights(kernel, self.weight_standardisation)
-            return conv2d(images, kernel, self.stride)
-        gain = self.param("gain", nn.initializers.ones, (self.features,))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        gain: Array | float = 1.0
+        if self.gain_and_bias:
+            gain = self.param("gain", nn.initializers.ones, (self.features,))
         kernel = standardise_weights(kernel, self.weight_standardisation, gain)
-        return conv2d(images, kernel, self.stride) + bias
+        made = conv2d(images, kernel, self.stride)
+        if self.gain_and_bias or self.use_bias:
+            made += self.param("bias", nn.initializers.zeros, (self.features,))
+        return made
 
 
 @jax.custom_jvp

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from bam import experiment, parts, provenance, sampling, tuning
-from bam.data import archives, datasets
+from bam.data import archives, datasets, features
 from bam.engine import rows_per_sum
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
@@ -35,6 +35,8 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     if config.convolution == "auto":
         config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset)
+    if feature_map := parts.make_features(config.features):
+        dataset = features.blank(dataset, feature_map)
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
         platform = "tpu" if kind.platform == "tpu" else "gpu"

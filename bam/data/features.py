@@ -1,0 +1,166 @@
+"""Features instead of pixels: a fixed map of each image alone, computed once and kept on disk.
+
+A map that never saw the private data, and that maps each image by itself, is like a format of the
+images: it costs no privacy. That it never saw them nobody but its author can say; that rows do not
+mix is tried before it is used.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float16, Num
+
+from bam.data.common import DataError
+from bam.data.datasets import Dataset
+
+# Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
+FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
+
+Computed = Callable[[np.ndarray], Array]  # compiled: images of a data set -> float16 features
+
+FORMAT = 1  # of the files
+CHUNK = 256  # images at once
+PROBED = 8  # rows that are computed again: in other company, and to check what is on the disk
+# Apart by more than this, of the largest feature, rows are not equal: float16 keeps 1/2048.
+TOLERANCE = 1e-2
+
+
+def extract(
+    dataset: Dataset,
+    feature_map: FeatureMap,
+    facts: Mapping[str, object],
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Dataset:
+    """The data set of features, float16, which are normalised no further (mean 0, deviation 1).
+
+    Args:
+      dataset: of images, uint8 or float.
+      feature_map: see `FeatureMap`. It is compiled, and called with `CHUNK` images.
+      facts: JSON values that name the map: they and the images are a file's fingerprint.
+      folder: where features are kept, a file `FINGERPRINT.npy` for each split: as private as the
+        images. None: nowhere.
+      say: called with a line on what takes time.
+
+    Raises:
+      DataError: if rows mix, or a feature is not finite in float16.
+    """
+    computed = jax.jit(lambda images: to_features(feature_map, images))
+    _check_rows(computed, np.asarray(dataset.train.images))
+    return _with_images(dataset, lambda images: _kept(computed, images, facts, folder, say))
+
+
+def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
+    """Zeros in place of a data set's features, which take no memory: only shapes are computed."""
+
+    def zeros(images: np.ndarray) -> np.ndarray:
+        like = jax.ShapeDtypeStruct(images.shape, images.dtype)
+        made = jax.eval_shape(lambda x: to_features(feature_map, x), like)
+        return np.broadcast_to(np.zeros((), made.dtype), made.shape)
+
+    return _with_images(dataset, zeros)
+
+
+def to_features(
+    feature_map: FeatureMap, images: Num[np.ndarray | Array, "n h w c"]
+) -> Float16[Array, "n h2 w2 c2"]:
+    """A map's features of images as a data set has them: uint8 pixels are scaled to [0, 1]."""
+    pixels = jnp.asarray(images).astype(jnp.float32)
+    features = feature_map(pixels / 255 if images.dtype == np.uint8 else pixels)
+    if features.ndim != 4 or len(features) != len(images):
+        raise DataError(
+            f"features of shape {features.shape} of images {images.shape}: expected "
+            "[n, height, width, channels], a row for each image"
+        )
+    return features.astype(jnp.float16)
+
+
+def _with_images(dataset: Dataset, new: Callable[[np.ndarray], np.ndarray]) -> Dataset:
+    train, test = (
+        x._replace(images=new(np.asarray(x.images))) for x in (dataset.train, dataset.test)
+    )
+    channels = train.images.shape[-1]
+    mean, std = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+    return dataset._replace(train=train, test=test, mean=mean, std=std)
+
+
+def _check_rows(computed: Computed, images: np.ndarray) -> None:
+    """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
+    probed = images[np.arange(PROBED) % len(images)]
+    alone = _of_rows(computed, probed)
+    beside = _of_rows(computed, np.concatenate([probed, np.zeros_like(probed), probed[::-1]]))
+    if np.isfinite(alone).all() and not _equal(alone, beside[:PROBED]):
+        raise DataError(
+            "the features of an image depend on the images beside it (as with BatchNorm in "
+            "training): no guarantee would hold for any of them"
+        )
+
+
+def _kept(
+    computed: Computed,
+    images: np.ndarray,
+    facts: Mapping[str, object],
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> np.ndarray:
+    """Features of a split, read if they are there and still what the map makes of some rows."""
+    if folder is None:
+        return _all_rows(computed, images)
+    file = folder / f"{_fingerprint(images, facts)}.npy"
+    probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
+    try:
+        kept = np.load(file, allow_pickle=False)
+        expected = _of_rows(computed, images[probed])
+        fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
+        if fits and _equal(kept[probed], expected):
+            return kept
+        say(f"{file} is not what the map makes of these images: computed again")
+    except (OSError, ValueError, EOFError):
+        pass  # not there, or broken off
+    say(f"features of {len(images):,} images, kept in {folder}")
+    found = _all_rows(computed, images)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            np.save(out, found)
+        partial.replace(file)
+    except OSError as error:
+        say(f"the features are not kept: {error}")
+    return found
+
+
+def _all_rows(computed: Computed, images: np.ndarray) -> np.ndarray:
+    found = _of_rows(computed, images)
+    bad = ~np.isfinite(found).all(axis=(1, 2, 3))
+    if bad.any():
+        raise DataError(f"features of image {np.flatnonzero(bad)[0]} are not finite in float16")
+    return found
+
+
+def _of_rows(computed: Computed, images: np.ndarray) -> np.ndarray:
+    """A map of any number of images, so many at a time that it is compiled once."""
+    chunks = []
+    for start in range(0, len(images), CHUNK):
+        rows = images[start : start + CHUNK]
+        padding = np.zeros((CHUNK - len(rows), *images.shape[1:]), images.dtype)
+        chunks.append(np.asarray(computed(np.concatenate([rows, padding])))[: len(rows)])
+    return np.concatenate(chunks)
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    return bool(np.abs(a - b).max() <= TOLERANCE * np.abs(b).max())
+
+
+def _fingerprint(images: np.ndarray, facts: Mapping[str, object]) -> str:
+    named = json.dumps([FORMAT, dict(facts), str(images.dtype), images.shape], sort_keys=True)
+    digest = hashlib.blake2b(named.encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(images).view(np.uint8).data)
+    return digest.hexdigest()

@@ -1,0 +1,238 @@
+"""Features of images: the scattering transform, what is kept on disk, what is refused."""
+
+import json
+import stat
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from bam import export, parts, train
+from bam.data import datasets, features
+from bam.data.scattering import scattering
+from configs import digits
+
+KYMATIO = Path(__file__).with_name("scattering_kymatio.npy")
+
+
+def picture():
+    """What kymatio 0.3.0's `Scattering2D(J=2, shape=(32, 28))` was given for that file."""
+    y, x = np.mgrid[:32, :28].astype(float)
+    wave = np.sin(0.7 * x + 0.3 * y) * np.exp(-((x - 9) ** 2 + (y - 14) ** 2) / 60)
+    return (0.5 + 0.5 * wave + 0.1 * ((x * y) % 7 > 3)).astype(np.float32)[None, :, :, None]
+
+
+def config_on(cache, **overrides):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 20, "seed": 1})
+    config.features.update({"name": "scattering", "groups": 9, "cache": str(cache)})
+    config.model.name, config.microbatch_size = "linear", 7
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    parts._datasets.clear()
+
+
+def test_scattering_is_kymatios():
+    found = np.moveaxis(np.asarray(scattering()(picture())[0]), -1, 0)
+    expected = np.load(KYMATIO)
+    assert found.shape == expected.shape == (81, 8, 7)
+    # kymatio takes 3.1415 for π, and cuts its Gaussian off where a coarser grid has no frequencies.
+    np.testing.assert_allclose(found, expected, atol=4e-4)
+    assert np.abs(np.roll(found, 1, axis=1) - expected).max() > 0.05
+    assert np.abs(np.roll(found[1:9], 1, axis=0) - expected[1:9]).max() > 0.02  # of the angles
+
+
+def test_of_scattering_no_image_moves_another_and_each_channel_is_by_itself():
+    images = np.asarray(jax.random.uniform(jax.random.key(0), (3, 16, 12, 2)))
+    found = scattering(6)(images)
+    assert found.shape == (3, 4, 3, 162)
+    alone = scattering(6)(images[1:2])
+    np.testing.assert_allclose(found[1], alone[0], atol=1e-5)
+    plain = scattering()(images)
+    np.testing.assert_allclose(plain[..., 81:], scattering()(images[..., 1:]), atol=1e-6)
+
+
+def test_groups_have_mean_0_and_variance_1():
+    images = np.asarray(jax.random.uniform(jax.random.key(0), (2, 16, 16, 3)))
+    found = np.asarray(scattering(27)(images)).reshape(2, 16, 27, 9)
+    np.testing.assert_allclose(found.mean((1, 3)), 0, atol=1e-4)
+    assert found.var((1, 3)).max() < 1.0001
+    assert found[:, :, 0].var() > 0.99  # the image itself varies by more than the floor of 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 30, 32, 1), (1, 4, 32, 1), (1, 32, 33, 1)])
+def test_sides_that_scattering_cannot_take_are_refused(shape):
+    with pytest.raises(ValueError, match=f"multiples of 4, from 8, got {shape[1]} × {shape[2]}"):
+        scattering()(jnp.zeros(shape))
+
+
+def test_groups_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match=r"features.groups must divide 81 channels, got 10"):
+        scattering(10)(jnp.zeros((1, 8, 8, 1)))
+
+
+def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
+    said = []
+    config = config_on(tmp_path / "kept")
+    first = parts.make_dataset(config.dataset, config.features, said.append)
+    assert [line.split(",")[0] for line in said] == [
+        "features of 1",
+        "features of 360 images",
+    ]
+    written = sorted((tmp_path / "kept").iterdir())
+    assert len(written) == 2
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written)
+    parts._datasets.clear()
+    second = parts.make_dataset(config.dataset, config.features, said.append)
+    assert len(said) == 2
+    for a, b in zip(first.train, second.train, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert first.train.images.dtype == np.float16
+    assert first.train.images.shape == (1437, 2, 2, 81)
+    np.testing.assert_array_equal(first.train.labels, datasets.load("digits").train.labels)
+    expected = scattering(9)(datasets.load("digits").test.images[:5].astype(np.float32) / 255)
+    np.testing.assert_allclose(first.test.images[:5], expected, atol=5e-3)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other numbers", "empty", "pickle"])
+def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
+    config = config_on(tmp_path)
+    first = parts.make_dataset(config.dataset, config.features)
+    for path in tmp_path.iterdir():
+        whole = path.read_bytes()
+        if damage == "cut":
+            path.write_bytes(whole[:-100])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "pickle":
+            np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+        else:
+            np.save(path, np.load(path) + 1)
+    parts._datasets.clear()
+    again = parts.make_dataset(config.dataset, config.features)
+    np.testing.assert_array_equal(first.train.images, again.train.images)
+
+
+def test_other_images_and_other_options_have_files_of_their_own(tmp_path):
+    digits_, half = datasets.load("digits"), lambda x: x[:, ::2, ::2] / 2
+    features.extract(digits_, half, {"name": "half"}, tmp_path)
+    features.extract(digits_, half, {"name": "half", "groups": 3}, tmp_path)
+    changed = digits_.train.images.copy()
+    changed[700, 0, 0, 0] ^= 1
+    features.extract(
+        digits_._replace(train=digits_.train._replace(images=changed)),
+        half,
+        {"name": "half"},
+        tmp_path,
+    )
+    assert len(list(tmp_path.iterdir())) == 5  # the test images are the same twice
+
+
+def test_a_map_that_changed_behind_its_name_is_noticed(tmp_path):
+    data, said = datasets.load("digits"), []
+    first = features.extract(data, lambda x: x, {"name": "own"}, tmp_path, said.append)
+    second = features.extract(data, lambda x: 0.9 * x, {"name": "own"}, tmp_path, said.append)
+    assert any("computed again" in line for line in said)
+    np.testing.assert_allclose(second.train.images, 0.9 * first.train.images, atol=1e-3)
+
+
+def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = []
+    config = config_on(tmp_path / "file" / "below")
+    found = parts.make_dataset(config.dataset, config.features, said.append)
+    assert found.train.images.shape == (1437, 2, 2, 81)
+    assert any("not kept" in line for line in said)
+
+
+def mixing(strength=1.0):
+    """As BatchNorm in training: the mean of the images at hand is taken off."""
+    return lambda images: images - strength * images.mean(0)
+
+
+def by_pixel():
+    return lambda images: images * 2
+
+
+def test_a_map_that_mixes_images_is_refused():
+    config = config_on("")
+    config.features = ConfigDict({"name": f"{__name__}:mixing", "groups": 0, "cache": ""})
+    with pytest.raises(ValueError, match="depend on the images beside it"):
+        train.build(config)
+    config.features.name = f"{__name__}:by_pixel"
+    assert train.build(config).dataset.train.images.max() == 2
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "match"),
+    [
+        (lambda x: x.reshape(len(x), -1), r"expected \[n, height, width, channels\]"),
+        (lambda x: x[:1], "a row for each image"),
+        (lambda x: 1e6 * x, "not finite in float16"),
+        (lambda x: jnp.log(x), "not finite in float16"),
+    ],
+)
+def test_features_that_cannot_be_are_refused(feature_map, match):
+    with pytest.raises(datasets.DataError, match=match):
+        features.extract(datasets.load("digits"), feature_map, {})
+
+
+def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path):
+    config = config_on(tmp_path, **{"dataset.holdout": 100})
+    of_features = parts.make_dataset(config.dataset, config.features)
+    of_images = parts.make_dataset(config.dataset)
+    for a, b in ((of_features.train, of_images.train), (of_features.test, of_images.test)):
+        np.testing.assert_array_equal(a.labels, b.labels)
+        expected = scattering(9)(b.images[:20].astype(np.float32) / 255)
+        np.testing.assert_allclose(a.images[:20], expected, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"augment.shift": 1}, "features cannot be shifted"),
+        ({"augment.views": 2}, "features cannot be shifted"),
+        ({"augment.flip": "horizontal"}, "features cannot be shifted"),
+        (
+            {"public_clip.quantile": 0.5, "public_clip.dataset": "digits"},
+            "public_clip reads images",
+        ),
+        ({"features.name": "wavelets"}, "unknown features 'wavelets'; choose from scattering"),
+        ({"features.name": ""}, "unknown features ''"),
+        ({"features.groups": 10}, r"features\.groups must divide 81 channels"),
+        ({"features.name": "nowhere:map"}, "cannot be imported"),
+    ],
+)
+def test_what_features_cannot_go_with_is_refused(tmp_path, change, match):
+    with pytest.raises(ValueError, match=match):
+        train.build(config_on(tmp_path, **change))
+
+
+def test_zeros_of_the_shape_of_features_take_no_memory():
+    blank = features.blank(datasets.stand_in("cifar10"), scattering(27))
+    assert blank.train.images.shape == (50_000, 8, 8, 243)
+    assert blank.train.images.strides == (0, 0, 0, 0)
+    datasets.check(blank)
+
+
+def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
+    config = config_on(tmp_path / "kept")
+    built = train.build(config)
+    result = train.train(built, 1, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "out", nominal=True)
+    released = export.load(tmp_path / "out")
+    images, labels = datasets.load("digits").test
+    right = np.argmax(released.logits(released.params, images), axis=1) == labels
+    assert np.mean(right) == pytest.approx(result.summary["test_accuracy"], abs=0.006)
+    facts = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert facts["features"] == {"name": "scattering", "groups": 9}
+    said = (tmp_path / "out" / "PRIVACY.md").read_text()
+    assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
+    assert str(tmp_path) not in said
