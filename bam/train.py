@@ -215,6 +215,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "image_shape": list(experiment.dataset.train.images.shape[1:]),
         "mean": experiment.dataset.mean.tolist(),
         "std": experiment.dataset.std.tolist(),
+        "features": experiment.config.features.name,
         "model": experiment.config.model.name,
         "num_params": experiment.num_params,
         **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},

@@ -79,7 +79,16 @@ def describe(experiment: train.Experiment) -> str:
         f"{experiment.num_params:,} parameters, on {devices_of(experiment)}, "
         f"{config.microbatch_size} at a time\n"
         f"{experiment.plan.describe()}"
+        f"{_features(config.features.name)}"
     )
+
+
+def _features(name: str) -> str:
+    """Why features cost no privacy, or what they rest on; nothing for pixels."""
+    if ":" in name:
+        return f"\nfeatures by {name}: ε holds if it was made without any of these examples"
+    made = f"\nfeatures by {name}, a fixed map of each image alone: they cost no privacy"
+    return made if name else ""
 
 
 def devices_of(experiment: train.Experiment) -> str:
