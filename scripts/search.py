@@ -1,8 +1,12 @@
 """Tries strengths of the ascent (ρ of DP-SAT, r of BAM-SAM, λ of BAM-exact) on held-out images.
 
 python -m scripts.search --config=configs/digits.py --workdir=runs/search --holdout=200
+
+With --learning_rates and --clip_norms every method is tried at each of those, too.
 """
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +24,29 @@ _STRENGTHS = {
     for name, method in parts.METHODS.items()
     if method.strength
 }
+# Further settings that are tried with every strength: flag -> key of the config.
+SETTINGS = {"learning_rate": "optimizer.learning_rate", "clip_norm": "clip_norm"}
+_VALUES = {
+    name: flags.DEFINE_list(f"{name}s", "", f"values of {key} to try; empty: the config's")
+    for name, key in SETTINGS.items()
+}
 flags.adopt_module_key_flags(cells)
 cli.require("config", "workdir")
 
+Settings = tuple[tuple[str, str], ...]  # (name, value) of what a trial sets besides the strength
+
 FIRST_SEED = 1000  # seeds are others than those of the final runs
 FIXED = {"dataset.holdout", "method.radius", "method.penalty"}
+
+
+def _setting(name: str) -> Callable[[Any], str]:
+    return lambda row: f"{row[name]:g}"
+
+
 COLUMNS: tables.Columns = {
     "method": lambda row: parts.label(row["method"]),
     "strength": lambda row: f"{row['strength']:g}",
+    **{name.replace("_", " "): _setting(name) for name in SETTINGS},
     "runs": lambda row: str(row["num_runs"]),
     "held-out accuracy, %": lambda row: (
         "not run" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
@@ -44,28 +63,39 @@ def main() -> None:
         tried = {method: flag.value for method, flag in _STRENGTHS.items() if flag.value}
         if len({len(strengths) for strengths in tried.values()}) > 1:
             raise ValueError("give every method the same number of strengths, or none")
-        trials = [("dp_sgd", "0")]
-        trials += [(method, s) for method, strengths in tried.items() for s in strengths]
+        strengths_of = {"dp_sgd": ["0"], **tried}
+        wanted = {name: flag.value for name, flag in _VALUES.items() if flag.value}
+        trials = [
+            (method, strength, tuple(zip(wanted, values, strict=True)))
+            for method, strengths in strengths_of.items()
+            for strength in strengths
+            for values in itertools.product(*wanted.values())
+        ]
         found = cells.run_missing({trial: _runs(*trial) for trial in trials})
         rows = []
-        for (method, strength), runs in found.items():
+        for (method, strength, settings), runs in found.items():
             accuracies = [100 * run.summary["test_accuracy"] for run in runs.values()]
             accuracy = stats.estimate(accuracies)
             row: dict[str, Any] = {"method": method, "strength": float(strength)}
+            row |= {name: float(value) for name, value in settings}
             row |= {"num_runs": len(runs), "accuracy": accuracy and accuracy.mean}
             rows.append(row | {"accuracies": accuracies})
         workdir = Path(cells.WORKDIR.value)
         files.write_json(workdir / "search.json", rows)
-    tables.show(COLUMNS, rows, keep=workdir / "search.md")
+    absent = {name.replace("_", " ") for name in SETTINGS if name not in wanted}
+    columns = {name: cell for name, cell in COLUMNS.items() if name not in absent}
+    tables.show(columns, rows, keep=workdir / "search.md")
 
 
-def _runs(method: str, strength: str) -> cells.Cells:
+def _runs(method: str, strength: str, settings: Settings) -> cells.Cells:
     """The runs of one trial."""
-    config = cells.method_config(method, FIXED)
+    config = cells.method_config(method, FIXED | {SETTINGS[name] for name, _ in settings})
     config.dataset.holdout = _HOLDOUT.value
     if key := parts.METHODS[method].strength:
         config.method[key] = float(strength)
-    return cells.of_seeds(f"{method}/{strength}", config, FIRST_SEED)
+    config.update_from_flattened_dict({SETTINGS[name]: float(value) for name, value in settings})
+    folder = "_".join([strength, *(f"{name}{value}" for name, value in settings)])
+    return cells.of_seeds(f"{method}/{folder}", config, FIRST_SEED)
 
 
 if __name__ == "__main__":

@@ -167,3 +167,24 @@ def test_a_search_judges_every_strength_on_held_out_images(tmp_path):
     ]  # fmt: skip
     plan = json.loads((tmp_path / "search/dp_sgd/0/seed1000/plan.json").read_text())
     assert plan["sampling_prob"] == 256 / (1437 - 300)
+
+
+def test_a_search_tries_every_method_at_every_setting(tmp_path):
+    command = ("scripts.search", "--config=configs/digits.py", f"--workdir={tmp_path}",
+               "--holdout=300", *TINY, "--dp_sat=", "--bam_sam=0.2", "--learning_rates=0.001,0.01",
+               "--clip_norms=0.5")  # fmt: skip
+    done = run_command(*command)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "search.json").read_text())
+    assert [(r["method"], r["strength"], r["learning_rate"], r["clip_norm"]) for r in rows] == [
+        ("dp_sgd", 0, 0.001, 0.5), ("dp_sgd", 0, 0.01, 0.5),
+        ("bam_sam", 0.2, 0.001, 0.5), ("bam_sam", 0.2, 0.01, 0.5),
+    ]  # fmt: skip
+    run = tmp_path / "bam_sam/0.2_learning_rate0.01_clip_norm0.5/seed1000"
+    config = json.loads((run / "config.json").read_text())
+    assert (config["optimizer"]["learning_rate"], config["clip_norm"]) == (0.01, 0.5)
+    head = (tmp_path / "search.md").read_text().splitlines()[0]
+    assert head == "| method | strength | learning rate | clip norm | runs | held-out accuracy, % |"
+    twice = run_command(*command, "--config.clip_norm=2")
+    assert twice.returncode == 2
+    assert "clip_norm" in twice.stderr
