@@ -53,7 +53,8 @@ def _sum_of_rows(*arrays: Array) -> Array:
 
 
 def _sum_in_a_row(x: Array) -> Array:
-    x = x.ravel()
+    # Few long rows, as of a product of a column and a row, are computed as they are added up.
+    x = jnp.sum(x, axis=0) if x.ndim == 2 and x.shape[0] <= 16 else x.ravel()
     while x.size > 32:
         x = _add_parts(x, 8)
     return jnp.sum(x)

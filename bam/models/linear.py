@@ -5,7 +5,11 @@ from jaxtyping import Array, Float
 
 
 class Linear(nn.Module):
-    """Multinomial logistic regression on flattened inputs, zero-initialised."""
+    """Multinomial logistic regression on flattened inputs, zero-initialised.
+
+    The kernel is `[classes, inputs]`: an example's gradient, the product of a column and a row, is
+    then never stored on CPU, but computed where it is read, a long row at a time.
+    """
 
     num_classes: int
 
@@ -13,4 +17,7 @@ class Linear(nn.Module):
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
         """Logits of a batch of inputs."""
         flat = inputs.reshape(inputs.shape[0], -1)
-        return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)(flat)
+        shape = (self.num_classes, flat.shape[1])
+        kernel = self.param("kernel", nn.initializers.zeros, shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.num_classes,))
+        return flat @ kernel.T + bias
