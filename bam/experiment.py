@@ -132,7 +132,7 @@ def build(
         return take_step(
             state,
             batch,
-            _example_at(config, dataset, train),
+            _example_at(config, dataset, train, state.step),
             expected_batch_size=plan.expected_batch_size,
             optimizer=optimizer,
             ema_decay=config.ema_decay,
@@ -152,7 +152,9 @@ def build(
     def means(
         state: TrainState, train: datasets.Split, indices: Array
     ) -> tuple[diagnostics.Means, diagnostics.Means]:
-        example_at = functools.partial(_example_at(config, dataset, train), step_key(state))
+        example_at = functools.partial(
+            _example_at(config, dataset, train, state.step), step_key(state)
+        )
 
         def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
             return diagnostics.means(
@@ -171,7 +173,9 @@ def build(
         state: TrainState, train: datasets.Split, indices: Array
     ) -> dict[str, Float[Array, ""]]:
         own, plain = means(state, train, indices)
-        example_at = functools.partial(_example_at(config, dataset, train), step_key(state))
+        example_at = functools.partial(
+            _example_at(config, dataset, train, state.step), step_key(state)
+        )
         losses = jax.lax.map(
             lambda index: dense_model.loss(state.params, example_at(index)),
             indices,
@@ -217,18 +221,20 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
     )
 
 
-def _example_at(config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split) -> ExampleAt:
+def _example_at(
+    config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
+) -> ExampleAt:
     """Makes the examples of a split on device: their images are this step's views of them."""
     shape = dataset.train.images.shape[1:]
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 
     def example_at(step_key: Array, index: Array) -> dict[str, Array]:
-        # The second key is for oracles with random numbers of their own; no loss reads it.
+        # The second key, and the step, are for oracles of one's own; no loss reads them.
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         views = augment.views(views_key, split.images[index].reshape(shape), **options)
         inputs = datasets.prepare(dataset, views, config.input_clip_norm)
-        return {"image": inputs, "label": split.labels[index], "key": own_key}
+        return {"image": inputs, "label": split.labels[index], "key": own_key, "step": step}
 
     return example_at
 

@@ -203,6 +203,7 @@ def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.Sh
         "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
         "label": jax.ShapeDtypeStruct((), jnp.int32),
         "key": jax.eval_shape(lambda: jax.random.key(0)),
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
     }
 
 

@@ -293,6 +293,7 @@ def _network() -> tuple[Params, dict[str, Array]]:
         "image": jnp.asarray(images, jnp.float32),
         "label": jnp.arange(4, dtype=jnp.int32) % 3,
         "key": jax.random.split(jax.random.key(0), 4),
+        "step": jnp.zeros(4, jnp.int32),
     }
     return params, batch
 

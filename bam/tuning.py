@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -117,7 +118,8 @@ def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> mode
 def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(1), index)
     views = jax.random.normal(key, (config.augment.views, *shape))
-    return {"image": views, "label": index % num_classes, "key": key}
+    step = jnp.zeros((), jnp.int32)
+    return {"image": views, "label": index % num_classes, "key": key, "step": step}
 
 
 def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> float:

@@ -1,8 +1,8 @@
 """The worked extensions of `examples/` on digits (or MNIST), beside DP-SGD and BAM.
 
 Command:   python -m scripts.train --config=configs/extensions.py:NAME --workdir=DIR
-           NAME is dp_sgd, bam_sam, automatic, adaptive, adam_bc, low_pass or smoothing, or one of
-           these with "mnist_" before it (and --config.dataset.path=FOLDER).
+           NAME is a key of EXTENSIONS below, or one with "mnist_" before it (and
+           --config.dataset.path=FOLDER).
 Hardware:  any CPU.
 
 Not in the paper. `python -m scripts.paper.extensions` trains all of them and writes their table.
@@ -18,6 +18,12 @@ EXTENSIONS = {
     "bam_sam": ("bam_sam", {}),
     "automatic": ("dp_sgd", {"clip": {"name": "examples.automatic_clipping:clip", "gamma": 0.01}}),
     "adaptive": ("dp_sgd", {"clip": {"name": "examples.adaptive_clipping:clip", "quantile": 0.5}}),
+    "psac": ("dp_sgd", {"clip": {"name": "examples.dp_psac:clip", "r": 0.1}}),
+    "slaclip": ("dp_sgd", {"clip": {"name": "examples.slaclip:clip", "num_slots": 50}}),
+    "schedule": (
+        "dp_sgd",
+        {"method": {"name": "examples.penalty_schedule:oracle", "radius": 0.02, "last_step": 50}},
+    ),
     "adam_bc": (
         "dp_sgd",
         {"optimizer": {"name": "examples.dp_adam_bc:optimizer", "b1": 0.9, "b2": 0.999}},

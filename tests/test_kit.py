@@ -13,8 +13,11 @@ from examples import (
     adaptive_clipping,
     automatic_clipping,
     dp_adam_bc,
+    dp_psac,
     low_pass,
+    penalty_schedule,
     random_smoothing,
+    slaclip,
 )
 from tests.cases import ORACLES
 
@@ -29,6 +32,7 @@ TRANSFORMS = {
     "clip_per_layer": bam.clip_per_layer(0.5),
     "chain": bam.chain(optax.scale(3.0), bam.clip_by_l2_norm(0.5)),
     "automatic clipping": automatic_clipping.clip(PLAN),
+    "DP-PSAC": dp_psac.clip(PLAN),
 }
 
 
@@ -41,6 +45,12 @@ def test_adaptive_clipping_conforms():
     testing.check_transform(adaptive_clipping.clip(PLAN), keeps_structure=False)
     with pytest.raises(AssertionError, match="another structure"):
         testing.check_transform(adaptive_clipping.clip(PLAN))
+
+
+def test_slaclip_conforms_and_pays_nothing_for_its_slack():
+    transform = slaclip.clip(PLAN)
+    assert transform.sensitivity == 1.0
+    testing.check_transform(transform, keeps_structure=False)
 
 
 @pytest.mark.parametrize("make_oracle", ORACLES.values(), ids=ORACLES.keys())
@@ -277,3 +287,62 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
         found.append(float(state.clip))
     assert mean.shape == (5,)
     assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)
+
+
+def test_psac_weighs_small_gradients_less_than_automatic_clipping_does():
+    grad = {"w": jnp.float32([0.003, 0.004])}
+    norm, r, clip_norm = 0.005, 0.1, PLAN.clip_norm
+    transform = dp_psac.clip(PLAN, r=r)
+    weighed, _ = transform.update(grad, transform.init(grad))
+    expected = clip_norm * norm / (norm + r / (norm + r))
+    assert float(optax.tree.norm(weighed)) == pytest.approx(expected, rel=1e-5)
+    long, _ = transform.update({"w": grad["w"] * 1e5}, transform.init(grad))
+    assert float(optax.tree.norm(long)) == pytest.approx(clip_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.1, 0.37, 0.5, 2.0])
+def test_slaclip_writes_the_slack_into_as_much_length_as_is_left(norm):
+    transform = slaclip.clip(PLAN, num_slots=9)  # C = 0.5: pieces of a third of it
+    made, _ = transform.update({"w": jnp.float32([0, norm])}, transform.init(None))
+    slack, share = np.asarray(made["slack"]), min(norm / 0.5, 1)
+    assert slack.sum() == pytest.approx(3 * (1 - share), abs=1e-6)
+    assert (np.diff(slack) <= 0).all()
+    assert slack.max() <= 1 / 3 + 1e-6
+    length = np.hypot(np.linalg.norm(slack), float(optax.tree.norm(made["grads"])))
+    assert length <= 1 + 1e-6
+    if norm == 0:
+        assert length == pytest.approx(1, abs=1e-6)
+
+
+def test_slaclip_grows_where_all_is_clipped_and_shrinks_where_nothing_is():
+    transform = slaclip.clip(PLAN, num_slots=4)
+    of_length = lambda norm: transform.update({"w": jnp.float32([norm])}, jnp.float32(0.5))[0]  # noqa: E731
+    _, grown = transform.finish(of_length(5.0), jnp.float32(0.5))
+    assert float(grown) == pytest.approx(0.5 * np.exp(0.2 * 0.5))  # γ = 1/2
+    kept, shrunk = transform.finish(of_length(0.2), jnp.float32(0.5))
+    # Slack 0.6 of C, in pieces of 1/2: 1, 0.2 and nothing of them.
+    assert float(shrunk) == pytest.approx(0.5 * np.exp(0.2 * (0.5 - 1)))
+    assert float(kept["w"][0]) == pytest.approx(0.2)
+    _, least = transform.finish(of_length(0.01), jnp.float32(0.1))
+    assert float(least) == pytest.approx(0.1)
+
+
+def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd():
+    testing.check_oracle(
+        lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.1, 10),
+        is_dp_sgd=lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.0, 10),
+    )
+    params, batch = testing._network()
+    example = jax.tree.map(lambda x: x[0], batch)
+    scheduled = penalty_schedule.oracle(testing._loss, 0.1, 10)
+    of_step = lambda step: scheduled.grad(params, example | {"step": jnp.int32(step)})  # noqa: E731
+    for step, expected in (
+        (0, bam.bam_sam(testing._loss, 0.1)),
+        (5, bam.bam_sam(testing._loss, 0.05)),
+        (10, bam.dp_sgd(testing._loss)),
+        (99, bam.dp_sgd(testing._loss)),
+    ):
+        wanted = expected.grad(params, example)
+        for a, b in zip(*map(jax.tree.leaves, (of_step(step), wanted)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert float(optax.tree.norm(optax.tree.sub(of_step(0), of_step(10)))) > 1e-3

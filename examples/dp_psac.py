@@ -1,0 +1,33 @@
+"""DP-PSAC: normalised gradients, but small ones are not made as long as large ones.
+
+    C g / (‖g‖ + r / (‖g‖ + r))
+
+Automatic clipping's weight C / (‖g‖ + γ) grows without limit as ‖g‖ and γ shrink; this one is at
+most about C / √r, near ‖g‖ = √r, and C for the smallest gradients.
+
+Source: Xia, Shen, Yao, Fu, Xu, Xu, Fu 2023, "Differentially Private Learning with Per-Sample
+Adaptive Clipping" (arXiv 2212.00328), Algorithm 1.
+
+Config: `config.clip = ConfigDict({"name": "examples.dp_psac:clip", "r": 0.1})`
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import bam
+
+
+def clip(plan, r=0.1):
+    """Scales a gradient to a norm below C; one that is not finite becomes zero."""
+    if not r > 0:
+        raise ValueError(f"r must be positive, got {r}")
+
+    def weigh(grads, state, params=None):
+        norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
+        scale = plan.clip_norm / (norm + r / (norm + r))
+        keep = jnp.isfinite(norm)
+        return jax.tree.map(lambda g: jnp.where(keep, scale * g, 0).astype(g.dtype), grads), state
+
+    weighed = optax.GradientTransformation(lambda params: optax.EmptyState(), weigh)
+    return bam.chain(weighed, bam.clip_by_l2_norm(plan.clip_norm))
