@@ -1,6 +1,8 @@
 """Intervals that can be checked against a table of Student's t."""
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from bam import stats
 from scripts.lib import tables
@@ -30,6 +32,27 @@ def test_only_seeds_that_both_have_are_paired():
     assert stats.paired_difference({0: 1.0}, {1: 0.0}) is None
 
 
+def test_p_is_that_of_scipys_paired_test():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 10))
+    found = stats.paired_difference(dict(enumerate(a)), dict(enumerate(b)))
+    assert stats.p_value(found) == pytest.approx(scipy.stats.ttest_rel(a, b).pvalue)
+    assert stats.p_value(stats.estimate([1.0])) is None
+    assert stats.p_value(stats.estimate([1.0, 1.0])) == 0
+    assert stats.p_value(stats.estimate([0.0, 0.0])) == 1
+
+
+@pytest.mark.parametrize("num", [3, 5, 10])
+def test_what_would_be_found_is_found_four_times_of_five(num):
+    smallest = stats.detectable(stats.Estimate(0.0, 2.0, None, num))
+    drawn = np.random.default_rng(num).normal(smallest, 2.0, (20_000, num))
+    found = scipy.stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    half = scipy.stats.ttest_1samp(drawn - smallest / 2, 0, axis=1).pvalue < 0.05
+    assert half.mean() < 0.5  # the control
+    assert stats.detectable(stats.estimate([1.0])) is None
+
+
 def table_row(method, accuracies, baseline=None):
     ours, theirs = (
         {seed: 100 * value for seed, value in of.items()} for of in (accuracies, baseline or {})
@@ -54,10 +77,10 @@ def test_a_row_of_the_table_sets_ours_beside_the_papers():
 
 
 def test_what_was_not_run_says_so():
-    assert shown(table_row("dp_sat", {}))[5:] == ["0", "not run", "not run"]
-    assert shown(table_row("dp_sgd", {}))[5:] == ["0", "not run", "–"]
+    assert shown(table_row("dp_sat", {}))[5:] == ["0", "not run", "not run", "–", "–"]
+    assert shown(table_row("dp_sgd", {}))[5:] == ["0", "not run", "–", "–", "–"]
     one = shown(table_row("dp_sat", {0: 0.5}, {0: 0.4}))
-    assert one[5:] == ["1", "50.00", "+10.00"]
+    assert one[5:] == ["1", "50.00", "+10.00", "–", "–"]
 
 
 def test_every_row_of_the_markdown_table_has_all_columns():

@@ -1,0 +1,18 @@
+"""MNIST, private, on fixed scattering features: a linear model or a small CNN.
+
+Command:   python -m scripts.train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
+             --config.dataset.source=parquet --config.dataset.path=FOLDER
+           The CNN: --config.model.name=tanh_cnn --config.model.width=32
+"""
+
+from ml_collections import ConfigDict
+
+from configs import cifar10_scattering
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the configuration of a method on scattering features of MNIST."""
+    config = cifar10_scattering.get_config(method)
+    config.dataset.name = "mnist"
+    config.features.groups = 27
+    return config
