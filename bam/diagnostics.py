@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import tree
 from bam.engine import per_example_sum
+from bam.transforms import finish
 from bam.tree import Grads, Params
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -27,7 +28,7 @@ class Means(NamedTuple):
       gradient: ĝ = Σ g_i / n.
       clipped: ĝ_clip = Σ clip(g_i) / n.
       direction: Σ g_i/‖g_i‖ / n, so that ⟨direction, ĝ⟩/‖ĝ‖ is the mean of cos(g_i, ĝ).
-      fraction_clipped: share of the examples whose gradient the clip changes.
+      fraction_clipped: share of the examples whose gradient the clip changes, by 1e-5 at least.
       norms: `[rows]`, ‖g_i‖₂; NaN in masked rows and where a gradient is not finite.
     """
 
@@ -70,23 +71,26 @@ def means(
     mask: Bool[Array, " rows"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
+    clip_state: PyTree | None = None,
 ) -> Means:
     """Means of a batch's gradients, of the clipped ones and of their directions, in one pass.
 
     A gradient that is not finite counts as zero, as in training. The arguments are those of
     `clipped_sum`, with `grad_fn` a method's own unclipped gradient, for BAM the one that it clips;
-    memory does not grow with the number of rows. NOT PRIVATE.
+    memory does not grow with the number of rows. Where the clip has a `finish`, what that makes of
+    the mean without noise is the clipped one. NOT PRIVATE.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
-    clip_state = clip.init(params)
+    clip_state = clip.init(params) if clip_state is None else clip_state
 
     def read(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         grads = grad_fn(params, example)
         clipped, _ = clip.update(grads, clip_state, params)
-        changed = jax.tree.map(lambda g, c: jnp.any(g != c), grads, clipped)
-        was_clipped = jnp.any(jnp.array(jax.tree.leaves(changed))).astype(jnp.float32)
         norm = tree.l2_norm(grads)
+        alone, _ = finish(clip, clipped, clip_state)
+        change = tree.l2_norm(jax.tree.map(jnp.subtract, grads, alone))
+        was_clipped = (change > 1e-5 * norm).astype(jnp.float32)
         seen = jax.tree.map(
             lambda x: jnp.where(jnp.isfinite(norm), x, 0),
             (grads, clipped, tree.unit(grads), was_clipped),
@@ -98,6 +102,7 @@ def means(
     )
     num_examples = jnp.maximum(jnp.sum(mask), 1)
     gradient, clipped, direction, fraction = jax.tree.map(lambda x: x / num_examples, sums)
+    clipped, _ = finish(clip, clipped, clip_state)
     norms = jnp.where(mask & jnp.isfinite(norms), norms, jnp.nan)
     return Means(gradient, clipped, direction, fraction, norms)
 

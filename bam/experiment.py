@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Num, PyTree
+from jaxtyping import Array, Float, Int, Num
 
 from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step, step_key
-from bam.transforms import clip_by_l2_norm
+from bam.transforms import clip_by_l2_norm, finish
 from bam.tree import Grads, Params
 
 with needs("train"):
@@ -162,6 +162,7 @@ def build(
                 clip,
                 oracle.ascend(state.params, state.private_grad),
                 indices,
+                clip_state=state.clip,
                 **sharing,
             )
 
@@ -248,7 +249,7 @@ def _check_parts(
 ) -> None:
     """Traces one example's gradient, so that what it cannot do is known before anything is run."""
     oracle = parts.make_oracle(config.method, model.loss)
-    clip = parts.make_clip(config.clip, plan) if plan.epsilon < math.inf else None
+    clip = parts.make_clip(config.clip, plan) if plan.epsilon < math.inf else optax.identity()
     parts.make_optimizer(config.optimizer, plan)
     example = parts.example_like(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -262,18 +263,12 @@ def _check_parts(
     if not tree.same_structure(grads, params):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
 
-    if clip is None:
-        return
+    def private(params: Params, grads: Grads) -> Grads:
+        state = clip.init(params)
+        return finish(clip, clip.update(grads, state, params)[0], state)[0]
 
-    def bounded(params: Params, grads: Grads) -> PyTree:
-        return clip.update(grads, clip.init(params), params)[0]
-
-    summands = jax.eval_shape(bounded, params, grads)
-    if config.diagnostics.every and not tree.same_structure(summands, params):
-        raise ValueError(
-            f"diagnostics.every must be 0 with clip {config.clip.name}: it adds more to the sum "
-            "than a gradient"
-        )
+    if not tree.same_structure(jax.eval_shape(private, params, grads), params):
+        raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
 
 
 def _check(config: ConfigDict) -> None:

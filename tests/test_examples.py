@@ -93,9 +93,20 @@ def test_options_of_ones_own_parts_may_be_lists():
     assert train.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
 
 
-def test_diagnostics_are_refused_where_the_sum_holds_more_than_gradients():
-    with pytest.raises(ValueError, match="must be 0 with clip"):
-        train.build(tiny("adaptive", diagnostics__every=1))
+@pytest.mark.parametrize("name", ["adaptive", "slaclip"])
+def test_bias_is_measured_where_the_sum_holds_more_than_gradients(name):
+    with_more, plain = (
+        train.build(tiny(of, diagnostics__every=1, diagnostics__num_examples=32, clip_norm=0.5))
+        for of in (name, "dp_sgd")
+    )
+    split = plain.place(plain.dataset.train)
+    rows = np.arange(32)
+    said, expected = (e.diagnose(e.init(0), split, rows) for e in (with_more, plain))
+    # Before the first step both clip at the same C.
+    for key in ("bias_norm", "cosine", "fraction_clipped", "against_plain/bias_norm"):
+        np.testing.assert_allclose(said[key], expected[key], rtol=1e-4)
+    later = with_more.diagnose(with_more.init(0)._replace(clip=np.float32(4.0)), split, rows)
+    assert later["bias_norm"] < 0.8 * said["bias_norm"]
 
 
 @pytest.mark.parametrize("clip", ["normalize", "per_layer"])
