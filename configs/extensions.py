@@ -8,6 +8,8 @@ Hardware:  any CPU.
 Not in the paper. `python -m scripts.paper.extensions` trains all of them and writes their table.
 """
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from configs import digits, mnist
@@ -42,7 +44,11 @@ def get_config(name: str = "automatic") -> ConfigDict:
     if plain not in EXTENSIONS:
         raise ValueError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
     method, sections = EXTENSIONS[plain]
-    config = (digits if plain == name else mnist).get_config(method)
+    return extended((digits if plain == name else mnist).get_config(method), sections)
+
+
+def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -> ConfigDict:
+    """The config with other sections; of an optimizer that does not say one, the learning rate."""
     learning_rate = config.optimizer.learning_rate
     with config.unlocked():
         for key, section in sections.items():

@@ -188,3 +188,29 @@ def test_a_search_tries_every_method_at_every_setting(tmp_path):
     twice = run_command(*command, "--config.clip_norm=2")
     assert twice.returncode == 2
     assert "clip_norm" in twice.stderr
+
+
+def test_the_bias_benchmark_gives_every_entry_the_same_search_and_goes_on(tmp_path):
+    out = tmp_path / "out" / "bias.json"
+    command = ("scripts.paper.bias_benchmark", "--config=configs/digits.py", "--holdout=300",
+               f"--workdir={tmp_path}/runs", f"--out={out}", "--entries=slaclip,psac",
+               "--learning_rates=0.001,0.003", "--num_seeds=2", *TINY,
+               "--config.model.name=linear", "--config.checkpoint.every=10",
+               "--config.diagnostics.num_examples=64")  # fmt: skip
+    done = run_command(*command)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    tried = [(trial["name"], len(trial["tried"])) for trial in found["searched"]]
+    assert tried == [("dp_sgd", 1)] * 2 + [("slaclip", 2)] * 4 + [("psac", 2)] * 6
+    names = [row["name"] for row in found["rows"]]
+    assert names == ["dp_sgd", "slaclip", "psac"]
+    for row in found["rows"]:
+        assert row["seeds"] == [0, 1]
+        assert row["sensitivity"] == 1  # nothing is paid by any of these
+        assert row["bias"]["against_plain/cosine"]["num"] == 2
+    assert found["rows"][0]["gain"] is None
+    lines = out.with_suffix(".md").read_text().splitlines()
+    assert lines[0].startswith("| entry | chosen | seeds | accuracy % | paired gain | p |")
+    out.unlink()
+    again = run_command(*command)  # nothing is trained again
+    assert json.loads(out.read_text())["rows"] == found["rows"], again.stderr

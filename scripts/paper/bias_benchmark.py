@@ -1,0 +1,237 @@
+"""What claims to reduce clipping bias, compared: one problem, budget, seeds and search for all.
+
+python -m scripts.paper.bias_benchmark --config=configs/cifar10_scattering.py --workdir=runs/bias \
+  --out=docs/results/bias_benchmark.json --learning_rates=1,2,4 --num_seeds=5 \
+  --config.dataset.source=parquet --config.dataset.path=FOLDER
+
+Every entry is first tried at each of its values and each learning rate on held-out images, with
+other seeds; then trained at the best of them. Its bias is measured at DP-SGD's weights after the
+last step: NOT PRIVATE.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from bam import checkpoint, devices, files, stats, train
+from bam.privacy.accounting import rounded_up
+from configs import extensions
+from scripts.lib import cells, cli, tables
+
+_OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
+_ENTRIES = flags.DEFINE_list("entries", "", "names to compare; empty: all, dp_sgd is always there")
+_LEARNING_RATES = flags.DEFINE_list("learning_rates", "", "to try; empty: the config's")
+_HOLDOUT = flags.DEFINE_integer("holdout", 5000, "training images to choose on", 1)
+_SEARCH_SEEDS = flags.DEFINE_integer("search_seeds", 1, "runs of each trial, from seed 1000 on", 1)
+flags.adopt_module_key_flags(cells)
+cli.require("config", "workdir", "out")
+
+
+class Entry(NamedTuple):
+    """What is compared: a method, sections of a config that differ, and what is tried of it."""
+
+    method: str
+    sections: Mapping[str, Mapping[str, object]]
+    key: str = ""  # of the config, tried at these values
+    values: tuple[float, ...] = (0.0,)
+
+
+def _extension(name: str, key: str = "", values: tuple[float, ...] = (0.0,)) -> Entry:
+    return Entry(*extensions.EXTENSIONS[name], key, values)
+
+
+ENTRIES = {
+    "dp_sgd": Entry("dp_sgd", {}),
+    "dp_sat": Entry("dp_sat", {}, "method.radius", (0.02, 0.05, 0.1)),
+    "bam_sam": Entry("bam_sam", {}, "method.radius", (0.001, 0.005, 0.02)),
+    "bam_exact": Entry("bam_exact", {}, "method.penalty", (0.001, 0.005, 0.02)),
+    "schedule": _extension("schedule", "method.radius", (0.005, 0.02, 0.05)),
+    "automatic": _extension("automatic", "clip.gamma", (0.01, 0.1, 1.0)),
+    "psac": _extension("psac", "clip.r", (0.01, 0.1, 1.0)),
+    "adaptive": _extension("adaptive", "clip.quantile", (0.3, 0.5, 0.7)),
+    "slaclip": _extension("slaclip", "clip.num_slots", (10, 50)),
+    "adam_bc": _extension("adam_bc", "optimizer.learning_rate", (1e-3, 3e-3, 1e-2)),
+    "low_pass": _extension("low_pass", "optimizer.learning_rate", (1e-3, 3e-3, 1e-2)),
+}
+FIRST_SEED = 1000  # of the search: others than those of the final runs
+SET_HERE = {"dataset.holdout", "clip.name", "optimizer.name", "optimizer.learning_rate"}
+MEASURED = {
+    "against_plain/relative_bias": "‖bias‖/‖ĝ‖",
+    "against_plain/cosine": "cosine",
+}
+COLUMNS: tables.Columns = {
+    "entry": lambda row: row["name"],
+    "chosen": lambda row: ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in row["chosen"].items()),
+    "seeds": lambda row: str(len(row["accuracies"])),
+    "accuracy %": lambda row: tables.interval(row["accuracy"], ".2f"),
+    "paired gain": lambda row: (
+        "–" if row["name"] == "dp_sgd" else tables.interval(row["gain"], "+.2f")
+    ),
+    "p": lambda row: tables.number(_fact(row, stats.p_value), ".2f"),
+    "would be found": lambda row: tables.number(_fact(row, stats.detectable), ".2f"),
+    **{
+        heading: lambda row, key=key: tables.interval(row["bias"].get(key), ".3f")  # type: ignore[misc]
+        for key, heading in MEASURED.items()
+    },
+    "ε": lambda row: rounded_up(row["epsilon"], ".2f"),
+    "S / C": lambda row: f"{row['sensitivity']:.3f}",
+    "time ×": lambda row: tables.number(row["time"], ".2f"),
+}
+
+
+def main() -> None:
+    """Searches, trains and measures what is missing, then writes and prints the table."""
+    with cli.one_line_errors():
+        names = ["dp_sgd", *(n for n in _ENTRIES.value or ENTRIES if n != "dp_sgd")]
+        if unknown := [name for name in names if name not in ENTRIES]:
+            raise ValueError(f"--entries: no {unknown[0]}; choose from {', '.join(ENTRIES)}")
+        trials = {(name, trial): _search(name, trial) for name in names for trial in _trials(name)}
+        tried = cells.run_missing(trials)
+        if any(len(runs) < _SEARCH_SEEDS.value for runs in tried.values()):
+            return
+        judged = {key: float(np.mean(list(cells.percent(r).values()))) for key, r in tried.items()}
+        best = {
+            name: max(_trials(name), key=lambda trial, name=name: judged[name, trial])  # type: ignore[misc]
+            for name in names
+        }
+        finals = {name: _final(name, best[name]) for name in names}
+        found = cells.run_missing(finals)
+        rows = [_row(name, best[name], finals, found) for name in names if found[name]]
+        searched = [
+            {"name": name, "tried": dict(trial), "accuracy": accuracy}
+            for (name, trial), accuracy in judged.items()
+        ]
+        out = Path(_OUT.value)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(out, {"device": devices.name(), "rows": rows, "searched": searched})
+    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
+
+
+Trial = tuple[tuple[str, float], ...]  # (key of the config, value), …
+
+
+def _trials(name: str) -> list[Trial]:
+    """The values of an entry, each with every learning rate; only its own if it tries those."""
+    entry = ENTRIES[name]
+    own: list[Trial] = [((entry.key, value),) if entry.key else () for value in entry.values]
+    rates: list[Trial]
+    rates = [(("optimizer.learning_rate", float(rate)),) for rate in _LEARNING_RATES.value] or [()]
+    if entry.key == "optimizer.learning_rate":
+        rates = [()]
+    return [(*a, *b) for a, b in itertools.product(own, rates)]
+
+
+def _config(name: str, trial: Trial) -> ConfigDict:
+    entry = ENTRIES[name]
+    config = cells.method_config(entry.method, SET_HERE | {entry.key})
+    config = extensions.extended(config, entry.sections)
+    for key, value in trial:
+        whole = type(config[key.split(".")[0]][key.split(".")[1]]) is int
+        config.update_from_flattened_dict({key: int(value) if whole else value})
+    return config
+
+
+def _folder(name: str, trial: Trial) -> str:
+    return "_".join([name, *(f"{key.split('.')[-1]}{value:g}" for key, value in trial)])
+
+
+def _search(name: str, trial: Trial) -> cells.Cells:
+    config = _config(name, trial)
+    config.dataset.holdout = _HOLDOUT.value
+    config.checkpoint.every = 0
+    return {
+        f"search/{_folder(name, trial)}/seed{seed}": _with_seed(config, seed)
+        for seed in range(FIRST_SEED, FIRST_SEED + _SEARCH_SEEDS.value)
+    }
+
+
+def _with_seed(config: ConfigDict, seed: int) -> ConfigDict:
+    seeded = config.copy_and_resolve_references()
+    seeded.seed = seed
+    return seeded
+
+
+def _final(name: str, trial: Trial) -> cells.Cells:
+    return cells.of_seeds(f"final/{_folder(name, trial)}", _config(name, trial))
+
+
+def _row(
+    name: str,
+    trial: Trial,
+    finals: Mapping[str, cells.Cells],
+    found: Mapping[str, Mapping[int, cells.Run]],
+) -> dict[str, Any]:
+    ours, theirs = (cells.percent(found[n]) for n in (name, "dp_sgd"))
+    gain = stats.paired_difference(ours, theirs) if name != "dp_sgd" else None
+    accuracy = stats.estimate(list(ours.values()))
+    summaries = [run.summary for run in found[name].values()]
+    seconds = [run.summary["seconds"] for run in found["dp_sgd"].values()]
+    bias = _bias(finals[name], finals["dp_sgd"])
+    return {
+        "name": name,
+        "chosen": dict(trial),
+        "accuracies": list(ours.values()),
+        "seeds": list(ours),
+        "accuracy": accuracy and accuracy._asdict(),
+        "gain": gain and gain._asdict(),
+        "bias": {
+            key: of_key._asdict()
+            for key in MEASURED
+            if (of_key := stats.estimate([of_seed[key] for of_seed in bias]))
+        },
+        "epsilon": summaries[0]["epsilon"],
+        "sensitivity": summaries[0]["sensitivity"] / _unit(summaries[0]),
+        "time": float(np.median([s["seconds"] for s in summaries]) / np.median(seconds)),
+    }
+
+
+def _unit(summary: Mapping[str, Any]) -> float:
+    """What S is to be compared with: C, or 1 of a clip that counts in units of its own C."""
+    return (
+        1.0
+        if summary["clip"].endswith(("slaclip:clip", "adaptive_clipping:clip"))
+        else summary["clip_norm"]
+    )
+
+
+def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
+    """Per seed what is said of an entry at DP-SGD's weights, and with its own state of the clip."""
+    built = functools.cache(lambda: train.build(next(iter(own.values()))))
+    plain = functools.cache(lambda: train.build(next(iter(baseline.values()))))
+    found = []
+    for (name, config), (at, _) in zip(own.items(), baseline.items(), strict=True):
+        file = Path(cells.WORKDIR.value) / name / "bias.json"
+        if not file.exists():
+            ours, theirs = _last(built(), name, config.seed), _last(plain(), at, config.seed)
+            if ours is None or theirs is None:
+                continue
+            state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)
+            data = built().place(built().dataset.train)
+            said = train.not_private(built(), state, data)
+            files.write_json(file, {k.removeprefix("not_private/"): v for k, v in said.items()})
+        found.append(files.read_json(file))
+    return found
+
+
+def _last(experiment: train.Experiment, name: str, seed: int) -> Any:
+    """The last state of a finished run, or None."""
+    folder = Path(cells.WORKDIR.value) / name / "checkpoints"
+    if not folder.exists():
+        return None
+    with checkpoint.Checkpoints(folder) as checkpoints:
+        restored = checkpoints.restore(experiment.init(seed))
+    return restored and restored[1]
+
+
+def _fact(row: Mapping[str, Any], fact: Callable[[stats.Estimate], float | None]) -> float | None:
+    return fact(stats.Estimate(**row["gain"])) if row["gain"] else None
+
+
+if __name__ == "__main__":
+    cli.run(main)
