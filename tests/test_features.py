@@ -163,10 +163,12 @@ def by_pixel():
 
 def test_a_map_that_mixes_images_is_refused():
     config = config_on("")
-    config.features = ConfigDict({"name": f"{__name__}:mixing", "groups": 0, "cache": ""})
-    with pytest.raises(ValueError, match="depend on the images beside it"):
-        train.build(config)
-    config.features.name = f"{__name__}:by_pixel"
+    for strength in (1.0, 0.05):
+        section = {"name": f"{__name__}:mixing", "groups": 0, "cache": "", "strength": strength}
+        config.features = ConfigDict(section)
+        with pytest.raises(ValueError, match="depend on the images beside it"):
+            train.build(config)
+    config.features = ConfigDict({"name": f"{__name__}:by_pixel", "cache": ""})
     assert train.build(config).dataset.train.images.max() == 2
 
 

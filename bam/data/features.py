@@ -93,8 +93,10 @@ def _with_images(dataset: Dataset, new: Callable[[np.ndarray], np.ndarray]) -> D
 def _check_rows(computed: Computed, images: np.ndarray) -> None:
     """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
     probed = images[np.arange(PROBED) % len(images)]
-    alone = _of_rows(computed, probed)
-    beside = _of_rows(computed, np.concatenate([probed, np.zeros_like(probed), probed[::-1]]))
+    bright = 255 if images.dtype == np.uint8 else probed.max() + 1
+    others = np.full((CHUNK - PROBED, *images.shape[1:]), bright, images.dtype)
+    alone = _of_rows(computed, probed)  # beside black ones
+    beside = _of_rows(computed, np.concatenate([probed, others]))
     if np.isfinite(alone).all() and not _equal(alone, beside[:PROBED]):
         raise DataError(
             "the features of an image depend on the images beside it (as with BatchNorm in "
