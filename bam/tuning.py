@@ -34,11 +34,14 @@ with needs("train"):
 
 # Growing the microbatch stops once a size is not faster per example by this factor.
 WORTH_IT = 0.95
-# Microbatch sizes to try in turn on CPU, and elsewhere in images: an example has K of them. A TPU
-# is fastest, by its compiler's estimate, with few images at once, which stay in memory on the chip;
-# a GPU is given enough that starting kernels is not what takes the time.
+# Microbatch sizes to try in turn on CPU.
 CPU_SIZES = 1, 8
-IMAGES = {"tpu": (64, 256, 1024), "gpu": (1024, 4096)}
+# Elsewhere: to begin with at most so many images, of at most so many examples, and the factors to
+# grow by. A TPU is fastest, by its compiler's estimate, with few images at once, which stay in
+# memory on the chip, as each example's own weights have to; a GPU is given enough that starting
+# kernels is not what takes the time.
+BEGIN = {"tpu": (64, 16), "gpu": (1024, 1024)}
+GROW = {"tpu": (1, 4, 16), "gpu": (1, 4)}
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many
 # floating-point operations do not notice it.
 LARGE_EXAMPLE = 5e7
@@ -106,7 +109,10 @@ def smaller(size: int) -> Iterator[int]:
 
 def accelerator_sizes(platform: str, num_views: int) -> list[int]:
     """Microbatch sizes to try in turn on a "gpu" or "tpu", for examples of so many views."""
-    return sorted({max(1, images // num_views) for images in IMAGES.get(platform, IMAGES["gpu"])})
+    kind = platform if platform in BEGIN else "gpu"
+    images, examples = BEGIN[kind]
+    first = max(1, min(images // num_views, examples))
+    return [factor * first for factor in GROW[kind]]
 
 
 def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> models.Model:
