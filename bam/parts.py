@@ -209,11 +209,16 @@ def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.Sh
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:
     """The map of images that a config's `features` section describes; None: pixels as they are."""
-    options = {k: v for k, v in section.items() if v and k != "cache"}
+    options = _of_features(section)
     if not options:
         return None
     made: features.FeatureMap = _make("features", FEATURES, {"name": "", **options})
     return made
+
+
+def _of_features(section: ConfigDict) -> dict[str, Any]:
+    """The map's name and options: what is set of a `features` section, but for where it is kept."""
+    return {k: v for k, v in section.items() if v and k != "cache"}
 
 
 def make_dataset(
@@ -251,13 +256,12 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
     feature_map = make_features(wanted.features)
     if feature_map is None:
         return datasets.hold_out(loaded, holdout)
-    facts = {k: v for k, v in wanted.features.items() if v and k != "cache"}
     folder = datasets.folder_of(name, options.get("source"), options.get("path"))
     if wanted.features.get("cache"):
         folder = Path(wanted.features.cache).expanduser()
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    made = features.extract(loaded, feature_map, facts, folder, say)
+    made = features.extract(loaded, feature_map, _of_features(wanted.features), folder, say)
     return datasets.hold_out(made, holdout, of=loaded.train)
 
 

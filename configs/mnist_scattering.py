@@ -14,5 +14,4 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on scattering features of MNIST."""
     config = cifar10_scattering.get_config(method)
     config.dataset.name = "mnist"
-    config.features.groups = 27
     return config

@@ -154,12 +154,13 @@ def _facts(
     built, program = compiled.experiment, Program(text)
     plan, size = built.plan, built.config.microbatch_size
     rows_each = math.ceil(plan.expected_batch_size / num_devices)
-    groups, parts_of_sum = mean_turns(plan, num_devices, size), 1.0
+    at_once, parts_of_sum = size, 1.0
     if math.isfinite(plan.epsilon):
         noise_std = plan.noise_multiplier * built.sensitivity
         most = rows_per_sum(built.sensitivity, noise_std, built.capacity)
-        groups = mean_turns(plan, num_devices, min(size, most))
-        parts_of_sum = mean_turns(plan, num_devices, most - most % min(size, most))
+        at_once = min(size, most)
+        parts_of_sum = mean_turns(plan, num_devices, most - most % at_once)
+    groups = mean_turns(plan, num_devices, at_once)
 
     uncounted = set()
 

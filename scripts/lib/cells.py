@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import files, report, train
+from bam import checkpoint, files, report, train
 from scripts.lib import cli
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -185,10 +185,20 @@ def print_event(name: str, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
-def of_seeds(folder: str, config: ConfigDict, first: int = 0) -> Cells:
-    """A group: `FOLDER/seedN` -> the config with that seed, `--num_seeds` of them."""
+def last_state(experiment: train.Experiment, seed: int, folder: Path) -> Any:
+    """The state after the last step of a run in a folder; None if it kept no checkpoint."""
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.exists():
+        return None
+    with checkpoint.Checkpoints(checkpoints) as kept:
+        restored = kept.restore(experiment.init(seed))
+    return restored and restored[1]
+
+
+def of_seeds(folder: str, config: ConfigDict, first: int = 0, num: int | None = None) -> Cells:
+    """A group: `FOLDER/seedN` -> the config with that seed, `num` or `--num_seeds` of them."""
     cells = {}
-    for seed in range(first, first + NUM_SEEDS.value):
+    for seed in range(first, first + (num or NUM_SEEDS.value)):
         cells[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
         cells[f"{folder}/seed{seed}"].seed = seed
     return cells

@@ -72,6 +72,13 @@ def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
     return plus_minus(estimate["mean"], estimate["half_width"], form)
 
 
+def of_estimate(
+    estimate: Mapping[str, Any] | None, fact: Callable[[stats.Estimate], float | None], form: str
+) -> str:
+    """A fact of a `bam.stats.Estimate`, as JSON has it, such as its `stats.p_value`, or a dash."""
+    return number(fact(stats.Estimate(**estimate)) if estimate else None, form)
+
+
 def mean_sd(values: Sequence[float], form: str) -> str:
     """Mean ± SD of values for a cell, or "not run"."""
     found = stats.estimate(values)

@@ -11,7 +11,7 @@ last step: NOT PRIVATE.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import checkpoint, devices, files, stats, train
+from bam import devices, files, stats, train
 from bam.privacy.accounting import rounded_up
 from configs import extensions
 from scripts.lib import cells, cli, tables
@@ -73,8 +73,8 @@ COLUMNS: tables.Columns = {
     "paired gain": lambda row: (
         "–" if row["name"] == "dp_sgd" else tables.interval(row["gain"], "+.2f")
     ),
-    "p": lambda row: tables.number(_fact(row, stats.p_value), ".2f"),
-    "would be found": lambda row: tables.number(_fact(row, stats.detectable), ".2f"),
+    "p": lambda row: tables.of_estimate(row["gain"], stats.p_value, ".2f"),
+    "would be found": lambda row: tables.of_estimate(row["gain"], stats.detectable, ".2f"),
     **{
         heading: lambda row, key=key: tables.interval(row["bias"].get(key), ".3f")  # type: ignore[misc]
         for key, heading in MEASURED.items()
@@ -145,16 +145,8 @@ def _search(name: str, trial: Trial) -> cells.Cells:
     config = _config(name, trial)
     config.dataset.holdout = _HOLDOUT.value
     config.checkpoint.every = 0
-    return {
-        f"search/{_folder(name, trial)}/seed{seed}": _with_seed(config, seed)
-        for seed in range(FIRST_SEED, FIRST_SEED + _SEARCH_SEEDS.value)
-    }
-
-
-def _with_seed(config: ConfigDict, seed: int) -> ConfigDict:
-    seeded = config.copy_and_resolve_references()
-    seeded.seed = seed
-    return seeded
+    folder = f"search/{_folder(name, trial)}"
+    return cells.of_seeds(folder, config, FIRST_SEED, _SEARCH_SEEDS.value)
 
 
 def _final(name: str, trial: Trial) -> cells.Cells:
@@ -205,10 +197,12 @@ def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
     built = functools.cache(lambda: train.build(next(iter(own.values()))))
     plain = functools.cache(lambda: train.build(next(iter(baseline.values()))))
     found = []
-    for (name, config), (at, _) in zip(own.items(), baseline.items(), strict=True):
-        file = Path(cells.WORKDIR.value) / name / "bias.json"
+    workdir = Path(cells.WORKDIR.value)
+    for (name, config), at in zip(own.items(), baseline, strict=True):
+        file = workdir / name / "bias.json"
         if not file.exists():
-            ours, theirs = _last(built(), name, config.seed), _last(plain(), at, config.seed)
+            ours = cells.last_state(built(), config.seed, workdir / name)
+            theirs = cells.last_state(plain(), config.seed, workdir / at)
             if ours is None or theirs is None:
                 continue
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)
@@ -217,20 +211,6 @@ def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
             files.write_json(file, {k.removeprefix("not_private/"): v for k, v in said.items()})
         found.append(files.read_json(file))
     return found
-
-
-def _last(experiment: train.Experiment, name: str, seed: int) -> Any:
-    """The last state of a finished run, or None."""
-    folder = Path(cells.WORKDIR.value) / name / "checkpoints"
-    if not folder.exists():
-        return None
-    with checkpoint.Checkpoints(folder) as checkpoints:
-        restored = checkpoints.restore(experiment.init(seed))
-    return restored and restored[1]
-
-
-def _fact(row: Mapping[str, Any], fact: Callable[[stats.Estimate], float | None]) -> float | None:
-    return fact(stats.Estimate(**row["gain"])) if row["gain"] else None
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import checkpoint, diagnostics, files, parts, plotting, train
+from bam import diagnostics, files, parts, plotting, train
 from scripts.lib import cells, cli
 from scripts.paper import effects, sketch
 
@@ -285,14 +285,12 @@ def _built(series: Series) -> Callable[[], train.Experiment]:
 
 def _state(experiment: train.Experiment, seed: int, folder: Path, stage: str) -> Any:
     """The state of a finished run before its first or after its last step."""
-    state = experiment.init(seed)
     if stage == "start":
-        return state
-    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
-        restored = checkpoints.restore(state)
-    if restored is None:
+        return experiment.init(seed)
+    state = cells.last_state(experiment, seed, folder)
+    if state is None:
         raise ValueError(f"{folder} has no checkpoint: train with --config.checkpoint.every > 0")
-    return restored[1]
+    return state
 
 
 # What all figures share.

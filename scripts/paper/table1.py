@@ -1,6 +1,6 @@
 """Table 1 of arXiv 2308.12018: its numbers, and ours beside them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bam import parts, stats
@@ -39,8 +39,8 @@ COLUMNS: tables.Columns = {
     "paired gain": lambda row: (
         "–" if row["method"] == "dp_sgd" else tables.interval(row["difference"], "+.2f")
     ),
-    "p": lambda row: tables.number(_of_difference(row, stats.p_value), ".2f"),
-    "would be found": lambda row: tables.number(_of_difference(row, stats.detectable), ".2f"),
+    "p": lambda row: tables.of_estimate(row["difference"], stats.p_value, ".2f"),
+    "would be found": lambda row: tables.of_estimate(row["difference"], stats.detectable, ".2f"),
 }
 LEFT = ("method",)
 CAPTION = (
@@ -48,10 +48,6 @@ CAPTION = (
     "gain over DP-SGD in points, ours paired by seed; p of a paired t-test, and the smallest gain "
     "that so many seeds find with a power of 80 %, were the spread this one."
 )
-
-
-def _of_difference(row: Mapping[str, Any], fact: Callable[[stats.Estimate], Any]) -> Any:
-    return fact(stats.Estimate(**row["difference"])) if row["difference"] else None
 
 
 def row(
