@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bam import export, parts, train
-from bam.data import datasets, features
+from bam.data import datasets, features, photographs
 from bam.data.scattering import scattering
 from configs import digits
 
@@ -71,6 +71,35 @@ def test_groups_have_mean_0_and_variance_1():
 def test_sides_that_scattering_cannot_take_are_refused(shape):
     with pytest.raises(ValueError, match=f"multiples of 4, from 8, got {shape[1]} × {shape[2]}"):
         scattering()(jnp.zeros(shape))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_whitened_photographs_vary_as_the_ridge_lets_them(channels):
+    crops = photographs.crops(channels=channels)
+    assert crops.shape[1:] == (32, 32, channels) and 0 <= crops.min() < crops.max() <= 1
+    plain = np.asarray(scattering()(crops)).reshape(-1, 81 * channels).astype(np.float64)
+    found = np.asarray(scattering(whiten=0.5)(crops)).reshape(-1, 81 * channels)
+    values, vectors = np.linalg.eigh(np.corrcoef(plain, rowvar=False))
+    expected = (vectors * values / (values + 0.5)) @ vectors.T
+    np.testing.assert_allclose(found.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(found, rowvar=False), expected, atol=2e-3)
+    assert np.abs(np.cov(found, rowvar=False) - np.eye(len(expected))).max() > 0.1
+
+
+def test_whitening_comes_before_groups_and_keeps_images_apart():
+    images = np.asarray(jax.random.uniform(jax.random.key(0), (3, 16, 12, 3)))
+    found = np.asarray(scattering(1, 1.0)(images))
+    np.testing.assert_allclose(found.mean((1, 2, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(found.var((1, 2, 3)), 1, atol=1e-3)
+    np.testing.assert_allclose(found[1], scattering(1, 1.0)(images[1:2])[0], atol=1e-4)
+    assert np.abs(found - scattering(1)(images)).max() > 1
+
+
+def test_whitening_that_is_negative_or_has_no_photographs_is_refused():
+    with pytest.raises(ValueError, match=r"features\.whiten must not be negative, got -1"):
+        scattering(whiten=-1)
+    with pytest.raises(ValueError, match="photographs have 3 channels, or 1 when grey, not 2"):
+        scattering(whiten=1.0)(jnp.zeros((1, 8, 8, 2)))
 
 
 def test_groups_that_do_not_divide_are_refused():
@@ -234,7 +263,7 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     right = np.argmax(released.logits(released.params, images), axis=1) == labels
     assert np.mean(right) == pytest.approx(result.summary["test_accuracy"], abs=0.006)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert facts["features"] == {"name": "scattering", "groups": 9}
+    assert facts["features"] == {"name": "scattering", "groups": 9, "whiten": 0.0}
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
     assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
     assert str(tmp_path) not in said

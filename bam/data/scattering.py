@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
+from bam.data import photographs
+
 SCALES, ANGLES = 2, 8
 STRIDE = 2**SCALES
 # Coefficients of each channel: of order 0, of order 1, and of order 2, where scales grow.
@@ -24,7 +26,7 @@ COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 
 
 def scattering(
-    groups: int = 0,
+    groups: int = 0, whiten: float = 0.0
 ) -> Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]:
     """The transform of images with sides that are multiples of 4, from 8; float32.
 
@@ -33,13 +35,19 @@ def scattering(
     the border, as kymatio does; values are those of `kymatio.Scattering2D(J=2)`. Each image is
     transformed on its own.
 
-    With `groups`, the c·81 channels are divided into so many groups of neighbours, and each group's
-    values in an image brought to mean 0 and variance 1: GroupNorm without weights.
+    With `whiten` = r, the vector x of the channels of a place becomes (R + r·I)^{-1/2} (x - μ)/s
+    for the means μ, deviations s and correlations R that it has in public photographs
+    (`bam.data.photographs`): fine structure, which varies little, counts as much as coarse.
+
+    With `groups`, the c·81 channels are then divided into so many groups of neighbours, and each
+    group's values in an image brought to mean 0 and variance 1: GroupNorm without weights.
 
     Examples:
       >>> scattering()(jnp.zeros((1, 32, 32, 3))).shape
       (1, 8, 8, 243)
     """
+    if whiten < 0:
+        raise ValueError(f"features.whiten must not be negative, got {whiten}")
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         number, height, width, channels = images.shape
@@ -52,9 +60,25 @@ def scattering(
         found = _of_planes(planes.astype(jnp.float32)).reshape(
             number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
         )
+        if whiten:
+            centre, matrix = _whitening(channels, whiten)
+            found = found - centre[:, None, None]
+            found = jnp.einsum("kj,njrs->nkrs", matrix, found, precision="highest")
         return jnp.moveaxis(_standardised(found, groups) if groups else found, 1, -1)
 
     return features
+
+
+@functools.cache
+def _whitening(channels: int, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean `[k]` and matrix `[k, k]` = (R + ridge·I)^{-1/2} diag(1/s) of photographs' features."""
+    with jax.ensure_compile_time_eval():
+        found = jax.jit(scattering())(photographs.crops(channels=channels))
+    rows = np.asarray(found, np.float64).reshape(-1, channels * COEFFICIENTS)
+    deviation = rows.std(axis=0)
+    values, vectors = np.linalg.eigh(np.corrcoef(rows, rowvar=False))
+    root = (vectors / np.sqrt(values + ridge)) @ vectors.T
+    return rows.mean(axis=0).astype(np.float32), (root / deviation).astype(np.float32)
 
 
 def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "n k h w"]:
