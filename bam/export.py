@@ -50,7 +50,7 @@ SETTINGS = {
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes"),
-    "features": ("name", "groups", "whiten"),
+    "features": ("name", "groups", "whiten", "mirror"),
     "augment": ("views", "shift", "flip"),
     "optimizer": ("name", "learning_rate", "momentum"),
     "eval": ("every",),

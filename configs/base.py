@@ -59,9 +59,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
         {"name": "digits", "source": "", "path": "", "num_classes": 0, "holdout": 0}
     )
     # Features of the images instead of their pixels, by a fixed map that never saw the private
-    # data: "" (none), "scattering", which has `groups` and `whiten`, or your own MODULE:FUNCTION.
-    # They are kept in the folder `cache`; "": beside the data.
-    config.features = ConfigDict({"name": "", "groups": 0, "whiten": 0.0, "cache": ""})
+    # data: "" (none), "scattering", or your own MODULE:FUNCTION. They are kept in the folder
+    # `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's.
+    config.features = ConfigDict(
+        {"name": "", "whiten": 0.0, "mirror": False, "groups": 0, "cache": ""}
+    )
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
     config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it

@@ -95,6 +95,15 @@ def test_whitening_comes_before_groups_and_keeps_images_apart():
     assert np.abs(found - scattering(1)(images)).max() > 1
 
 
+def test_mirrored_features_do_not_tell_left_from_right():
+    images = np.asarray(jax.random.uniform(jax.random.key(0), (2, 16, 12, 1)))
+    found, turned = (scattering(mirror=True)(x) for x in (images, images[:, :, ::-1]))
+    np.testing.assert_allclose(found, turned, atol=1e-6)
+    plain, turned = (scattering()(x) for x in (images, images[:, :, ::-1]))
+    np.testing.assert_allclose(found, (plain + turned) / 2, atol=1e-6)
+    assert np.abs(plain - turned).max() > 0.01
+
+
 def test_whitening_that_is_negative_or_has_no_photographs_is_refused():
     with pytest.raises(ValueError, match=r"features\.whiten must not be negative, got -1"):
         scattering(whiten=-1)
@@ -263,7 +272,7 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     right = np.argmax(released.logits(released.params, images), axis=1) == labels
     assert np.mean(right) == pytest.approx(result.summary["test_accuracy"], abs=0.006)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert facts["features"] == {"name": "scattering", "groups": 9, "whiten": 0.0}
+    assert facts["features"] == {"name": "scattering", "groups": 9, "whiten": 0.0, "mirror": False}
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
     assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
     assert str(tmp_path) not in said

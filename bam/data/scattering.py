@@ -26,7 +26,7 @@ COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 
 
 def scattering(
-    groups: int = 0, whiten: float = 0.0
+    groups: int = 0, whiten: float = 0.0, mirror: bool = False
 ) -> Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]:
     """The transform of images with sides that are multiples of 4, from 8; float32.
 
@@ -34,6 +34,9 @@ def scattering(
     angle, order 2 by the angle of the first wavelet, then of the second. Images are reflected at
     the border, as kymatio does; values are those of `kymatio.Scattering2D(J=2)`. Each image is
     transformed on its own.
+
+    With `mirror`, they are the mean of those of the image and of its mirror image, for classes to
+    which left and right are the same: a linear model need not learn that under noise.
 
     With `whiten` = r, the vector x of the channels of a place becomes (R + r·I)^{-1/2} (x - μ)/s
     for the means μ, deviations s and correlations R that it has in public photographs
@@ -50,16 +53,15 @@ def scattering(
         raise ValueError(f"features.whiten must not be negative, got {whiten}")
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
-        number, height, width, channels = images.shape
+        _, height, width, channels = images.shape
         if min(height, width) < 2 * STRIDE or height % STRIDE or width % STRIDE:
             raise ValueError(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
-        planes = jnp.moveaxis(jnp.asarray(images), -1, 1).reshape(-1, height, width)
-        found = _of_planes(planes.astype(jnp.float32)).reshape(
-            number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
-        )
+        found = _of_images(images)
+        if mirror:
+            found = (found + _of_images(images[:, :, ::-1])) / 2
         if whiten:
             centre, matrix = _whitening(channels, whiten)
             found = found - centre[:, None, None]
@@ -86,6 +88,14 @@ def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, 
         raise ValueError(f"features.groups must divide {planes.shape[1]} channels, got {groups}")
     grouped = planes.reshape(len(planes), groups, -1)
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
+
+
+def _of_images(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
+    """The transform, channels first."""
+    number, height, width, channels = images.shape
+    planes = jnp.moveaxis(jnp.asarray(images, jnp.float32), -1, 1).reshape(-1, height, width)
+    shape = number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
+    return _of_planes(planes).reshape(shape)
 
 
 def _of_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"]:
