@@ -52,7 +52,7 @@ SETTINGS = {
     "dataset": ("name", "source", "holdout", "num_classes"),
     "features": ("name", "groups", "whiten", "mirror"),
     "augment": ("views", "shift", "flip"),
-    "optimizer": ("name", "learning_rate", "momentum"),
+    "optimizer": ("name", "learning_rate", "momentum", "per_clip_norm"),
     "eval": ("every",),
     "checkpoint": ("every",),
     "diagnostics": ("every", "num_examples"),

@@ -20,6 +20,7 @@ section          your function                                     returns
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,10 +108,25 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
 }
 FEATURES: dict[str, Callable[..., features.FeatureMap]] = {"scattering": scattering}
+
+
+def _sgd(
+    plan: PrivacyPlan, learning_rate: float, momentum: float = 0.0, per_clip_norm: bool = False
+) -> optax.GradientTransformation:
+    """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
+
+    So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
+    """
+    sgd = optax.sgd(learning_rate, momentum or None)
+    if per_clip_norm and math.isinf(plan.clip_norm):
+        raise ValueError("optimizer.per_clip_norm: a run that is not private has no clip norm")
+    return optax.chain(optax.scale(1 / plan.clip_norm), sgd) if per_clip_norm else sgd
+
+
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
     "adam": lambda plan, learning_rate: optax.adam(learning_rate),
-    "sgd": lambda plan, learning_rate, momentum=0.0: optax.sgd(learning_rate, momentum or None),
+    "sgd": _sgd,
 }
 
 

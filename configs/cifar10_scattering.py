@@ -16,12 +16,15 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.epsilon = 3.0
     config.delta = 1e-5
     config.clip_norm = 0.1
-    config.expected_batch_size = 8192
-    config.num_epochs = 40
+    config.expected_batch_size = 4096
+    config.num_epochs = 10
     config.microbatch_size = 8  # the fastest of 1, 4, 8, 16 and 32 for the linear model
-    config.optimizer = ConfigDict({"name": "sgd", "learning_rate": 4.0, "momentum": 0.9})
+    config.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+    # In units of C; gradients that are not clipped have no such unit, and are some 100 long.
+    private = method != "non_private"
+    config.optimizer.update({"learning_rate": 0.4 if private else 1e-3, "per_clip_norm": private})
     config.dataset.name = "cifar10"
-    config.features.update({"name": "scattering", "groups": 27})
+    config.features.update({"name": "scattering", "whiten": 1.0, "mirror": True, "groups": 1})
     config.model = ConfigDict({"name": "linear", "width": 64})
     base.set_strength(config, dp_sat=0.02, bam_sam=0.002, bam_exact=0.002)
     return config

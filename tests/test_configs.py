@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam import sampling, train
-from configs import cifar10, cifar100, imagenet32, logistic, mnist
+import bam
+from bam import parts, sampling, train
+from configs import cifar10, cifar10_scattering, cifar100, digits, imagenet32, logistic, mnist
 
 METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 IMAGE_CONFIGS = ("cifar10", "cifar100", "imagenet32", "mnist")
@@ -109,7 +110,7 @@ def test_clipped_inputs_bound_the_logistic_gradient_so_its_clip_never_acts():
 
 
 def test_hyper_parameters_are_those_of_table_2():
-    for module, model, rate, views, sat, bam in (
+    for module, model, rate, views, sat, penalty in (
         (cifar10, "resnet9", 2e-3, 16, 0.086, 0.02),
         (cifar100, "resnet9", 2e-3, 16, 0.086, 0.01),
         (imagenet32, "wide_resnet", 1e-3, 4, 0.07, 0.005),
@@ -126,8 +127,8 @@ def test_hyper_parameters_are_those_of_table_2():
             assert config.num_epochs == 75
             assert config.clip_norm == 1.0
         assert module.get_config("dp_sat").method.radius == sat
-        assert module.get_config("bam_sam").method.radius == bam
-        assert module.get_config("bam_exact").method.penalty == bam
+        assert module.get_config("bam_sam").method.radius == penalty
+        assert module.get_config("bam_exact").method.penalty == penalty
     assert cifar10.get_config("dp_sgd").delta == cifar100.get_config("dp_sgd").delta == 1e-5
     assert mnist.get_config("bam_sam").model.name == "lenet5"
     assert cifar100.get_config("dp_sgd").model.scale_norm
@@ -136,3 +137,23 @@ def test_hyper_parameters_are_those_of_table_2():
 def test_a_mistaken_clipping_is_refused():
     with pytest.raises(ValueError, match="choose from gradients, inputs"):
         logistic.get_config("dp_sgd,outputs")
+
+
+def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():
+    section = cifar10_scattering.get_config("dp_sgd").optimizer
+    grads = np.array([2.0, -4.0], np.float32)
+    for clip_norm in (2.0, 8.0):
+        plan = bam.make_plan(
+            num_examples=1000, expected_batch_size=100, num_steps=10, target_epsilon=3.0,
+            delta=1e-5, clip_norm=clip_norm, accountant="rdp",
+        )  # fmt: skip
+        optimizer = parts.make_optimizer(section, plan)
+        step, _ = optimizer.update(grads, optimizer.init(grads), grads)
+        np.testing.assert_allclose(step, -section.learning_rate * grads / clip_norm, rtol=1e-6)
+
+
+def test_without_a_clip_norm_a_learning_rate_has_no_such_unit():
+    config = digits.get_config("non_private")
+    config.optimizer = cifar10_scattering.get_config("dp_sgd").optimizer
+    with pytest.raises(ValueError, match=r"optimizer\.per_clip_norm: a run that is not private"):
+        train.build(config)
