@@ -1,6 +1,7 @@
 """The figures' numbers and pictures, and the tables of effects."""
 
 import csv
+import json
 import math
 
 import pytest
@@ -100,3 +101,59 @@ def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():
     assert sum(styles["BAM (SAM), λ = 0.1"]["color"]) < sum(styles["BAM (SAM), λ = 0.01"]["color"])
     assert len({str(style) for style in styles.values()}) == 3
     assert parts.strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1
+
+
+def test_bias_against_the_batch_sizes_that_were_trained_with(tmp_path):
+    done = run_command(
+        "scripts.paper.batches", "--config=configs/digits.py", f"--workdir={tmp_path}/runs",
+        f"--out={tmp_path}/out", "--sizes=128,512", "--seeds=2", "--config.model.name=linear",
+        "--config.num_epochs=1", "--config.accountant=rdp", "--methods=dp_sgd",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = read_csv(tmp_path / "out" / "batches.csv")
+    assert {row["batch size"] for row in rows} == {"128", "512"}
+    assert {row["quantity"] for row in rows} == {*effects.BIAS_PANELS, "test_accuracy"}
+    assert (tmp_path / "out" / "batches.png").stat().st_size > 10_000
+    config = json.loads((tmp_path / "runs/dp_sgd/batch512/seed1/config.json").read_text())
+    small = json.loads((tmp_path / "runs/dp_sgd/batch128/seed1/config.json").read_text())
+    assert config["optimizer"]["learning_rate"] == 4 * small["optimizer"]["learning_rate"]
+    assert (config["num_steps"], small["num_steps"]) == (2, 11)  # of 1437 examples
+    assert config["diagnostics"]["num_examples"] == 512
+
+    few = run_command("scripts.paper.bias_accuracy", f"--runs={tmp_path}/runs")
+    assert few.returncode == 2
+    assert "error: --runs: 2 settings to compare; a correlation needs 3" in few.stderr
+
+
+def run_of(folder, method, strength, seed, cosine, accuracy):
+    """A finished run, as `scripts.paper.bias_accuracy` reads it."""
+    folder.mkdir(parents=True)
+    option = {"bam_sam": {"radius": strength, "mix": 1.0}, "dp_sgd": {}}[method]
+    config = {
+        "dataset": {"name": "digits", "holdout": 0}, "model": {"name": "linear"}, "epsilon": 1.0,
+        "clip_norm": 1.0, "optimizer": {"learning_rate": 1.0}, "seed": seed,
+        "expected_batch_size": 8, "method": {"name": method, **option},
+    }  # fmt: skip
+    row = {"step": 1, "not_private/cosine": cosine, "not_private/against_plain/cosine": -cosine}
+    for name, content in (("config", config), ("summary", {"test_accuracy": accuracy / 100})):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    first = {"step": 0, "not_private/cosine": 9.0, "not_private/against_plain/cosine": 9.0}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(row)}\n")
+
+
+def test_correlation_of_bias_and_accuracy_pairs_runs_by_seed(tmp_path):
+    for seed, luck in enumerate((10.0, 0.0, 20.0)):  # far more than what the methods differ by
+        run_of(tmp_path / f"runs/base{seed}", "dp_sgd", 0.0, seed, 0.5, 50 + luck)
+        for strength in (0.1, 0.2, 0.3, 0.4):
+            folder = tmp_path / f"runs/bam{strength}_{seed}"
+            run_of(folder, "bam_sam", strength, seed, 0.5 + strength, 50 + luck + 10 * strength)
+    done = run_command(
+        "scripts.paper.bias_accuracy", f"--runs={tmp_path}/runs", f"--out={tmp_path}/out"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out/bias_accuracy.md").read_text(encoding="utf-8").splitlines()
+    assert "| 12 | 4 | +1.00 [+1.00, +1.00] |" in lines[4]
+    assert "| 12 | 4 | -1.00 [-1.00, -1.00] |" in lines[5]
+    assert "| 15 | 5 |" in lines[2] and "+1.00" not in lines[2]  # not paired: luck hides it
+    assert len(read_csv(tmp_path / "out/bias_accuracy.csv")) == 15
+    assert (tmp_path / "out/bias_accuracy.png").stat().st_size > 10_000

@@ -1,5 +1,6 @@
 """Tables for documents and for the terminal: first column to the left, the others to the right."""
 
+import csv
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,15 @@ def show(
         keep.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(keep, markdown(columns, rows, left))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows of one shape as CSV, numbers to six digits."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def number(value: float | None, form: str) -> str:

@@ -9,6 +9,13 @@ import numpy as np
 from bam import stats
 from scripts.lib import tables
 
+# ‖bias‖ is never shown without the quantities that say what it is made of.
+BIAS_PANELS = {
+    "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
+    "gradient_norm": "gradient ‖ĝ‖",
+    "relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
+    "cosine": "direction kept, cos(ĝ_clip, ĝ)",
+}
 # ‖bias‖ = ‖ĝ‖ × relative bias, so the first ratio is the product of the next two.
 RATIOS = {"bias_norm": "‖bias‖ ×", "gradient_norm": "= ‖ĝ‖ ×", "relative_bias": "· relative ×"}
 DIFFERENCES = {"cosine": "cos(ĝ_clip, ĝ)", "test_accuracy": "accuracy, points"}

@@ -8,7 +8,6 @@ DP-SGD's; "method" is of three descents in two dimensions. All of them read priv
 PRIVATE, but for 7 and method, which have none. Figure 3 is scripts.benchmarks.depth's.
 """
 
-import csv
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import diagnostics, files, parts, plotting, train
-from scripts.lib import cells, cli
+from scripts.lib import cells, cli, tables
 from scripts.paper import effects, sketch
 
 _FIGURE = flags.DEFINE_enum(
@@ -46,13 +45,6 @@ cli.ensure(
 
 SMALLEST, LARGEST = 64, 4096
 STAGES = {"start": "before the first step", "end": "after the last step"}
-# ‖bias‖ is never shown without the quantities that say what it is made of.
-BIAS_PANELS = {
-    "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
-    "gradient_norm": "gradient ‖ĝ‖",
-    "relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
-    "cosine": "direction kept, cos(ĝ_clip, ĝ)",
-}
 Values = Mapping[str, Any]
 
 
@@ -87,7 +79,7 @@ def main() -> None:
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
         if figure in SKETCHES:
-            write_csv(path.with_suffix(".csv"), SKETCHES[figure](path.with_suffix(".png")))
+            tables.write_csv(path.with_suffix(".csv"), SKETCHES[figure](path.with_suffix(".png")))
         else:
             series = [_series(name) for name in _METHODS.value]
             runs = cells.run_missing({s.slug: s.configs for s in series})
@@ -132,12 +124,14 @@ def _rows(series: Series, runs: Mapping[int, cells.Run]) -> list[list[dict[str, 
 
 def _figure_2(series: list[Series], path: Path) -> None:
     """Bias over training, with what it is made of."""
-    panels = {quantity: (heading, series) for quantity, heading in BIAS_PANELS.items()}
+    panels = {quantity: (heading, series) for quantity, heading in effects.BIAS_PANELS.items()}
     _over_training(panels, series, path, "Clipping bias over training", num_columns=2)
     measured: dict[str, Values] = {}
     for s in series:
         means = {}
-        for name in BIAS_PANELS:  # over training, without the weights before it, which all share
+        for (
+            name
+        ) in effects.BIAS_PANELS:  # over training, without the weights before it, which all share
             values = plotting.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
             geometric = name in effects.RATIOS
             means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)
@@ -186,7 +180,7 @@ def _over_training(
 
 
 def _against_batch_size(quantities: list[str], series: list[Series], path: Path) -> None:
-    """Quantities of `BIAS_PANELS` against the batch size."""
+    """Quantities of `effects.BIAS_PANELS` against the batch size."""
     styles = plotting.styles([s.method for s in series])
     measured = {s.label: _by_batch_size(s) for s in series}
     charts, table = [], []
@@ -198,7 +192,7 @@ def _against_batch_size(quantities: list[str], series: list[Series], path: Path)
                 values = np.array([[run[stage][str(n)][quantity] for n in sizes] for run in seeds])
                 lines.append(plotting.mean_line(label, sizes, values, styles[label]))
                 table += _table(f"{quantity} {stage}", label, "batch size", sizes, values)
-            heading = f"{BIAS_PANELS[quantity]}\n{when}"
+            heading = f"{effects.BIAS_PANELS[quantity]}\n{when}"
             charts.append(plotting.Panel(heading, "batch size", lines, log_x=True))
     what = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
     columns = max(2, len(quantities))
@@ -241,7 +235,7 @@ def _lambda(series: list[Series], path: Path) -> None:
     style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
     charts, table = [], []
     for stage, when in STAGES.items():
-        for quantity, heading in BIAS_PANELS.items():
+        for quantity, heading in effects.BIAS_PANELS.items():
             values = np.array([[run[stage][quantity] for run in measured[s.label]] for s in sam]).T
             line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", strengths, values, style)
             charts.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
@@ -254,7 +248,10 @@ def _lambda(series: list[Series], path: Path) -> None:
     for stage in STAGES:
         for prefix, kind in (("", ""), ("against_plain/", "_against_plain")):
             of_stage = {
-                label: {name: [run[stage][prefix + name] for run in seeds] for name in BIAS_PANELS}
+                label: {
+                    name: [run[stage][prefix + name] for run in seeds]
+                    for name in effects.BIAS_PANELS
+                }
                 for label, seeds in measured.items()
             }
             _write_effects(path.with_name(f"{path.name}_{stage}{kind}"), of_stage)
@@ -313,7 +310,7 @@ def _write(
         f"{cells.NUM_SEEDS.value} seeds (± SD)"
     )
     plotting.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
-    write_csv(path.with_suffix(".csv"), table)
+    tables.write_csv(path.with_suffix(".csv"), table)
 
 
 def _write_effects(path: Path, measured: Mapping[str, Values]) -> None:
@@ -321,7 +318,7 @@ def _write_effects(path: Path, measured: Mapping[str, Values]) -> None:
     baseline = parts.label("dp_sgd")
     if baseline in measured:
         found = effects.rows(measured, baseline)
-        write_csv(path.with_suffix(".csv"), found)
+        tables.write_csv(path.with_suffix(".csv"), found)
         files.write_text(path.with_suffix(".md"), effects.markdown(found, baseline))
 
 
@@ -336,20 +333,11 @@ def _table(
     ]
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows of one shape as CSV, numbers to six digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-
-
 # The figures of trained runs.
 DRAW: dict[str, Callable[[list[Series], Path], None]] = {
     "2": _figure_2,
     "4": _figure_4,
-    "5": functools.partial(_against_batch_size, list(BIAS_PANELS)),
+    "5": functools.partial(_against_batch_size, list(effects.BIAS_PANELS)),
     "6": functools.partial(_against_batch_size, ["cosine"]),
     "lambda": _lambda,
 }
