@@ -17,13 +17,16 @@ def read_csv(path):
 
 
 def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_path):
-    def draw(figure, *more):
+    def draw(figure):
+        script, out = ("figures", f"--figure={figure}"), f"{tmp_path}/out"
+        if figure == "strengths":
+            script, out = ("strengths",), f"{out}/strengths"
         done = run_command(
-            "scripts.paper.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
-            f"--out={tmp_path}/out", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
+            f"scripts.paper.{script[0]}", *script[1:], f"--workdir={tmp_path}/runs",
+            f"--out={out}", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
             "--config=configs/digits.py", "--config.model.name=linear", "--config.num_steps=2",
             "--config.accountant=rdp",
-            "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16", *more,
+            "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -31,7 +34,12 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
     trained = draw("2")
     assert trained.count("%") == 4
     assert draw("lambda").count("%") == 0  # the runs are shared
-    for name in ("figure2.png", "lambda.png"):
+    assert draw("strengths").count(" in ") == 0
+    table = (tmp_path / "out" / "strengths.md").read_text(encoding="utf-8").splitlines()
+    assert table[0].startswith("| method | strength | seeds | accuracy, % | paired gain | p |")
+    assert table[2].startswith("| DP-SGD | – | 2 | ") and table[2].endswith("| – | – | – |")
+    assert table[3].startswith("| BAM (SAM) | 0.1 | 2 | ") and table[3].count("±") == 2
+    for name in ("figure2.png", "lambda.png", "strengths.png"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000
     rows = read_csv(tmp_path / "out" / "figure2.csv")
     assert {row["method"] for row in rows} == {"DP-SGD", "BAM (SAM), λ = 0.1"}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import checkpoint, files, report, train
+from bam import checkpoint, files, parts, report, train
 from scripts.lib import cli
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -223,4 +223,16 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
             config.update_from_flattened_dict({key: value})
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} does not take {key} = {value!r}: {error}") from None
+    return config
+
+
+def strength_config(name: str) -> ConfigDict:
+    """The config of METHOD or METHOD:STRENGTH, as an item of a flag `--methods` names it."""
+    method, _, strength = name.partition(":")
+    key = parts.METHODS[method].strength if method in parts.METHODS else ""
+    if bool(strength) != bool(key):
+        raise ValueError(f"--methods={name}: {method} takes {'a' if key else 'no'} strength")
+    config = method_config(method, {"method.radius", "method.penalty"})
+    if key:
+        config.method[key] = float(strength)
     return config

@@ -70,11 +70,7 @@ COLUMNS: tables.Columns = {
     "chosen": lambda row: ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in row["chosen"].items()),
     "seeds": lambda row: str(len(row["accuracies"])),
     "accuracy %": lambda row: tables.interval(row["accuracy"], ".2f"),
-    "paired gain": lambda row: (
-        "–" if row["name"] == "dp_sgd" else tables.interval(row["gain"], "+.2f")
-    ),
-    "p": lambda row: tables.of_estimate(row["gain"], stats.p_value, ".2f"),
-    "would be found": lambda row: tables.of_estimate(row["gain"], stats.detectable, ".2f"),
+    **tables.gain("gain", lambda row: row["name"] == "dp_sgd"),
     **{
         heading: lambda row, key=key: tables.interval(row["bias"].get(key), ".3f")  # type: ignore[misc]
         for key, heading in MEASURED.items()

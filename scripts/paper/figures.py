@@ -3,9 +3,10 @@
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
-Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
-DP-SGD's; "method" is of three descents in two dimensions. All of them read private data and are NOT
-PRIVATE, but for 7 and method, which have none. Figure 3 is scripts.benchmarks.depth's.
+Figures 5 and 6 are of the weights before and after that training (scripts.paper.batches trains with
+each batch size), "lambda" (bias against λ) of DP-SGD's; "method" is of three descents in two
+dimensions. All of them read private data and are NOT PRIVATE, but for 7 and method, which have
+none. Figure 3 is scripts.benchmarks.depth's.
 """
 
 import functools
@@ -91,13 +92,7 @@ def main() -> None:
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    method, _, strength = name.partition(":")
-    key = parts.METHODS[method].strength if method in parts.METHODS else ""
-    if bool(strength) != bool(key):
-        raise ValueError(f"--methods={name}: {method} takes {'a' if key else 'no'} strength")
-    config = cells.method_config(method, {"method.radius", "method.penalty"})
-    if key:
-        config.method[key] = float(strength)
+    config = cells.strength_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")

@@ -36,11 +36,7 @@ COLUMNS: tables.Columns = {
     "gain": lambda row: tables.number(row["paper_difference"], "+.1f"),
     "seeds": lambda row: str(len(row["seeds"])),
     "ours": lambda row: tables.interval(row["accuracy"], ".2f"),
-    "paired gain": lambda row: (
-        "–" if row["method"] == "dp_sgd" else tables.interval(row["difference"], "+.2f")
-    ),
-    "p": lambda row: tables.of_estimate(row["difference"], stats.p_value, ".2f"),
-    "would be found": lambda row: tables.of_estimate(row["difference"], stats.detectable, ".2f"),
+    **tables.gain("difference", lambda row: row["method"] == "dp_sgd"),
 }
 LEFT = ("method",)
 CAPTION = (

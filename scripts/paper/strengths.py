@@ -1,0 +1,96 @@
+"""Accuracy gained over DP-SGD against the strength of the ascent (λ of BAM, ρ of DP-SAT).
+
+python -m scripts.paper.strengths --config=configs/cifar10_scattering.py --workdir=runs/figures \
+  --methods=dp_sgd,bam_sam:0.002,bam_sam:0.01 --num_seeds=5 --out=docs/figures/strengths \
+  --config.dataset.source=parquet --config.dataset.path=FOLDER
+
+Runs are those of scripts.paper.figures, which can share the workdir: give both the same --config
+flags, --config.diagnostics.every among them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bam import files, parts, plotting, stats
+from bam.plotting import plt
+from scripts.lib import cells, cli, tables
+
+_METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
+_OUT = flags.DEFINE_string("out", "docs/figures/strengths", "files to write, less .png, .md, .json")
+flags.adopt_module_key_flags(cells)
+cli.require("config", "workdir")
+cli.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
+
+COLUMNS: tables.Columns = {
+    "method": lambda row: parts.label(row["method"]),
+    "strength": lambda row: f"{row['strength']:g}" if row["strength"] else "–",
+    "seeds": lambda row: str(len(row["accuracies"])),
+    "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
+    **tables.gain("gain", lambda row: row["method"] == "dp_sgd"),
+}
+
+
+def main() -> None:
+    """Trains what is missing, then writes and prints the table and draws the figure."""
+    with cli.one_line_errors():
+        groups = {name: cells.of_seeds(name.replace(":", "_"), config) for name, config in _all()}
+        found = cells.run_missing(groups)
+        rows = []
+        for name, runs in found.items():
+            ours, theirs = (cells.percent(of_name) for of_name in (runs, found["dp_sgd"]))
+            method = next(iter(groups[name].values())).method
+            accuracy, gain = (
+                stats.estimate(list(ours.values())),
+                stats.paired_difference(ours, theirs),
+            )
+            rows.append(
+                {
+                    "method": method.name,
+                    "strength": parts.strength(method),
+                    "seeds": list(ours),
+                    "accuracies": list(ours.values()),
+                    "accuracy": accuracy and accuracy._asdict(),
+                    "gain": gain and gain._asdict(),
+                }
+            )
+        out = Path(_OUT.value)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(out.with_suffix(".json"), rows)
+        config = next(iter(groups["dp_sgd"].values()))
+        draw(rows, out.with_suffix(".png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
+    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
+
+
+def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
+    """The gains with their 95 % intervals, a line for each method."""
+    figure, axis = plt.subplots(figsize=(7.0, 4.4), layout="constrained")
+    stronger = sorted(
+        (row for row in rows if row["strength"] and row["gain"]), key=lambda row: row["strength"]
+    )
+    for method in dict.fromkeys(row["method"] for row in stronger):
+        own = [row for row in stronger if row["method"] == method]
+        plotting.error_bars(
+            axis,
+            [row["strength"] for row in own],
+            [row["gain"]["mean"] for row in own],
+            [row["gain"]["half_width"] for row in own],
+            parts.label(method),
+            plotting.style_of(method),
+        )
+    axis.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1, label="DP-SGD")
+    plotting.log_axis(axis, {row["strength"] for row in stronger})
+    axis.set_xlabel("strength: λ of BAM, ρ of DP-SAT")
+    axis.set_ylabel("accuracy gained, points")
+    axis.legend(frameon=False)
+    axis.set_title(f"Accuracy over DP-SGD, paired by seed, 95 % intervals\n{where}", fontsize=11)
+    plotting.save(figure, path)
+
+
+def _all() -> list[tuple[str, Any]]:
+    return [(name, cells.strength_config(name)) for name in _METHODS.value]
+
+
+if __name__ == "__main__":
+    cli.run(main)
