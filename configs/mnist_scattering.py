@@ -13,5 +13,8 @@ from configs import cifar10_scattering
 def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on scattering features of MNIST."""
     config = cifar10_scattering.get_config(method)
+    config.expected_batch_size = 8192
+    config.num_epochs = 30
     config.dataset.name = "mnist"
+    config.features.update({"whiten": 0.1, "mirror": False})  # a digit's mirror image is another
     return config
