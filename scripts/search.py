@@ -2,11 +2,12 @@
 
 python -m scripts.search --config=configs/digits.py --workdir=runs/search --holdout=200
 
-With --learning_rates and --clip_norms every method is tried at each of those, too.
+With --learning_rates and --clip_norms every method is tried at each of those, too. With --best=K
+all of that is tried with one seed, and the K best trials of each method with --num_seeds.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ _VALUES = {
     name: flags.DEFINE_list(f"{name}s", "", f"values of {key} to try; empty: the config's")
     for name, key in SETTINGS.items()
 }
+_BEST = flags.DEFINE_integer(
+    "best", 0, "trials of each method that get all seeds, the best with the first; 0: all", 0
+)
 flags.adopt_module_key_flags(cells)
 cli.require("config", "workdir")
 
 Settings = tuple[tuple[str, str], ...]  # (name, value) of what a trial sets besides the strength
+Trial = tuple[str, str, Settings]  # method, strength, settings
 
 FIRST_SEED = 1000  # seeds are others than those of the final runs
 FIXED = {"dataset.holdout", "method.radius", "method.penalty"}
@@ -71,7 +76,10 @@ def main() -> None:
             for strength in strengths
             for values in itertools.product(*wanted.values())
         ]
-        found = cells.run_missing({trial: _runs(*trial) for trial in trials})
+        found = cells.run_missing({trial: _runs(*trial, _BEST.value and 1) for trial in trials})
+        if _BEST.value and all(found.values()):
+            chosen = _best(found)
+            found |= cells.run_missing({trial: _runs(*trial) for trial in chosen})
         rows = []
         for (method, strength, settings), runs in found.items():
             accuracies = [100 * run.summary["test_accuracy"] for run in runs.values()]
@@ -87,15 +95,27 @@ def main() -> None:
     tables.show(columns, rows, keep=workdir / "search.md")
 
 
-def _runs(method: str, strength: str, settings: Settings) -> cells.Cells:
-    """The runs of one trial."""
+def _best(found: Mapping[Trial, Mapping[int, cells.Run]]) -> list[Trial]:
+    """The `--best` trials of each method by the first seed; of equals the first."""
+    first = {trial: cells.percent(runs)[FIRST_SEED] for trial, runs in found.items()}
+    return [
+        trial
+        for method in dict.fromkeys(trial[0] for trial in found)
+        for trial in sorted((t for t in found if t[0] == method), key=lambda t: -first[t])[
+            : _BEST.value
+        ]
+    ]
+
+
+def _runs(method: str, strength: str, settings: Settings, num: int = 0) -> cells.Cells:
+    """The runs of one trial: `num` of them, 0 for `--num_seeds`."""
     config = cells.method_config(method, FIXED | {SETTINGS[name] for name, _ in settings})
     config.dataset.holdout = _HOLDOUT.value
     if key := parts.METHODS[method].strength:
         config.method[key] = float(strength)
     config.update_from_flattened_dict({SETTINGS[name]: float(value) for name, value in settings})
     folder = "_".join([strength, *(f"{name}{value}" for name, value in settings)])
-    return cells.of_seeds(f"{method}/{folder}", config, FIRST_SEED)
+    return cells.of_seeds(f"{method}/{folder}", config, FIRST_SEED, num)
 
 
 if __name__ == "__main__":

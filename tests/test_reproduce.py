@@ -190,6 +190,19 @@ def test_a_search_tries_every_method_at_every_setting(tmp_path):
     assert "clip_norm" in twice.stderr
 
 
+def test_a_search_gives_the_best_trials_of_each_method_more_seeds(tmp_path):
+    command = ("scripts.search", "--config=configs/digits.py", f"--workdir={tmp_path}",
+               "--holdout=300", *TINY, "--dp_sat=", "--bam_sam=0.2", "--best=1", "--num_seeds=2",
+               "--learning_rates=0.0001,0.01")  # fmt: skip
+    done = run_command(*command)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "search.json").read_text())
+    assert [len(row["accuracies"]) for row in rows] == [1, 2, 1, 2]
+    for few, many in (rows[:2], rows[2:]):
+        assert few["accuracies"][0] < many["accuracies"][0]
+        assert few["num_runs"] == 1 and many["num_runs"] == 2
+
+
 def test_the_bias_benchmark_gives_every_entry_the_same_search_and_goes_on(tmp_path):
     out = tmp_path / "out" / "bias.json"
     command = ("scripts.paper.bias_benchmark", "--config=configs/digits.py", "--holdout=300",
