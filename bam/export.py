@@ -202,7 +202,7 @@ def _build(facts: JsonObject, own_model: str) -> _Built:
     mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
-    section = facts.get("features", {"name": ""})
+    section = facts.get("features") or {"name": ""}
     feature_map = None if ":" in section["name"] else parts.make_features(ConfigDict(section))
 
     def prepare(images: Images) -> Float[Array, "... k"]:

@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def to_disk(file: IO[str]) -> None:
+def to_disk(file: IO[Any]) -> None:
     """Returns when what was written is on the disk, not in some buffer that a crash empties."""
     file.flush()
     os.fsync(file.fileno())

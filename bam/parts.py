@@ -118,7 +118,7 @@ def _sgd(
     So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
     """
     sgd = optax.sgd(learning_rate, momentum or None)
-    if per_clip_norm and math.isinf(plan.clip_norm):
+    if per_clip_norm and not 0 < plan.clip_norm < math.inf:
         raise ValueError("optimizer.per_clip_norm: a run that is not private has no clip norm")
     return optax.chain(optax.scale(1 / plan.clip_norm), sgd) if per_clip_norm else sgd
 

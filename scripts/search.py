@@ -110,6 +110,8 @@ def _best(found: Mapping[Trial, Mapping[int, cells.Run]]) -> list[Trial]:
 def _runs(method: str, strength: str, settings: Settings, num: int = 0) -> cells.Cells:
     """The runs of one trial: `num` of them, 0 for `--num_seeds`."""
     config = cells.method_config(method, FIXED | {SETTINGS[name] for name, _ in settings})
+    if config.public_clip.quantile and "clip_norm" in dict(settings):
+        raise ValueError("--clip_norms: public_clip sets C unless public_clip.quantile is 0")
     config.dataset.holdout = _HOLDOUT.value
     if key := parts.METHODS[method].strength:
         config.method[key] = float(strength)

@@ -547,3 +547,9 @@ def test_a_model_of_ones_own_is_released_and_read_by_whoever_names_it(tmp_path, 
     )
     released = export.load(tmp_path / "out", "examples.own_model:mlp")
     assert_same_bits(released.params, jax.tree.map(jnp.asarray, result.state.averaged))
+
+
+def test_a_run_of_before_there_were_features_is_released(run, tmp_path):
+    edit(run / "config.json", lambda config: config.pop("features"))
+    export.export(run, tmp_path / "out")
+    assert export.load(tmp_path / "out").params

@@ -1,6 +1,8 @@
 """Features of images: the scattering transform, what is kept on disk, what is refused."""
 
 import json
+import math
+import os
 import stat
 from pathlib import Path
 
@@ -105,8 +107,9 @@ def test_mirrored_features_do_not_tell_left_from_right():
 
 
 def test_whitening_that_is_negative_or_has_no_photographs_is_refused():
-    with pytest.raises(ValueError, match=r"features\.whiten must not be negative, got -1"):
-        scattering(whiten=-1)
+    for ridge in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"features\.whiten must be finite and not negative"):
+            scattering(whiten=ridge)
     with pytest.raises(ValueError, match="photographs have 3 channels, or 1 when grey, not 2"):
         scattering(whiten=1.0)(jnp.zeros((1, 8, 8, 2)))
 
@@ -139,7 +142,7 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
     np.testing.assert_allclose(first.test.images[:5], expected, atol=5e-3)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other numbers", "empty", "pickle"])
+@pytest.mark.parametrize("damage", ["cut", "other numbers", "empty", "pickle", "zip", "header"])
 def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
     config = config_on(tmp_path)
     first = parts.make_dataset(config.dataset, config.features)
@@ -149,6 +152,10 @@ def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
             path.write_bytes(whole[:-100])
         elif damage == "empty":
             path.write_bytes(b"")
+        elif damage == "zip":
+            path.write_bytes(b"PK\x03\x04" + whole[4:])
+        elif damage == "header":
+            path.write_bytes(whole[:10] + b"\x8a" + whole[11:])
         elif damage == "pickle":
             np.save(path, np.array([{}], dtype=object), allow_pickle=True)
         else:
@@ -188,6 +195,41 @@ def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
     found = parts.make_dataset(config.dataset, config.features, said.append)
     assert found.train.images.shape == (1437, 2, 2, 81)
     assert any("not kept" in line for line in said)
+
+
+def test_what_a_killed_process_left_is_in_no_way(tmp_path, monkeypatch):
+    data = datasets.load("digits")
+    features.extract(data, lambda x: x, {}, tmp_path / "first")
+    names = [path.name for path in (tmp_path / "first").iterdir()]
+    (tmp_path / "second").mkdir()
+    for name in names:
+        (tmp_path / "second" / f"{name}.{os.getpid()}.partial").write_bytes(b"")
+    features.extract(data, lambda x: x, {}, tmp_path / "second")
+    assert all((tmp_path / "second" / name).exists() for name in names)
+
+    def full(out, array):
+        out.write(b"some")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "save", full)
+    features.extract(data, lambda x: x, {}, tmp_path / "third")
+    assert not list((tmp_path / "third").iterdir())
+
+
+@pytest.mark.parametrize(
+    "feature_map",
+    [
+        lambda x: x - x[:1],
+        lambda x: jnp.cumsum(x, 0) / 100,
+        lambda x: x - jnp.roll(x, 1, 0).at[0].set(0),
+        lambda x: x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape),
+        lambda x: x + jnp.arange(len(x))[:, None, None, None],
+    ],
+    ids=["the first", "all before", "the one before", "pairs", "the place"],
+)
+def test_a_map_is_tried_in_company_before_and_after(feature_map):
+    with pytest.raises(datasets.DataError, match="depend on the images beside it"):
+        features.extract(datasets.load("digits"), feature_map, {})
 
 
 def mixing(strength=1.0):

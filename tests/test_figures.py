@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bam import parts, plotting
-from scripts.paper import effects
+from scripts.paper import bias_accuracy, effects
 from tests.cases import run_command
 
 
@@ -165,3 +165,26 @@ def test_correlation_of_bias_and_accuracy_pairs_runs_by_seed(tmp_path):
     assert "| 15 | 5 |" in lines[2] and "+1.00" not in lines[2]  # not paired: luck hides it
     assert len(read_csv(tmp_path / "out/bias_accuracy.csv")) == 15
     assert (tmp_path / "out/bias_accuracy.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("flag", ["--sizes=0", "--sizes=", "--methods="])
+def test_batches_of_nothing_are_one_line(flag, tmp_path):
+    done = run_command(
+        "scripts.paper.batches", "--config=configs/digits.py", f"--workdir={tmp_path}", flag
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {flag.partition('=')[0]}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_runs_of_other_settings_are_another_problem_and_no_noise_is_no_budget(tmp_path):
+    for name in ("plain", "other", "non_private"):
+        run_of(tmp_path / name, "dp_sgd", 0.0, 0, 0.5, 50)
+    for name, change in (
+        ("other", {"clip": {"name": "examples.dp_psac:clip"}}),
+        ("non_private", {"method": {"name": "non_private"}}),
+    ):
+        file = tmp_path / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    runs = list(bias_accuracy.read([tmp_path]))
+    assert len({run["rest"] for run in runs}) == len(runs) == 2

@@ -227,3 +227,24 @@ def test_the_bias_benchmark_gives_every_entry_the_same_search_and_goes_on(tmp_pa
     out.unlink()
     again = run_command(*command)  # nothing is trained again
     assert json.loads(out.read_text())["rows"] == found["rows"], again.stderr
+
+
+def test_bias_is_measured_again_at_other_weights_of_the_baseline(tmp_path):
+    out = tmp_path / "bias.json"
+    command = ("scripts.paper.bias_benchmark", "--config=configs/digits.py", "--holdout=300",
+               f"--workdir={tmp_path}/runs", f"--out={out}", "--entries=adam_bc", "--num_seeds=1",
+               *TINY, "--config.model.name=linear", "--config.checkpoint.every=10")  # fmt: skip
+    for rates in ("0.001", "0.05"):  # adam_bc is tried at rates of its own
+        done = run_command(*command, f"--learning_rates={rates}")
+        assert done.returncode == 0, done.stderr
+        plain, other = json.loads(out.read_text())["rows"]
+        # Neither has a clip of its own, so at the same weights it is the same bias.
+        assert plain["bias"] == other["bias"]
+
+
+def test_clip_norms_that_public_data_would_replace_are_refused(tmp_path):
+    done = run_command("scripts.search", "--config=configs/digits.py", f"--workdir={tmp_path}/s",
+                       "--holdout=300", *TINY, "--clip_norms=0.5,1",
+                       "--config.public_clip.quantile=0.5")  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --clip_norms: public_clip sets C")

@@ -7,7 +7,7 @@ mix is tried before it is used.
 
 import hashlib
 import json
-import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Float16, Num
 
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
+from bam.files import to_disk
 
 # Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
 FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
@@ -94,10 +95,12 @@ def _check_rows(computed: Computed, images: np.ndarray) -> None:
     """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
     probed = images[np.arange(PROBED) % len(images)]
     bright = 255 if images.dtype == np.uint8 else probed.max() + 1
-    others = np.full((CHUNK - PROBED, *images.shape[1:]), bright, images.dtype)
-    alone = _of_rows(computed, probed)  # beside black ones
-    beside = _of_rows(computed, np.concatenate([probed, others]))
-    if np.isfinite(alone).all() and not _equal(alone, beside[:PROBED]):
+    alone = _of_rows(computed, probed)  # beside black ones, and each other
+    # Far apart, the first one last, bright ones before, between and after them.
+    places = np.arange(PROBED)[::-1] * (CHUNK // PROBED) + 3
+    crowd = np.full((CHUNK, *images.shape[1:]), bright, images.dtype)
+    crowd[places] = probed
+    if np.isfinite(alone).all() and not _equal(alone, _of_rows(computed, crowd)[places]):
         raise DataError(
             "the features of an image depend on the images beside it (as with BatchNorm in "
             "training): no guarantee would hold for any of them"
@@ -123,16 +126,22 @@ def _kept(
         if fits and _equal(kept[probed], expected):
             return kept
         say(f"{file} is not what the map makes of these images: computed again")
-    except (OSError, ValueError, EOFError):
-        pass  # not there, or broken off
+    except Exception:  # not there, or damaged, for which NumPy has many errors
+        pass
     say(f"features of {len(images):,} images, kept in {folder}")
     found = _all_rows(computed, images)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            np.save(out, found)
-        partial.replace(file)
+        # For the owner alone. Process ids repeat in containers: what one left there is in no way.
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial", delete=False) as out:
+            partial = Path(out.name)
+            try:
+                np.save(out, found)
+                to_disk(out)
+                partial.replace(file)
+            except BaseException:
+                partial.unlink()
+                raise
     except OSError as error:
         say(f"the features are not kept: {error}")
     return found

@@ -10,6 +10,7 @@ Boneh, arXiv 2011.11660).
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -49,8 +50,8 @@ def scattering(
       >>> scattering()(jnp.zeros((1, 32, 32, 3))).shape
       (1, 8, 8, 243)
     """
-    if whiten < 0:
-        raise ValueError(f"features.whiten must not be negative, got {whiten}")
+    if not 0 <= whiten < math.inf:
+        raise ValueError(f"features.whiten must be finite and not negative, got {whiten}")
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         _, height, width, channels = images.shape

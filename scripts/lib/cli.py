@@ -39,7 +39,7 @@ def require(*names: str) -> None:
     """Declares flags without which the command ends before any work, with a line that says so."""
     for name in names:
         message = f"--{name} is required: {flags.FLAGS[name].help}"
-        ensure((name,), lambda value: value is not None and value != "", message)
+        ensure((name,), lambda value: value not in (None, "", []), message)
 
 
 def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:

@@ -21,7 +21,12 @@ _SIZES = flags.DEFINE_list("sizes", "256,1024,4096,16384", "expected batch sizes
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to train")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the picture and the numbers")
 flags.adopt_module_key_flags(cells)
-cli.require("config", "workdir")
+cli.require("config", "workdir", "methods", "sizes")
+cli.ensure(
+    ("sizes",),
+    lambda sizes: all(size.isdecimal() and int(size) for size in sizes),
+    "--sizes must be whole numbers above 0",
+)
 
 FIXED = {"expected_batch_size", "num_steps", "diagnostics.every", "diagnostics.num_examples"}
 MEASUREMENTS = 5  # of the bias in a run, after its beginning

@@ -6,7 +6,9 @@ Reads every finished run below those folders whose metrics have the bias of more
 (`--config.diagnostics.every`). NOT PRIVATE, like those metrics.
 """
 
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,12 @@ COSINES = {
     "against_plain/cosine": "cos(ĝ_clip, ∇L), of the loss at θ",
 }
 # What runs share that are compared with each other, and what makes them one setting.
-PROBLEM = ("holdout", "dataset", "model", "batch_size", "epsilon")
+PROBLEM = ("holdout", "dataset", "model", "batch_size", "epsilon", "rest")
 SETTING = (*PROBLEM, "method", "strength", "clip_norm", "learning_rate")
+COMPARED_OR_NO_MATTER = {
+    "method", "clip_norm", "seed", "microbatch_size", "convolution", "eval", "checkpoint",
+    "diagnostics", "dry_run",
+}  # fmt: skip
 COLUMNS: tables.Columns = {
     "compared": lambda row: row["compared"],
     "direction kept": lambda row: row["quantity"],
@@ -70,8 +76,8 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
         for file in summaries:
             run = cells.read(file.parent)
             measured = [row for row in run.rows if row["step"] and "not_private/cosine" in row]
-            if not measured:
-                continue
+            if not measured or run.method["name"] == "non_private":
+                continue  # what has no noise is of no budget
             config = run.config
             yield {
                 "holdout": config["dataset"]["holdout"],
@@ -79,6 +85,7 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
                 "model": config["model"]["name"],
                 "batch_size": config["expected_batch_size"],
                 "epsilon": config["epsilon"],
+                "rest": _rest(config),
                 "method": run.method["name"],
                 "strength": parts.strength(run.method),
                 "clip_norm": config["clip_norm"],
@@ -90,6 +97,19 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
                     for name in COSINES
                 },
             }
+
+
+def _rest(config: Mapping[str, Any]) -> str:
+    """A short name for all other settings that change a result, such as features."""
+    rest = {
+        name: {k: v for k, v in value.items() if k not in ("learning_rate", "path", "cache")}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in config.items()
+        if name not in COMPARED_OR_NO_MATTER
+    }
+    text = json.dumps(rest, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def centred(runs: Sequence[Row]) -> list[Row]:

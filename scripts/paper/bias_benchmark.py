@@ -128,8 +128,9 @@ def _config(name: str, trial: Trial) -> ConfigDict:
     config = cells.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
-        whole = type(config[key.split(".")[0]][key.split(".")[1]]) is int
-        config.update_from_flattened_dict({key: int(value) if whole else value})
+        whole = type(config[key.split(".")[0]][key.split(".")[1]]) is int and value.is_integer()
+        with config.ignore_type():
+            config.update_from_flattened_dict({key: int(value) if whole else value})
     return config
 
 
@@ -160,7 +161,8 @@ def _row(
     accuracy = stats.estimate(list(ours.values()))
     summaries = [run.summary for run in found[name].values()]
     seconds = [run.summary["seconds"] for run in found["dp_sgd"].values()]
-    bias = _bias(finals[name], finals["dp_sgd"])
+    done = {seed for seed in ours if seed in theirs}  # others have no last step yet
+    bias = _bias(*(_of(finals[n], done) for n in (name, "dp_sgd")))
     return {
         "name": name,
         "chosen": dict(trial),
@@ -175,8 +177,14 @@ def _row(
         },
         "epsilon": summaries[0]["epsilon"],
         "sensitivity": summaries[0]["sensitivity"] / _unit(summaries[0]),
-        "time": float(np.median([s["seconds"] for s in summaries]) / np.median(seconds)),
+        "time": float(np.median([s["seconds"] for s in summaries]) / np.median(seconds))
+        if seconds
+        else None,
     }
+
+
+def _of(group: cells.Cells, seeds: set[int]) -> cells.Cells:
+    return {name: config for name, config in group.items() if config.seed in seeds}
 
 
 def _unit(summary: Mapping[str, Any]) -> float:
@@ -196,7 +204,9 @@ def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
     workdir = Path(cells.WORKDIR.value)
     for (name, config), at in zip(own.items(), baseline, strict=True):
         file = workdir / name / "bias.json"
-        if not file.exists():
+        where = {"at": at, "num_examples": config.diagnostics.num_examples}
+        kept = files.read_json(file) if file.exists() else {}
+        if kept.get("where") != where:  # another search may have found DP-SGD another best
             ours = cells.last_state(built(), config.seed, workdir / name)
             theirs = cells.last_state(plain(), config.seed, workdir / at)
             if ours is None or theirs is None:
@@ -204,8 +214,10 @@ def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)
             data = built().place(built().dataset.train)
             said = train.not_private(built(), state, data)
-            files.write_json(file, {k.removeprefix("not_private/"): v for k, v in said.items()})
-        found.append(files.read_json(file))
+            named = {k.removeprefix("not_private/"): v for k, v in said.items()}
+            kept = {"where": where, "bias": named}
+            files.write_json(file, kept)
+        found.append(kept["bias"])
     return found
 
 
