@@ -120,7 +120,8 @@ def _kept(
     file = folder / f"{_fingerprint(images, facts)}.npy"
     probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
     try:
-        kept = np.load(file, allow_pickle=False)
+        with file.open("rb") as opened:
+            kept = np.load(opened, allow_pickle=False)
         expected = _of_rows(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and _equal(kept[probed], expected):

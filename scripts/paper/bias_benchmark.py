@@ -128,7 +128,8 @@ def _config(name: str, trial: Trial) -> ConfigDict:
     config = cells.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
-        whole = type(config[key.split(".")[0]][key.split(".")[1]]) is int and value.is_integer()
+        section, name = key.split(".")
+        whole = type(config[section][name]) is int and float(value).is_integer()
         with config.ignore_type():
             config.update_from_flattened_dict({key: int(value) if whole else value})
     return config
