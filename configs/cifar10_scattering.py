@@ -3,6 +3,19 @@
 Command:   python -m scripts.train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.source=parquet --config.dataset.path=FOLDER
            The CNN: --config.model.name=tanh_cnn
+Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
+Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 50 to 94 s.
+
+Accuracy of DP-SGD, %, δ = 1e-5, mean ± 95 % interval of five seeds (docs/results.md):
+  ε    linear (Tramèr and Boneh)  small CNN (theirs)  linear (ours)
+  1    –                          –                   62.87 ± 0.25
+  2    –                          –                   65.98 ± 0.20
+  3    67.0                       69.3                66.81 ± 0.27
+The CNN here: not run. Other methods: docs/results.md.
+
+Departures from Tramèr and Boneh (arXiv 2011.11660): JPEG images, Poisson batches of expected size
+4096 for 10 epochs, the mean of an image's features and its mirror image's, whitening by public
+photographs where they divide channels into 27 groups or measure statistics under noise.
 """
 
 from ml_collections import ConfigDict

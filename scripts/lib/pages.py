@@ -17,6 +17,7 @@ PAGES = {
         "start": "docs/figures/lambda_start.md",
         "end of training": "docs/figures/lambda_end.md",
         "against plain": "docs/figures/lambda_end_against_plain.md",
+        "accuracy": "docs/figures/bias_accuracy.md",
     },
     "docs/privacy.md": {
         "audit": "docs/audit.md",
@@ -26,6 +27,12 @@ PAGES = {
     "docs/extending.md": {
         "digits": "docs/extensions_digits.md",
         "mnist": "docs/extensions_mnist.md",
+    },
+    "docs/results.md": {
+        "features": "docs/results/scattering/table1.md",
+        "features, normalised": "docs/results/scattering/search_C0.1.md",
+        "features, clipped": "docs/results/scattering/search_C50.md",
+        "features, mnist": "docs/results/mnist_scattering/table1.md",
     },
     "docs/scaling.md": {"measured": "benchmarks/scaling_cpu.md"},
 }
