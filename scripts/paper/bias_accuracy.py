@@ -6,10 +6,11 @@ Reads every finished run below those folders whose metrics have the bias of more
 (`--config.diagnostics.every`). NOT PRIVATE, like those metrics.
 """
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def _key(run: Row, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _groups(runs: Sequence[Row], names: Sequence[str]) -> Iterable[tuple[Any, list[Row]]]:
-    key: Callable[[Row], Any] = lambda run: _key(run, names)  # noqa: E731
+    key = functools.partial(_key, names=names)
     for found, group in itertools.groupby(sorted(runs, key=key), key):
         yield found, list(group)
 

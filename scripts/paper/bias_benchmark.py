@@ -128,8 +128,8 @@ def _config(name: str, trial: Trial) -> ConfigDict:
     config = cells.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
-        section, name = key.split(".")
-        whole = type(config[section][name]) is int and float(value).is_integer()
+        section, option = key.split(".")
+        whole = type(config[section][option]) is int and float(value).is_integer()
         with config.ignore_type():
             config.update_from_flattened_dict({key: int(value) if whole else value})
     return config

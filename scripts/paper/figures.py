@@ -124,9 +124,7 @@ def _figure_2(series: list[Series], path: Path) -> None:
     measured: dict[str, Values] = {}
     for s in series:
         means = {}
-        for (
-            name
-        ) in effects.BIAS_PANELS:  # over training, without the weights before it, which all share
+        for name in effects.BIAS_PANELS:  # without the weights before training, which all share
             values = plotting.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
             geometric = name in effects.RATIOS
             means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)

@@ -35,16 +35,17 @@ COLUMNS: tables.Columns = {
 def main() -> None:
     """Trains what is missing, then writes and prints the table and draws the figure."""
     with cli.one_line_errors():
-        groups = {name: cells.of_seeds(name.replace(":", "_"), config) for name, config in _all()}
+        groups = {
+            name: cells.of_seeds(name.replace(":", "_"), cells.strength_config(name))
+            for name in _METHODS.value
+        }
         found = cells.run_missing(groups)
         rows = []
         for name, runs in found.items():
             ours, theirs = (cells.percent(of_name) for of_name in (runs, found["dp_sgd"]))
             method = next(iter(groups[name].values())).method
-            accuracy, gain = (
-                stats.estimate(list(ours.values())),
-                stats.paired_difference(ours, theirs),
-            )
+            accuracy = stats.estimate(list(ours.values()))
+            gain = stats.paired_difference(ours, theirs)
             rows.append(
                 {
                     "method": method.name,
@@ -86,10 +87,6 @@ def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
     axis.legend(frameon=False)
     axis.set_title(f"Accuracy over DP-SGD, paired by seed, 95 % intervals\n{where}", fontsize=11)
     plotting.save(figure, path)
-
-
-def _all() -> list[tuple[str, Any]]:
-    return [(name, cells.strength_config(name)) for name in _METHODS.value]
 
 
 if __name__ == "__main__":
