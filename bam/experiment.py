@@ -32,7 +32,7 @@ class Experiment:
       plan: the privacy plan of a run.
       sensitivity: S of the per-example transform: the noise on the sum has deviation σ·S.
       num_params: number of trainable numbers.
-      capacity: rows of a padded Poisson batch.
+      capacity: rows of a padded batch, as a rule.
       init: `seed -> TrainState`.
       place: `split -> split`, on the devices as the functions below read it.
       step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
@@ -192,9 +192,7 @@ def build(
         plan=plan,
         sensitivity=sensitivity,
         num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
-        capacity=sampling.usual_capacity(
-            plan.num_examples, plan.sampling_prob, config.microbatch_size
-        ),
+        capacity=-(-plan.drawing.capacity // config.microbatch_size) * config.microbatch_size,
         init=init,
         place=place,
         step=step,
@@ -219,6 +217,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         delta=config.delta,
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
+        mechanism=config.mechanism.name,
     )
 
 

@@ -20,7 +20,7 @@ from bam import checkpoint, models, parts, statement
 from bam.data import datasets, features
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
-from bam.privacy import accounting
+from bam.privacy import mechanisms
 from bam.provenance import git_commit
 from bam.tree import Params
 
@@ -46,6 +46,7 @@ SETTINGS = {
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
     ),
     "clip": ("name", "gamma"),
+    "mechanism": ("name",),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
@@ -249,8 +250,14 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
         raise ValueError(
             f"{workdir}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
         )
-    settings = ("noise_multiplier", "sampling_prob", "num_steps", "delta", "accountant")
-    epsilon = accounting.epsilon(**{key: plan[key] for key in settings})
+    name = plan.get("mechanism", "poisson")
+    if name not in mechanisms.MECHANISMS:
+        raise ValueError(
+            f"{workdir}: a release cannot say what {name}, code of one's own, is worth"
+        )
+    drawing = mechanisms.make(name, plan["num_examples"], plan["expected_batch_size"])
+    settings = ("noise_multiplier", "num_steps", "delta", "accountant")
+    epsilon = drawing.epsilon(**{key: plan[key] for key in settings})
     if not epsilon <= plan["epsilon"] * (1 + 1e-9):
         raise ValueError(
             f"{workdir} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "

@@ -27,6 +27,8 @@ class FinishedError(FileExistsError):
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
+# Keys of config and plan that came later, and what they stand for in runs that do not have them.
+BEFORE = {"mechanism.name": "poisson", "mechanism": "poisson"}
 
 
 class RunFiles:
@@ -143,7 +145,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
     for key in sorted(recorded.keys() | wanted.keys()):
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
-        theirs, ours = recorded.get(key), wanted.get(key)
+        theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)
         if theirs != ours and not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{workdir} holds a run with {key} = {theirs!r}, not {ours!r}; "
@@ -158,10 +160,11 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:
     """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
-        if recorded.get(key) != wanted:
+        theirs = recorded.get(key, BEFORE.get(key))
+        if theirs != wanted:
             raise ValueError(
-                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
-                f"{wanted!r}; choose another --workdir"
+                f"{where} is of a run with the privacy plan's {key} = {theirs!r}, not {wanted!r}; "
+                "choose another --workdir"
             )
 
 

@@ -1,7 +1,8 @@
-"""True Poisson sampling on the host, padded to a fixed shape for the device.
+"""Batches drawn on the host, padded to a fixed shape for the device.
 
-Each example is in a batch independently with probability q, so the batch size varies. The
-accountant assumes exactly this; shuffling, or batches of a fixed size, would earn a different ε.
+Poisson sampling, the rule: each example is in a batch independently with probability q, so the
+batch size varies. Batches of a fixed size earn another, larger ε: `bam.privacy.mechanisms` has each
+way to draw together with what it is worth.
 """
 
 from typing import NamedTuple
@@ -46,9 +47,28 @@ def poisson_sample(
         raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
     if num_examples < 0:
         raise ValueError(f"num_examples must be at least 0, got {num_examples}")
-    # spawn_key keeps this stream apart from any other use of the same seed.
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5A, step)))
-    return np.flatnonzero(rng.random(num_examples) < sampling_prob)
+    return np.flatnonzero(_stream(seed, step).random(num_examples) < sampling_prob)
+
+
+def fixed_size_sample(
+    seed: int, step: int, num_examples: int, batch_size: int
+) -> Int64[np.ndarray, " sampled"]:
+    """Draws just l of N examples without replacement, any l of them equally likely, as sorted rows.
+
+    Seed and step are those of `poisson_sample`. ValueError if l is not from 0 to N.
+
+    Examples:
+      >>> len(fixed_size_sample(seed=0, step=3, num_examples=10, batch_size=4))
+      4
+    """
+    if not 0 <= batch_size <= num_examples:
+        raise ValueError(f"batch_size must be from 0 to {num_examples}, got {batch_size}")
+    return np.sort(_stream(seed, step).choice(num_examples, batch_size, replace=False))
+
+
+def _stream(seed: int, step: int) -> np.random.Generator:
+    """Random numbers of one step's batch; spawn_key keeps them apart from other uses of a seed."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5A, step)))
 
 
 def usual_capacity(num_examples: int, sampling_prob: float, multiple_of: int = 1) -> int:

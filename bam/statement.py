@@ -5,9 +5,11 @@ Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 
 import decimal
 import math
+from typing import NamedTuple
 
 from bam.files import JsonObject
 from bam.privacy.accounting import FINE
+from bam.privacy.mechanisms import ADJACENCIES, WHOLE_ORDERS
 
 DIGITS = 4
 NOT_RECORDED = "not recorded"
@@ -22,6 +24,38 @@ CLIPS = {
     "l2": "scaled down to an L2 norm of at most C",
     "normalize": "scaled, up or down, to an L2 norm of at most C",
     "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
+}
+
+
+class Neighbours(NamedTuple):
+    """What the words of a statement say of two data sets that differ in one example."""
+
+    could: str  # the same weights could have come out …
+    tests: str  # somebody tests whether …
+    otherwise: str  # … of weights that were trained …
+    versions: str  # what the guarantee of two examples says of two versions of one
+    lower: str  # where tighter limits are printed
+    sensitivity: str  # what S is
+
+
+NEIGHBOURS = {
+    "add_or_remove_one": Neighbours(
+        "without that example",
+        "one given example was among the training\nexamples",
+        "without the example",
+        " The same pair limits how\n  well two versions of one example can be told apart.",
+        "; those of this very training, which are lower, are printed by the\nlast command under "
+        '"Check it"',
+        "how far one example moves the sum, in L2",
+    ),
+    "replace_one": Neighbours(
+        "with another example in its place",
+        "one given example was among the training\nexamples, or another given one in its place",
+        "with the other",
+        "",
+        "",
+        "the longest gradient of one example; another in its place moves the sum by up to 2S",
+    ),
 }
 
 
@@ -104,30 +138,31 @@ def _in_words(plan: JsonObject, nominal: bool) -> str:
         for alarm in FALSE_ALARMS
     )
     one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
+    neighbours = NEIGHBOURS[plan["adjacency"]]
     two = rounded(2 * epsilon, up=True), rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
     return f"""\
 ## In plain words
 
 **What is protected.** Each single training example: one row of the data set, that is one image or
 record with its label. Random noise was added during training, so that the same weights could have
-come out without that example too; ε and δ limit how much less likely that would have been.
+come out {neighbours.could} too; ε and δ limit how much less likely that would have been.
 
 **From whom.** From anyone who has this folder, whatever else they have: the program, all settings
 below, every other training example, other data, and any amount of computing short of what it takes
 to find the random numbers that were used{" (here: the seed)" if nominal else ""}; see "noise".
 
-**What ε and δ mean.** Suppose somebody tests whether one given example was among the training
-examples. However clever the test, if it says "yes" of weights that were trained without the example
-as often as on the left, it says "yes" of weights that were trained with it at most as often as on
-the right:
+**What ε and δ mean.** Suppose somebody tests whether {neighbours.tests}.
+However clever the test, if it says "yes" of weights that were trained {neighbours.otherwise} as
+often as on the left, it says "yes" of weights that were trained with it at most as often as on the
+right:
 
-| "yes" if trained without it, % | "yes" if trained with it, at most % |
+| "yes" if trained {neighbours.otherwise}, % | "yes" if trained with it, at most % |
 |---:|---:|
 {rows}
 
 The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
-and δ alone; those of this very training, which are lower, are printed by the last command under
-"Check it". The right side is at most e^ε times the left plus δ, and the same holds of "no". A
+and δ alone{neighbours.lower}.
+The right side is at most e^ε times the left plus δ, and the same holds of "no". A
 smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
 is {rounded(delta, up=True)}. It has to be far below one in the number of training examples:
 a δ of {one_in} would allow publishing an example outright.
@@ -135,8 +170,7 @@ a δ of {one_in} would allow publishing an example outright.
 **What is not protected.**
 
 - *People with several examples.* The promise is per example. With two, a person has
-  ({two[0]}, {two[1]}) instead; with more examples, less protection still. The same pair limits how
-  well two versions of one example can be told apart.
+  ({two[0]}, {two[1]}) instead; with more examples, less protection still.{neighbours.versions}
 - *What holds for people in general.* A model that learns from many that a habit goes with an
   illness says so of everybody with that habit, in the data or not.
 - *What is treated as public:* the number of training examples ({num_examples}), their size and
@@ -153,22 +187,22 @@ def _facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: b
     source = "**a seed** (see the top)" if nominal else "secret and never saved"
     rows: list[tuple[str, object, object]] = [
         ("unit of privacy", "one training example", ""),
-        ("adjacency", "one example added or removed", f"`{plan['adjacency']}`"),
+        ("adjacency", ADJACENCIES[plan["adjacency"]][1], f"`{plan['adjacency']}`"),
         ("ε, rounded up", rounded(plan["epsilon"], up=True), plan["epsilon"]),
         ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
         ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
         ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
         ("N, number of training examples", "", plan["num_examples"]),
-        ("l, expected batch size", "", plan["expected_batch_size"]),
+        ("l, batch size, or what it is on average", "", plan["expected_batch_size"]),
         ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
-        ("sampling", summary["sampling"], ""),
+        ("sampling", summary["sampling"], f"`{plan.get('mechanism', 'poisson')}`"),
         ("T, steps that ε pays for", "", plan["num_steps"]),
         ("steps begun, lost ones included", "", summary.get("steps_begun", NOT_RECORDED)),
         ("steps taken", "", summary.get("steps_taken", NOT_RECORDED)),
         ("method", "", f"`{config['method']['name']}`"),
         ("each example's gradient is", CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
         ("C, clip norm", "", plan["clip_norm"]),
-        ("S, sensitivity", "how far one example moves the sum, in L2", summary["sensitivity"]),
+        ("S, sensitivity", NEIGHBOURS[plan["adjacency"]].sensitivity, summary["sensitivity"]),
         (
             "σ, noise multiplier, rounded down",
             rounded(plan["noise_multiplier"], up=False),
@@ -244,7 +278,23 @@ def _check(plan: JsonObject) -> str:
     sigma, prob, steps, delta = (
         plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     )
-    if plan["accountant"] == "pld":
+    num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
+    poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"
+    own = f"import bam; print(bam.epsilon({poisson}, accountant='{plan['accountant']}'))"
+    rdp = "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
+    if plan["adjacency"] == "replace_one":
+        own = (
+            "from bam.privacy.mechanisms import epsilon_of_fixed_size; "
+            f"print(epsilon_of_fixed_size(noise_multiplier={sigma}, num_examples={num_examples}, "
+            f"batch_size={batch_size}, num_steps={steps}, delta={delta}))"
+        )
+        alone = (
+            f"{rdp}from dp_accounting import NeighboringRelation as R; "
+            f"step = dp.SampledWithoutReplacementDpEvent({num_examples}, {batch_size}, "
+            f"dp.GaussianDpEvent({sigma} / 2)); print(RdpAccountant({list(WHOLE_ORDERS)}, "
+            f"R.REPLACE_ONE).compose(step, {steps}).get_epsilon({delta}))"
+        )
+    elif plan["accountant"] == "pld":
         alone = (
             "from dp_accounting.pld import privacy_loss_distribution as pld; "
             f"step = pld.from_gaussian_mechanism({sigma}, sampling_prob={prob}, "
@@ -253,27 +303,13 @@ def _check(plan: JsonObject) -> str:
         )
     else:
         alone = (
-            "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
-            f"step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
+            f"{rdp}step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
             f"print(RdpAccountant().compose(step, {steps}).get_epsilon({delta}))"
         )
     warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
-    return f"""\
-## Check it
-
-The first command computes ε from σ, q, T and δ, and prints {plan["epsilon"]}:
-
-```console
-python -c "import bam; print(bam.epsilon(noise_multiplier={sigma}, sampling_prob={prob}, \
-num_steps={steps}, delta={delta}, accountant='{plan["accountant"]}'))"
-```
-
-The second does so without bam, and may differ in late digits{warned}:
-
-```console
-python -c "{alone}"
-```
-
+    attacker = ""
+    if plan["adjacency"] == "add_or_remove_one":
+        attacker = f"""
 The third, from the root of bam's code, prints what any attacker can gain from this training, a
 tighter limit than ε and δ alone give (column "composed"):
 
@@ -281,7 +317,22 @@ tighter limit than ε and δ alone give (column "composed"):
 python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
 --delta={delta}
 ```
+"""
+    return f"""\
+## Check it
 
+The first command computes ε from the noise, the batches, T and δ, and prints {plan["epsilon"]}:
+
+```console
+python -c "{own}"
+```
+
+The second does so without bam, and may differ in late digits{warned}:
+
+```console
+python -c "{alone}"
+```
+{attacker}
 That q is l/N, and that the noise is σ times what one example can move, stands in the table. That
 the program does what the table says can be read, and tested, in its code at that commit (where it
 says "modified", with changes that are in no commit)."""

@@ -33,10 +33,6 @@ NOISE = (
     "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
     "threefry-2x32 with a key of 64 bits, which is not a cryptographic generator"
 )
-SAMPLING = (
-    "Poisson: each example is in each batch independently with probability q, by NumPy's PCG64; "
-    "not a cryptographic generator"
-)
 
 
 class Result(NamedTuple):
@@ -129,14 +125,12 @@ def train(
             state = with_noise_key(state, threefry_key(devices.random_bits(2)))
         if config.checkpoint.every:
             checkpoints.check_room(state)
-        rows = files.start_after(done)
+        rows, draw = files.start_after(done), plan.drawing.draw
         for step in range(done + 1, end + 1):
             if step > 0:
                 started = time.perf_counter()
                 ledger.begin()
-                indices = sampling.poisson_sample(
-                    sampling_seed, step, plan.num_examples, plan.sampling_prob
-                )
+                indices = draw(sampling_seed, step)
                 state = experiment.step(
                     state, on_device, sampling.pad(indices, experiment.capacity)
                 )
@@ -225,7 +219,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
         "noise": NOISE,
-        "sampling": SAMPLING,
+        "sampling": experiment.plan.drawing.sampling,
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
         "test_accuracy": last_row["test_accuracy"],

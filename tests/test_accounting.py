@@ -367,7 +367,7 @@ def test_no_epsilon_is_zero_unless_delta_covers_all_that_can_differ(sigma, q, nu
     variation = num_steps * q * (2 * stats.norm.cdf(1 / (2 * sigma)) - 1)
     assert variation < delta
     assert bam.epsilon(delta=delta, accountant="rdp", **settings) == 0
-    assert accounting._epsilon_near_zero(sigma, q, num_steps, variation / 2) > 0
+    assert accounting.epsilon_near_zero(sigma, q, num_steps, variation / 2) > 0
 
 
 def test_the_bound_where_rounding_could_fool_the_accountant_is_one():
@@ -375,7 +375,7 @@ def test_the_bound_where_rounding_could_fool_the_accountant_is_one():
         exact = bam.epsilon(
             noise_multiplier=sigma, sampling_prob=1.0, num_steps=num_steps, delta=1e-5
         )
-        bound = accounting._epsilon_near_zero(sigma, 1.0, num_steps, 1e-5)
+        bound = accounting.epsilon_near_zero(sigma, 1.0, num_steps, 1e-5)
         assert exact <= bound < 1.5 * exact
 
 

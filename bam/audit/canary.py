@@ -88,15 +88,19 @@ def scores(
     Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
     `bam.train` uses, from the same initial weights, two seeds to a pair. Its score is the mean over
     the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in
-    which the canary took part and near 0 otherwise.
+    which the canary took part and near 0 otherwise. Where neighbours replace an example, the runs
+    "without" have another in its place, of the opposite gradient: there it is near -1.
 
     The config is of a linear model; its `dataset` section is not read. N counts the canary.
     """
     built = experiment.build(config, canary_dataset(num_examples))
     plan = built.plan
-    with_canary, without = (
-        built.place(split) for split in (built.dataset.train, built.dataset.test)
-    )
+    others = built.dataset.test
+    if plan.adjacency == "replace_one":  # by the example whose gradient is the canary's opposite
+        images = others.images.copy()
+        images[CANARY, ..., 0] = -CANARY_VALUE
+        others = others._replace(images=images)
+    with_canary, without = (built.place(split) for split in (built.dataset.train, others))
     start = built.init(0)
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))  # a step takes its state's memory
 
@@ -110,9 +114,9 @@ def scores(
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
-            drawn = sampling.poisson_sample(seed, step, plan.num_examples, plan.sampling_prob)
-            if not present:  # every other example is drawn as before
-                drawn = drawn[drawn != CANARY]
+            drawn = plan.drawing.draw(seed, step)
+            if not present and plan.adjacency == "add_or_remove_one":
+                drawn = drawn[drawn != CANARY]  # every other example is drawn as before
             batch = sampling.pad(drawn, built.capacity)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
@@ -139,7 +143,8 @@ def lower_bound(
     bounds of both error rates hold together with the stated confidence.
 
     `present` are scores of runs with the canary (higher means more of it), `absent` as many of runs
-    without, at least 50; q and T are those of the mechanism.
+    without, at least 50; q and T are those of the mechanism. Where neighbours replace an example
+    and q < 1, only `epsilon_lower_any` is a bound.
     """
     if min(len(present), len(absent)) < 50:
         raise ValueError("an audit needs at least 50 scores with and 50 without the canary")

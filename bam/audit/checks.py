@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
+from bam.privacy.plan import PrivacyPlan
+
 LEVEL = 1e-6
 LAGS = 10  # entries are compared within a step and up to so many steps apart
 
@@ -55,23 +57,57 @@ def noise_p_values(
     }
 
 
+def batches_p_values(
+    members: Bool[np.ndarray, "steps examples"], plan: PrivacyPlan
+) -> dict[str, float]:
+    """p-values of "batches are drawn as the plan says"; none for a mechanism of one's own."""
+    if plan.sampling_prob == 1:
+        return {"all examples": float(members.all())}
+    if plan.mechanism == "fixed_size":
+        return fixed_size_p_values(members, plan.expected_batch_size)
+    return batch_p_values(members, plan.sampling_prob) if plan.mechanism == "poisson" else {}
+
+
 def batch_p_values(
     members: Bool[np.ndarray, "steps examples"], sampling_prob: float
 ) -> dict[str, float]:
     """Two-sided p-values of "every example is in every batch independently with probability q".
 
     `batch mean`, of the mean size; `batch sizes`, of their spread (χ²), which batches of a fixed
-    size have none of; `participation`, of the example that is drawn least or most often;
-    `participation spread`, which batches that go through the data in turn have none of; `batch
-    pairs` and `example pairs`, of how much any two batches, or any two examples' participations,
-    have in common (hypergeometric). The steps are of one or more independent runs, and 0 < q < 1.
+    size have none of; and those of `_participation`. The steps are of one or more independent runs,
+    and 0 < q < 1.
     """
-    num_steps, num_examples = members.shape
-    sizes, counts = members.sum(axis=1), members.sum(axis=0)
-    drawn = stats.binom(num_steps, sampling_prob)
+    num_examples, sizes = members.shape[1], members.sum(axis=1)
     return {
         "batch mean": float(stats.binomtest(int(sizes.sum()), members.size, sampling_prob).pvalue),
         "batch sizes": _binomial_spread(sizes, num_examples, sampling_prob),
+        **_participation(members, sampling_prob),
+    }
+
+
+def fixed_size_p_values(
+    members: Bool[np.ndarray, "steps examples"], batch_size: int
+) -> dict[str, float]:
+    """p-values of "every batch is any l of the examples, drawn anew", 0 < l < N.
+
+    `batch sizes` is 0 if any of them is another, and 1 otherwise; `_participation` has the rest.
+    """
+    right = bool(np.all(members.sum(axis=1) == batch_size))
+    return {"batch sizes": float(right), **_participation(members, batch_size / members.shape[1])}
+
+
+def _participation(
+    members: Bool[np.ndarray, "steps examples"], sampling_prob: float
+) -> dict[str, float]:
+    """Of each example's part in the batches, and what pairs share.
+
+    `participation`, of the example that is drawn least or most often; `participation spread`, which
+    batches that go through the data in turn have none of; `batch pairs` and `example pairs`, of how
+    much any two batches, or any two examples' participations, have in common (hypergeometric).
+    """
+    num_steps, counts = len(members), members.sum(axis=0)
+    drawn = stats.binom(num_steps, sampling_prob)
+    return {
         "participation": _smallest([_two_sided(drawn.cdf(c), drawn.sf(c - 1)) for c in counts]),
         "participation spread": _binomial_spread(counts, num_steps, sampling_prob),
         "batch pairs": _overlaps(members),

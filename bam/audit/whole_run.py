@@ -84,14 +84,12 @@ def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
     """Holds recorded runs against the plan, alone and with each other.
 
     The runs are independent: at most one of them with a given seed. The p-values are those of
-    `checks.noise_p_values` and, if q < 1, `checks.batch_p_values`; see `checks.failures`.
+    `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
     of_noise = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
-    if experiment.plan.sampling_prob == 1:
-        return of_noise
     members = np.concatenate([run.members for run in runs])
-    return of_noise | checks.batch_p_values(members, experiment.plan.sampling_prob)
+    return of_noise | checks.batches_p_values(members, experiment.plan)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:

@@ -1,4 +1,7 @@
-"""ε, δ and σ of T steps of a Poisson-sampled Gaussian, which Google's `dp-accounting` composes."""
+"""ε, δ and σ of T steps of a Poisson-sampled Gaussian, which Google's `dp-accounting` composes.
+
+Other ways to draw batches are `bam.privacy.mechanisms`'.
+"""
 
 import contextlib
 import decimal
@@ -74,9 +77,8 @@ def epsilon(
       >>> round(epsilon(**settings), 3), round(epsilon(**settings, accountant="rdp"), 3)
       (6.769, 7.329)
     """
-    _check_mechanism(sampling_prob, num_steps, delta, accountant)
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    check_mechanism(sampling_prob, num_steps, delta, accountant)
+    check_noise_multiplier(noise_multiplier)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
         return 0.0
     if noise_multiplier == 0:
@@ -97,7 +99,7 @@ def deltas(
     The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
     ValueError says so. With `gdp.profile_tradeoff` it is the mechanism's trade-off function.
     """
-    _check_mechanism(sampling_prob, num_steps, 0.5, "pld")
+    check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
         raise ValueError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
@@ -121,11 +123,8 @@ def noise_multiplier(
     relative 1e-5 below it (further below where less than a tenth or any noise at all would do, or
     where ε jumps). The other arguments and errors are those of `epsilon`, with q and T above 0.
     """
-    _check_mechanism(sampling_prob, num_steps, delta, accountant)
-    if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
-        raise ValueError(
-            f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
-        )
+    check_mechanism(sampling_prob, num_steps, delta, accountant)
+    check_target(target_epsilon)
     if num_steps == 0 or sampling_prob == 0:
         raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
 
@@ -142,18 +141,18 @@ def noise_multiplier(
 
     # What is cheap finds where to begin with what is dear.
     by_few_orders = lambda s: _epsilon_by_rdp(s, *mechanism, FEW_ORDERS)  # noqa: E731
-    sigma = _search(by_few_orders, target_epsilon, 1.0, 1e-2)
+    sigma = search(by_few_orders, target_epsilon, 1.0, 1e-2)
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
         return 1.01 * sigma
     spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
     if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper
         by_coarse_pld = lambda s: _epsilon_by_pld(s, *mechanism, spacing)  # noqa: E731
-        sigma = _search(by_coarse_pld, target_epsilon, sigma, 1e-6)
+        sigma = search(by_coarse_pld, target_epsilon, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
-        sigma = _search(by_coarse_pld, aim, sigma, 1e-6)
-    return _search(exactly, target_epsilon, sigma, 1e-5)
+        sigma = search(by_coarse_pld, aim, sigma, 1e-6)
+    return search(exactly, target_epsilon, sigma, 1e-5)
 
 
 def _rounded(value: float, form: str, rounding: str) -> str:
@@ -201,11 +200,11 @@ def _epsilon_by_rdp(
     orders: tuple[float, ...] | None = None,
 ) -> float:
     """By dp-accounting's Rényi accountant, of these orders or its own."""
-    with _without_order_warnings():
+    with without_order_warnings():
         step = _step_rdp(noise_multiplier, sampling_prob, orders)
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
     if spent == 0:  # its answer, too, when rounding errors add up
-        return _epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
+        return epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
     return spent
 
 
@@ -219,7 +218,7 @@ def _step_rdp(
     return RdpAccountant(orders).compose(step)
 
 
-def _epsilon_near_zero(
+def epsilon_near_zero(
     noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float
 ) -> float:
     """An upper bound on ε that needs no sums of small numbers: 0 if δ covers the total variation.
@@ -234,7 +233,7 @@ def _epsilon_near_zero(
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-def _search(
+def search(
     epsilon_of: Callable[[float], float], target: float, near: float, tolerance: float
 ) -> float:
     """σ with ε at most the target and, where ε is continuous, at most the tolerance below it.
@@ -259,7 +258,7 @@ def _search(
 
 
 @contextlib.contextmanager
-def _without_order_warnings() -> Iterator[None]:
+def without_order_warnings() -> Iterator[None]:
     """Silences dp-accounting on Rényi orders that it leaves out and on rounding; we see to both."""
     logger = absl_logging.get_absl_logger()
     notes = re.compile("Excluding this order|Negative Renyi divergence")
@@ -271,7 +270,22 @@ def _without_order_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """ValueError for a σ that is negative or no number."""
+    if not noise_multiplier >= 0:
+        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+
+
+def check_target(target_epsilon: float) -> None:
+    """ValueError for an ε that no noise is chosen for."""
+    if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
+        raise ValueError(
+            f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
+        )
+
+
+def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
+    """ValueError for what is no probability, number of steps, δ or accountant."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
     if not 0 <= sampling_prob <= 1:

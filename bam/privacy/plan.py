@@ -4,9 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
-from bam.privacy.accounting import epsilon, noise_multiplier, rounded_down, rounded_up
+from bam.privacy import mechanisms
+from bam.privacy.accounting import rounded_down, rounded_up
+from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 
-ADJACENCY = "add_or_remove_one"
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 
@@ -22,15 +23,17 @@ class PrivacyPlan:
     Attributes:
       num_examples: N, the number of training examples, treated as public.
       expected_batch_size: l.
-      sampling_prob: q = l/N; the sampler and the accountant both read it here.
+      sampling_prob: q = l/N.
       num_steps: the most steps the run may begin; ε covers them all.
       noise_multiplier: σ.
       clip_norm: C, which the clip makes its sensitivity S of.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
-      adjacency: "add_or_remove_one".
+      adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
+      mechanism: how batches are drawn: "poisson", "fixed_size", "full_batch" or your own
+        "MODULE:FUNCTION".
     """
 
     num_examples: int
@@ -42,8 +45,14 @@ class PrivacyPlan:
     epsilon: float
     delta: float
     accountant: str
-    adjacency: str = ADJACENCY
+    adjacency: str = "add_or_remove_one"
     spare_steps: int = 0
+    mechanism: str = "poisson"
+
+    @property
+    def drawing(self) -> Mechanism:
+        """The record that the sampler, the accountant and every statement read."""
+        return mechanisms.make(self.mechanism, self.num_examples, self.expected_batch_size)
 
     @property
     def training_steps(self) -> int:
@@ -56,9 +65,8 @@ class PrivacyPlan:
         Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
-        return epsilon(
+        return self.drawing.epsilon(
             noise_multiplier=self.noise_multiplier,
-            sampling_prob=self.sampling_prob,
             num_steps=num_steps,
             delta=self.delta,
             accountant=self.accountant,
@@ -86,10 +94,8 @@ class PrivacyPlan:
         spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
         return (
             f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
-            f"add/remove one of {self.num_examples} examples\n"
-            f"{self.training_steps} steps{spare}, Poisson sampling with q = "
-            f"{self.expected_batch_size}/{self.num_examples} = "
-            f"{rounded_up(self.sampling_prob, '.4g')}\n"
+            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} examples\n"
+            f"{self.training_steps} steps{spare}, {self.drawing.batches}\n"
             f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
             f"clip norm {self.clip_norm:.4g}"
         )
@@ -105,6 +111,7 @@ def make_plan(
     clip_norm: float,
     accountant: str = "pld",
     spare_steps: int = 0,
+    mechanism: str = "poisson",
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -120,6 +127,7 @@ def make_plan(
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
         `bam.ledger`; from 0 to one less.
+      mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -144,11 +152,12 @@ def make_plan(
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
-    sampling_prob = expected_batch_size / num_examples
-    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
-    sigma = 0.0
+    drawing = mechanisms.make(mechanism, num_examples, expected_batch_size)
+    steps = {"num_steps": num_steps, "delta": delta, "accountant": accountant}
+    sigma, spent = 0.0, math.inf
     if target_epsilon < math.inf:
-        sigma = noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
+        sigma = drawing.noise_multiplier(target_epsilon=target_epsilon, **steps)
+        spent = drawing.epsilon(noise_multiplier=sigma, **steps)
         noise_std = sigma * clip_norm / expected_batch_size
         if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
             raise ValueError(
@@ -158,12 +167,14 @@ def make_plan(
     return PrivacyPlan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
-        sampling_prob=sampling_prob,
+        sampling_prob=expected_batch_size / num_examples,
         num_steps=num_steps,
         noise_multiplier=sigma,
         clip_norm=clip_norm,
-        epsilon=epsilon(noise_multiplier=sigma, accountant=accountant, **steps),
+        epsilon=spent,
         delta=delta,
         accountant=accountant,
+        adjacency=drawing.adjacency,
         spare_steps=spare_steps,
+        mechanism=mechanism,
     )

@@ -137,11 +137,13 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
 
 
 def mean_turns(plan: PrivacyPlan, num_devices: int, size: int) -> float:
-    """Groups of `size` rows that a device runs in a step, on average over Poisson's draws.
+    """Groups of `size` rows that a device runs in a step, on average over draws.
 
     It is the device with the most rows: the others wait for it. A draw of a few rows more than
     what divides evenly costs every device a group.
     """
+    if plan.mechanism != "poisson":
+        return math.ceil(plan.drawing.capacity / (size * num_devices))
     drawn = stats.binom(plan.num_examples, plan.sampling_prob)
     rows = np.arange(1, sampling.usual_capacity(plan.num_examples, plan.sampling_prob) + 1)
     return float(drawn.pmf(rows) @ np.ceil(rows / (size * num_devices)))

@@ -1,0 +1,212 @@
+"""A mechanism's sampler, neighbours and ε stand in one record, and each is what it says."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+import bam
+from bam import sampling
+from bam.audit import checks
+from bam.privacy import accounting, mechanisms
+from bam.privacy.mechanisms import epsilon_of_fixed_size
+
+FIXED = {"num_examples": 1000, "batch_size": 40, "num_steps": 200, "delta": 1e-5}
+PLAN = {
+    "num_examples": 1000,
+    "expected_batch_size": 40,
+    "num_steps": 20,
+    "target_epsilon": 2.0,
+    "delta": 1e-5,
+    "clip_norm": 1.0,
+    "accountant": "rdp",
+}
+
+
+def hockey_stick_of_a_realised_pair(sigma, q, epsilon):
+    """δ of one step at ε: batches with one gradient +S in place of -S, all others 0, q = l/N."""
+    x = np.linspace(-12 * sigma, 12 * sigma, 400_001)
+    zero, plus, minus = (stats.norm.pdf(x, mean, sigma) for mean in (0, 1, -1))
+    over = (1 - q) * zero + q * plus - math.exp(epsilon) * ((1 - q) * zero + q * minus)
+    return np.trapezoid(np.maximum(over, 0), x)
+
+
+# Accounting of batches of a fixed size.
+
+
+def test_the_whole_data_as_a_batch_is_a_gaussian_of_sensitivity_two():
+    # q = 1: RDP of T Gaussians that two gradients of norm S, 2S apart, must hide behind.
+    whole = FIXED | {"batch_size": 1000, "num_steps": 10}
+    composed = RdpAccountant(mechanisms.WHOLE_ORDERS)
+    composed.compose(dp_accounting.GaussianDpEvent(3.0 / 2), 10)
+    ours = epsilon_of_fixed_size(noise_multiplier=3.0, **whole)
+    assert ours == pytest.approx(composed.get_epsilon(1e-5), rel=1e-12)
+    of_one_norm = bam.epsilon(
+        noise_multiplier=3.0, sampling_prob=1.0, num_steps=10, delta=1e-5, accountant="rdp"
+    )
+    assert ours > 1.5 * of_one_norm  # control: the sensitivity of add/remove would be too little
+
+
+def test_fixed_batches_are_what_dp_accounting_says_of_replacing_one():
+    step = dp_accounting.SampledWithoutReplacementDpEvent(
+        1000, 40, dp_accounting.GaussianDpEvent(1.5 / 2)
+    )
+    accountant = RdpAccountant(list(range(2, 33)), NeighboringRelation.REPLACE_ONE)
+    accountant.compose(step, 200)
+    ours = epsilon_of_fixed_size(noise_multiplier=1.5, **FIXED)
+    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("q", [0.1, 0.5])
+def test_the_bound_holds_for_a_pair_that_happens_and_poissons_does_not(sigma, q):
+    one_step = {"num_steps": 1, "delta": 1e-3}
+    ours = epsilon_of_fixed_size(
+        noise_multiplier=sigma, num_examples=100, batch_size=round(100 * q), **one_step
+    )
+    assert hockey_stick_of_a_realised_pair(sigma, q, ours) <= 1e-3
+    poisson = bam.epsilon(noise_multiplier=sigma, sampling_prob=q, **one_step)
+    assert hockey_stick_of_a_realised_pair(sigma, q, poisson) > 1e-3  # control
+
+
+def test_epsilon_of_fixed_batches_is_monotone_and_has_its_edges():
+    of_sigma = [epsilon_of_fixed_size(noise_multiplier=s, **FIXED) for s in (0.5, 1, 2, 4, 8)]
+    assert of_sigma == sorted(of_sigma, reverse=True)
+    assert epsilon_of_fixed_size(noise_multiplier=0.0, **FIXED) == math.inf
+    assert epsilon_of_fixed_size(noise_multiplier=math.inf, **FIXED) == 0
+    assert epsilon_of_fixed_size(noise_multiplier=1.0, **FIXED | {"num_steps": 0}) == 0
+    assert 0 < epsilon_of_fixed_size(noise_multiplier=1e4, **FIXED) < 0.1
+    for wrong in ({"batch_size": 1001}, {"batch_size": -1}, {"delta": 0.0}, {"num_steps": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            epsilon_of_fixed_size(noise_multiplier=1.0, **FIXED | wrong)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        epsilon_of_fixed_size(noise_multiplier=math.nan, **FIXED)
+
+
+# One record: what the plan says is what is drawn and what is accounted.
+
+
+def test_a_plan_takes_neighbours_and_epsilon_from_its_mechanism():
+    poisson = bam.make_plan(**PLAN)
+    fixed = bam.make_plan(**PLAN, mechanism="fixed_size")
+    assert (poisson.adjacency, fixed.adjacency) == ("add_or_remove_one", "replace_one")
+    assert 1.99 < fixed.epsilon <= 2.0
+    assert fixed.noise_multiplier > 1.5 * poisson.noise_multiplier
+    assert fixed.epsilon_after(20) == fixed.epsilon
+    assert "replace one of 1000" in fixed.describe()
+    assert "exactly 40 of 1000" in fixed.describe()
+    assert bam.PrivacyPlan(**fixed.to_json()) == fixed
+
+
+def test_a_full_batch_is_poisson_with_every_example():
+    whole = {**PLAN, "expected_batch_size": 1000}
+    full, poisson = (bam.make_plan(**whole, mechanism=m) for m in ("full_batch", "poisson"))
+    assert dataclasses.replace(full, mechanism="poisson") == poisson
+    assert full.drawing.draw(3, 5).tolist() == list(range(1000))
+    with pytest.raises(ValueError, match="expected_batch_size = N = 1000"):
+        bam.make_plan(**PLAN, mechanism="full_batch")
+
+
+def test_a_plan_refuses_what_its_mechanism_cannot_do():
+    with pytest.raises(ValueError, match="accountant pld has no bound for fixed_size"):
+        bam.make_plan(**{**PLAN, "accountant": "pld"}, mechanism="fixed_size")
+    with pytest.raises(ValueError, match="unknown mechanism 'shuffled'"):
+        bam.make_plan(**PLAN, mechanism="shuffled")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        bam.make_plan(**PLAN, mechanism="no_such_module:mechanism")
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        bam.make_plan(**PLAN, mechanism="tests.test_mechanisms:of_an_unknown_adjacency")
+
+
+def of_an_unknown_adjacency(num_examples, batch_size):
+    return mechanisms.poisson(num_examples, batch_size)._replace(adjacency="nobody")
+
+
+def every_second(num_examples, batch_size):
+    """A mechanism of one's own: even and odd rows in turn; no sampling, so no amplification."""
+    poisson = mechanisms.poisson(num_examples, num_examples)
+    return poisson._replace(
+        batches="even and odd examples in turn",
+        draw=lambda seed, step: np.arange(step % 2, num_examples, 2),
+        capacity=-(-num_examples // 2),
+        epsilon=lambda *, num_steps, **of: poisson.epsilon(num_steps=-(-num_steps // 2), **of),
+        noise_multiplier=lambda *, num_steps, **of: poisson.noise_multiplier(
+            num_steps=-(-num_steps // 2), **of
+        ),
+    )
+
+
+def test_a_mechanism_of_ones_own_is_planned_with_its_own_account():
+    own = bam.make_plan(**PLAN, mechanism="tests.test_mechanisms:every_second")
+    whole = bam.make_plan(**{**PLAN, "num_steps": 10, "expected_batch_size": 1000})
+    assert own.noise_multiplier == whole.noise_multiplier
+    assert own.drawing.draw(0, 1)[:3].tolist() == [1, 3, 5]
+    assert "even and odd examples in turn" in own.describe()
+
+
+# The sampler.
+
+
+def batches(draw, num_steps=400, num_examples=40):
+    members = np.zeros((num_steps, num_examples), bool)
+    for step in range(num_steps):
+        members[step, draw(step)] = True
+    return members
+
+
+def fixed(step, seed=7):
+    return sampling.fixed_size_sample(seed, step, 40, 12)
+
+
+WRONG = {
+    "batch sizes": lambda step: sampling.poisson_sample(7, step, 40, 0.3),
+    "participation spread": lambda step: np.random.default_rng(step // 4).permutation(40)[
+        10 * (step % 4) : 10 * (step % 4) + 10
+    ],
+    "batch pairs": lambda step: fixed(step // 2),
+    "example pairs": lambda step: np.unique(
+        (2 * sampling.fixed_size_sample(7, step, 20, 6)[:, None] + [0, 1]).ravel()
+    ),
+    "participation": lambda step: np.union1d(fixed(step)[:11], [39]),
+}
+
+
+def test_fixed_batches_pass_the_audit_of_batches():
+    drawn = fixed(3)
+    assert drawn.tolist() == sorted(set(drawn.tolist()))
+    assert fixed(3).tolist() == drawn.tolist() != fixed(4).tolist() != fixed(3, seed=8).tolist()
+    p_values = checks.fixed_size_p_values(batches(fixed), 12)
+    assert not checks.failures(p_values, level=1e-3), p_values
+
+
+@pytest.mark.parametrize("check", WRONG)
+def test_other_batches_do_not_pass(check):
+    members = batches(WRONG[check], num_steps=40 if check == "batch pairs" else 400)
+    size = 10 if check == "participation spread" else 12
+    assert check in checks.failures(checks.fixed_size_p_values(members, size))
+
+
+def test_poisson_and_fixed_batches_are_told_apart_by_the_plan():
+    fixed_plan = bam.make_plan(**PLAN, mechanism="fixed_size")
+    poisson_plan = bam.make_plan(**PLAN)
+    for drawn_by, right in ((fixed_plan, fixed_plan), (poisson_plan, poisson_plan)):
+        members = batches(lambda step, d=drawn_by: d.drawing.draw(1, step), 60, 1000)
+        for plan in (fixed_plan, poisson_plan):
+            failed = checks.failures(checks.batches_p_values(members, plan))
+            assert bool(failed) == (plan is not right)
+
+
+def test_the_search_for_noise_never_overshoots():
+    drawing = mechanisms.make("fixed_size", 1000, 40)
+    steps = {"num_steps": 20, "delta": 1e-5, "accountant": "rdp"}
+    for target in (0.5, 3.0, 20.0):
+        sigma = drawing.noise_multiplier(target_epsilon=target, **steps)
+        spent = drawing.epsilon(noise_multiplier=sigma, **steps)
+        assert target * (1 - 2e-5) <= spent <= target
+    with pytest.raises(ValueError, match="epsilon must be from"):
+        drawing.noise_multiplier(target_epsilon=accounting.LARGEST_EPSILON + 1, **steps)
