@@ -49,7 +49,7 @@ def tiny(method="dp_sgd", **overrides):
     config.update({"ema_decay": 0.9, "input_clip_norm": 2.5, "delta": 1.4e-5, "microbatch_size": 7})
     config.model.name, config.dataset.path = "linear", OWN_PATH
     config.eval.every = 0
-    config.update_fromflattened_dict(overrides)
+    config.update_from_flattened_dict(overrides)
     return config
 
 
