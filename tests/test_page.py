@@ -1,7 +1,9 @@
 """The page about a run: what it says, what it must not say, and that a browser shows it."""
 
+import html
 import json
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -126,6 +128,7 @@ def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
         metrics.write('{"step": 4, "steps_be')
     text, spent = of(folder), page.read(folder).epsilon_after(3)
     assert "not finished" in text and "3 of the 4 steps" in text
+    assert "BAM (SAM) ·" in text  # of which data is recorded at the end
     shown = float(key_numbers(text)["ε so far"])
     assert spent <= shown < 1.001 * spent < page.read(folder).plan["epsilon"]
     (folder / "steps_begun").unlink()
@@ -188,6 +191,19 @@ def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
     assert "--config=configs/base.py:dp_sat" in command and "--config.epsilon=1.5" in command
     assert "'--config.dataset.path=/my data;ls'" in command
     assert missing == ["optimizer.momentum"]
+
+
+def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
+    folder = write(tmp_path / "run", seed=SEED)
+    found = re.search(r"<code>(python -m scripts.train.*?)</code>", of(folder), re.DOTALL)
+    command = html.unescape(found[1])
+    python, module, script, *arguments = shlex.split(command)
+    assert (python, module, script) == ("python", "-m", "scripts.train")
+    here = [f"--workdir={folder}" if "NEW_FOLDER" in x else x for x in arguments]
+    same = run_command(script, *here)
+    other = run_command(script, *here, "--config.delta=1e-6")
+    assert "already holds a finished run" in same.stderr
+    assert "holds a run with delta = 1.4e-05, not 1e-06" in other.stderr
 
 
 def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tmp_path):

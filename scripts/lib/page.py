@@ -128,9 +128,11 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     `public` leaves out everything that was computed from data and is not covered by ε, and every
     setting that a release does not state; `made_by` is version and commit of the code.
     """
-    config = export.settings(run.config, run.summary.get("dataset", "")) if public else run.config
-    data = export.data_in_words(run.config, run.summary.get("dataset", ""))
-    about = f"{parts.label(config['method']['name'])} on {data}"
+    dataset = run.summary.get("dataset", "")  # recorded at the end: a run may be given its data
+    config = export.settings(run.config, dataset) if public else run.config
+    about = parts.label(config["method"]["name"])
+    if dataset:
+        about += f" on {export.data_in_words(run.config, dataset)}"
     name = markup.inline(about) if public else html.escape(run.name)
     epsilon = run.plan["epsilon"]
     if run.private and not run.summary:
@@ -303,17 +305,19 @@ def _measured(run: Run) -> str:
 
 
 def _statement(run: Run, config: JsonObject, public: bool) -> str:
-    """What `PRIVACY.md` of a release says, where all that it states is recorded."""
-    plan = run.plan if run.summary else run.plan | {"epsilon": run.epsilon_after(run.begun)}
-    texts = [statement.in_words(plan, run.nominal, "the trained weights")]
-    if all(key in run.summary for key in export.RECORDED):
-        diagnosed = any(key.startswith("not_private/") for row in run.rows for key in row)
-        figures = "What this page shows of it is marked; people"
-        if public:
-            figures = "No figure of it is on this page, but people"
-        texts.append(statement.unaccounted(config, diagnosed, figures))
-        texts.append(statement.facts(config, plan, run.summary, run.nominal))
-        texts.append(statement.check(plan))
+    """What `PRIVACY.md` of a release says; nothing where what it states is not recorded."""
+    if any(key not in run.summary for key in export.RECORDED):
+        return ""
+    diagnosed = any(key.startswith("not_private/") for row in run.rows for key in row)
+    figures = "What this page shows of it is marked; people"
+    if public:
+        figures = "No figure of it is on this page, but people"
+    texts = (
+        statement.in_words(run.plan, run.nominal, "the trained weights"),
+        statement.unaccounted(config, diagnosed, figures),
+        statement.facts(config, run.plan, run.summary, run.nominal),
+        statement.check(run.plan),
+    )
     return "\n".join(map(markup.markdown, texts))
 
 
