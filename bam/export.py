@@ -6,7 +6,7 @@ put together from a list of what may be in it, never by leaving things out.
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -61,7 +61,7 @@ SETTINGS = {
 # Numbers, and names or expressions without a folder in them.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
 # What a run records for its release; 0.1.0 did not.
-_RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
+RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 
 
 class Released(NamedTuple):
@@ -117,12 +117,12 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
     facts = _model_facts(run)
     params = _averaged(workdir, run, _build(facts, own_model).like)
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
-    settings = _settings(run)
+    said = settings(run.config, run.summary["dataset"])
     text = statement.privacy(
-        settings,
+        said,
         run.plan,
         run.summary,
-        data=_data_in_words(run),
+        data=data_in_words(run.config, run.summary["dataset"]),
         diagnosed=run.diagnosed,
         exported_by=f"bam {bam.__version__}, commit {git_commit()}",
     )
@@ -139,7 +139,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
         (partial / "weights.safetensors").write_bytes(safetensors.numpy.save(named))
         np.savez(partial / "weights.npz", allow_pickle=False, **named)
         write_json(partial / "model.json", facts)
-        write_json(partial / "config.json", settings)
+        write_json(partial / "config.json", said)
         write_text(partial / "PRIVACY.md", text)
         load(partial, own_model)
         partial.replace(out)
@@ -232,48 +232,58 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
     config, plan, summary = run.config, run.plan, run.summary
     if config["method"]["name"] == "non_private" or plan["epsilon"] is None:
         raise ValueError(f"the run in {workdir} is not private; there is nothing to state")
-    missing = [key for key in _RECORDED if key not in summary]
-    if missing:
-        raise ValueError(
-            f"{workdir} was trained by a version that did not record {', '.join(missing)} and "
-            "whose noise falls short of its claim (docs/privacy.md); train again"
-        )
-    if any(summary.get(key) != value for key, value in plan.items()):
-        raise ValueError(f"plan.json and summary.json of {workdir} disagree")
+    if found := next(faults(plan, summary, f"the run in {workdir}"), None):
+        raise ValueError(found)
     if summary["seed"] is not None and not nominal:
         raise ValueError(
             f"the run in {workdir} has a seed: whoever knows or guesses it can remove the noise. "
             "Train without --config.seed, or give --nominal to release it with that said"
         )
+
+
+def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iterator[str]:
+    """What in the records of a finished private run speaks against its ε, a line each."""
+    missing = [key for key in RECORDED if key not in summary]
+    if missing:
+        yield (
+            f"{run} was trained by a version that did not record {', '.join(missing)} and "
+            "whose noise falls short of its claim (docs/privacy.md); train again"
+        )
+    if any(summary.get(key) != value for key, value in plan.items()):
+        yield f"plan.json and summary.json of {run} disagree"
     begun = summary.get("steps_begun", 0)
     if begun > plan["num_steps"]:
-        raise ValueError(
-            f"{workdir}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
-        )
-    name = plan.get("mechanism", "poisson")
-    if name not in mechanisms.MECHANISMS:
-        raise ValueError(
-            f"{workdir}: a release cannot say what {name}, code of one's own, is worth"
-        )
-    drawing = mechanisms.make(name, plan["num_examples"], plan["expected_batch_size"])
-    settings = ("noise_multiplier", "num_steps", "delta", "accountant")
-    epsilon = drawing.epsilon(**{key: plan[key] for key in settings})
+        yield f"{run}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
+    if ":" in plan.get("mechanism", ""):
+        yield f"{run}: what {plan['mechanism']}, code of one's own, is worth cannot be computed again"
+        return
+    keys = ("noise_multiplier", "num_steps", "delta", "accountant")
+    epsilon = mechanisms.of_record(plan).epsilon(**{key: plan[key] for key in keys})
     if not epsilon <= plan["epsilon"] * (1 + 1e-9):
-        raise ValueError(
-            f"{workdir} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "
+        yield (
+            f"{run} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "
             "dp-accounting that is installed here"
         )
 
 
-def _settings(run: _Run) -> JsonObject:
-    """What a release says of the config, nested as the config is."""
-    settings: JsonObject = {}
+def settings(config: JsonObject, dataset: str) -> JsonObject:
+    """What may be said of a config, nested as it is; `dataset` is the name that its run recorded.
+
+    Of a data set of one's own neither name nor folder is.
+    """
+    found: JsonObject = {}
     for section, keys in SETTINGS.items():
-        values = run.config.get(section, {}) if section else run.config
+        values = config.get(section, {}) if section else config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
-        settings |= {section: plain} if section else plain
-    settings["dataset"]["name"] = _known_name(run) or "folder"
-    return settings
+        found |= {section: plain} if section else plain
+    found["dataset"]["name"] = _known_name(config, dataset) or "folder"
+    return found
+
+
+def data_in_words(config: JsonObject, dataset: str) -> str:
+    """What may be said of the data that a config's run recorded as `dataset`."""
+    name = _known_name(config, dataset)
+    return f"the data set `{name}`" if name else "a data set of its author's own"
 
 
 def _is_plain(value: object) -> bool:
@@ -282,15 +292,9 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _known_name(run: _Run) -> str:
+def _known_name(config: JsonObject, name: str) -> str:
     """The name of a well-known data set, or nothing: a name of one's own is part of a path."""
-    name: str = run.summary["dataset"]
-    return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
-
-
-def _data_in_words(run: _Run) -> str:
-    name = _known_name(run)
-    return f"the data set `{name}`" if name else "a data set of its author's own"
+    return name if name in datasets.DATASETS and name == config["dataset"]["name"] else ""
 
 
 def _model_facts(run: _Run) -> JsonObject:

@@ -70,7 +70,7 @@ class RunFiles:
             check_resumable(workdir, config)  # once more: it may have finished meanwhile
             if self._ledger_path and not (workdir / "config.json").exists():
                 ledger.create(self._ledger_path)  # first: a run without its ledger is refused
-            write_json(workdir / "config.json", _as_json(config))
+            write_json(workdir / "config.json", as_json(config))
             write_json(workdir / "plan.json", plan.to_json())
             on_error.pop_all()
 
@@ -141,7 +141,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
-    recorded, wanted = _flat(read_json(workdir / "config.json")), _flat(_as_json(config))
+    recorded, wanted = flat(read_json(workdir / "config.json")), flat(as_json(config))
     for key in sorted(recorded.keys() | wanted.keys()):
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
@@ -181,17 +181,18 @@ def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
     return config
 
 
-def _as_json(config: ConfigDict) -> JsonObject:
+def as_json(config: ConfigDict) -> JsonObject:
+    """A config as `config.json` has it."""
     nested: JsonObject = json.loads(config.to_json_best_effort())
     return nested
 
 
-def _flat(nested: JsonObject, prefix: str = "") -> JsonObject:
+def flat(nested: JsonObject, prefix: str = "") -> JsonObject:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    flat: JsonObject = {}
+    found: JsonObject = {}
     for key, value in nested.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -106,20 +106,20 @@ def privacy(
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
     parts = [
         "# Privacy of this model",
-        *([_NOMINAL.format(epsilon=epsilon)] if nominal else []),
+        *([NOMINAL.format(epsilon=epsilon)] if nominal else []),
         _OPENING.format(
             data=data, kind="*nominal* " if nominal else "", epsilon=epsilon, delta=delta
         ),
-        _in_words(plan, nominal),
-        _facts(config, plan, summary, nominal),
-        _unaccounted(config, diagnosed),
-        _check(plan),
-        _LIMITS.format(exported_by=exported_by),
+        in_words(plan, nominal),
+        facts(config, plan, summary, nominal),
+        unaccounted(config, diagnosed),
+        check(plan),
+        LIMITS.format(exported_by=exported_by),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-_NOMINAL = """\
+NOMINAL = """\
 **The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
 or guesses the seed can compute the noise and subtract it; then none of the limits below holds.**
 Seeds are often small numbers, and trying millions of them is cheap. ε = {epsilon} is what these
@@ -131,7 +131,8 @@ privacy for each single training example. Nothing else in the folder was compute
 repeats what is treated as public (listed below)."""
 
 
-def _in_words(plan: JsonObject, nominal: bool) -> str:
+def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
+    """What ε and δ promise of `what`, in Markdown as all that follows."""
     epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
     rows = "\n".join(
         f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
@@ -147,7 +148,7 @@ def _in_words(plan: JsonObject, nominal: bool) -> str:
 record with its label. Random noise was added during training, so that the same weights could have
 come out {neighbours.could} too; ε and δ limit how much less likely that would have been.
 
-**From whom.** From anyone who has this folder, whatever else they have: the program, all settings
+**From whom.** From anyone who has {what}, whatever else they have: the program, all settings
 below, every other training example, other data, and any amount of computing short of what it takes
 to find the random numbers that were used{" (here: the seed)" if nominal else ""}; see "noise".
 
@@ -175,12 +176,13 @@ a δ of {one_in} would allow publishing an example outright.
   illness says so of everybody with that habit, in the data or not.
 - *What is treated as public:* the number of training examples ({num_examples}), their size and
   format, the classes, the constants that normalise the inputs, and all settings.
-- *Anything released besides this folder.* Other models and figures from the same data add their ε
+- *Anything released besides {what}.* Other models and figures from the same data add their ε
   to this one, roughly. The run's own folder, checkpoints above all, is not for release.
 - *Test examples,* and what else stands under "Looked at without accounting"."""
 
 
-def _facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bool) -> str:
+def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bool) -> str:
+    """Every number and choice that the guarantee rests on."""
     versions, clip = summary["versions"], config["clip"]["name"]
     noise_std = plan["noise_multiplier"] * summary["sensitivity"]
     own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
@@ -232,7 +234,12 @@ once, and divides by l. Training uses the training examples for nothing else.
 {lines}"""
 
 
-def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
+def unaccounted(
+    config: JsonObject,
+    diagnosed: bool,
+    figures: str = "No figure of it is in this folder, but people",
+) -> str:
+    """What was looked at that ε does not cover; `figures` begins the sentence on who saw it."""
     holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
     measured = "none in the run's records"
     if config["diagnostics"]["every"] or diagnosed:
@@ -258,7 +265,7 @@ def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
     return f"""\
 ## Looked at without accounting
 
-ε does not cover what follows. No figure of it is in this folder, but people may have seen it and
+ε does not cover what follows. {figures} may have seen it and
 acted on it. What is "not known to this file" is for whoever releases the model to say.
 
 | what | in this run |
@@ -274,7 +281,8 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | other releases from the same data | not known to this file |"""
 
 
-def _check(plan: JsonObject) -> str:
+def check(plan: JsonObject) -> str:
+    """The commands that compute ε again."""
     sigma, prob, steps, delta = (
         plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     )
@@ -338,7 +346,7 @@ the program does what the table says can be read, and tested, in its code at tha
 says "modified", with changes that are in no commit)."""
 
 
-_LIMITS = """\
+LIMITS = """\
 ## What this file cannot show
 
 A program ({exported_by})

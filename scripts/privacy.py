@@ -106,10 +106,10 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
     total = epsilons(num_steps)
     points = sorted({max(1, round(num_steps * i / NUM_POINTS)) for i in range(1, NUM_POINTS + 1)})
     mu = gdp.mu_of_noisy_sgd(sigma, sampling_prob, num_steps)
-    profile_at = np.linspace(0, max(1.0, 1.5 * total["pld"]), 200).tolist()
-    profile = accounting.deltas(num_steps=num_steps, epsilons=profile_at, **mechanism)
     tradeoffs = {
-        "composed": gdp.profile_tradeoff(profile_at, profile),
+        "composed": accounting.tradeoff(
+            num_steps=num_steps, up_to=max(1.0, 1.5 * total["pld"]), **mechanism
+        ),
         "epsilon_delta": gdp.epsilon_delta_tradeoff(total["pld"], delta),
         "gdp": gdp.gaussian_tradeoff(mu),
     }

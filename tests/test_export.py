@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from bam import checkpoint, export, files, models, provenance, statement, train
 from bam.data import datasets
-from bam.report import _flat
+from bam.report import flat
 from configs import base, digits
 from tests.cases import assert_same_bits, run_command
 
@@ -214,7 +214,7 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
 def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
     on_list = {f"{s}.{key}" if s else key for s, keys in export.SETTINGS.items() for key in keys}
     for method in base.METHODS:
-        keys = set(_flat(base.get_config(method).to_dict()))
+        keys = set(flat(base.get_config(method).to_dict()))
         assert keys <= on_list | STAY_BEHIND, keys - on_list - STAY_BEHIND
     assert not on_list & STAY_BEHIND
 

@@ -1,0 +1,368 @@
+"""A page about one run: a single file that a browser shows without network and without scripts.
+
+What it says of privacy is what `bam.statement` says of a release, in the same words.
+"""
+
+import html
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bam import export, parts, statement
+from bam.files import JsonObject, as_object, read_json
+from bam.privacy import accounting, gdp, mechanisms
+from bam.report import as_json, flat
+from bam.statement import rounded
+from configs import base
+from scripts.lib import markup
+from scripts.lib.svg import Line, chart
+
+# Charts of what diagnostics measured: title -> label -> name of a measurement.
+MEASURED = {
+    "Share of examples whose gradient is clipped": {"clipped": "fraction_clipped"},
+    "Norms of examples' gradients": {
+        "median": "norm_quantile_50", "95 % are below": "norm_quantile_95",
+        "5 % are below": "norm_quantile_05",
+    },
+    "Clipping bias, and the gradient": {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm"},
+    "What clipping keeps": {"cosine": "cosine", "‖bias‖/‖ĝ‖": "relative_bias"},
+}  # fmt: skip
+
+_NUMBERS = (
+    "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
+    "delta",
+)  # fmt: skip
+
+_PUBLIC = """\
+**This page may be passed on.** Nothing on it was computed from the data: it repeats the settings,
+the privacy plan and what is treated as public. Accuracy, times, paths, the seed and figures of
+training examples are left out."""
+_NOT_PUBLIC = """\
+**Not for passing on.** This page is for whoever trained: it shows figures that ε does not cover,
+and settings with paths and the seed. With `--public` a page is written without them."""
+_NOT_PRIVATE = """\
+No noise was added: these weights may give away single training examples, and nothing limits how
+well. Release neither them nor this page."""
+_MEASURED = """\
+**What follows was computed from training examples without noise. No ε covers it:** whoever sees it
+may learn about single examples. It is on this page because diagnostics were on."""
+
+
+class Run(NamedTuple):
+    """The records of a run.
+
+    Attributes:
+      name: of its folder.
+      config, plan, summary: the files; the summary is empty while the run is not finished.
+      rows: of `metrics.jsonl`, each with its finite numbers.
+      begun: steps begun, lost ones included.
+    """
+
+    name: str
+    config: JsonObject
+    plan: JsonObject
+    summary: JsonObject
+    rows: Sequence[Mapping[str, float]]
+    begun: int
+
+    @property
+    def private(self) -> bool:
+        """Whether it has a finite ε."""
+        return self.plan["epsilon"] is not None and self.config["method"]["name"] != "non_private"
+
+    @property
+    def nominal(self) -> bool:
+        """Whether noise and batches came from a seed."""
+        return self.summary.get("seed", self.config.get("seed")) is not None
+
+    def epsilon_after(self, num_steps: int) -> float:
+        """ε once so many steps are begun, by the run's own accountant."""
+        keys = ("noise_multiplier", "delta", "accountant")
+        drawing = mechanisms.of_record(self.plan)
+        return drawing.epsilon(num_steps=num_steps, **{key: self.plan[key] for key in keys})
+
+
+def read(workdir: Path) -> Run:
+    """The records of a run; a ValueError, in one line, for a folder that holds none."""
+    if not (workdir / "config.json").exists():
+        raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
+    config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
+    for section in filter(None, export.SETTINGS):
+        if not isinstance(config.setdefault(section, {}), dict):
+            raise ValueError(f"{workdir}/config.json is damaged: {section} is no section")
+    wrong = [key for key in _NUMBERS if not _is_number(plan.get(key))]
+    wrong += [key for key in ("epsilon", "clip_norm") if not _is_number(plan.get(key) or 0)]
+    if wrong:
+        raise ValueError(f"{workdir}/plan.json is damaged: {', '.join(wrong)}")
+    metrics, summary = workdir / "metrics.jsonl", workdir / "summary.json"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    # Of a run that goes on the last line may be half written.
+    found = [as_object(line, metrics) for line in lines if line.endswith("}")]
+    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in found]
+    rows = [row for row in rows if "step" in row]
+    # The ledger has the steps begun; without one, at least those that the other files know of.
+    begun = [int(row.get("steps_begun", row["step"])) for row in rows]
+    begun += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
+    ledger = workdir / "steps_begun"
+    begun += [ledger.stat().st_size] if ledger.exists() else []
+    return Run(
+        name=workdir.resolve().name,
+        config=config,
+        plan=plan,
+        summary=read_json(summary) if summary.exists() else {},
+        rows=rows,
+        begun=min(max(begun, default=0), int(plan["num_steps"])),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def page(run: Run, *, public: bool, made_by: str) -> str:
+    """The page's HTML.
+
+    `public` leaves out everything that was computed from data and is not covered by ε, and every
+    setting that a release does not state; `made_by` is version and commit of the code.
+    """
+    dataset = run.summary.get("dataset", "")  # recorded at the end: a run may be given its data
+    config = export.settings(run.config, dataset) if public else run.config
+    about = parts.label(config["method"]["name"])
+    if dataset:
+        about += f" on {export.data_in_words(run.config, dataset)}"
+    name = markup.inline(about) if public else html.escape(run.name)
+    epsilon = run.plan["epsilon"]
+    if run.private and not run.summary:
+        epsilon = run.epsilon_after(run.begun)
+    sections = [
+        f"<h1>{name}</h1>",
+        f'<p class="under">{"" if public else f"{markup.inline(about)} · "}{_state(run)}</p>',
+        _notice(_PUBLIC, "good") if public and run.private else "",
+        "" if public else _notice(_NOT_PUBLIC),
+        *(_warnings(run, epsilon) if run.private else _not_private()),
+        _key_numbers(run, epsilon, public),
+        _privacy(run, epsilon) if run.private else "",
+        "" if public else _accuracy(run),
+        "" if public else _measured(run),
+        _statement(run, config, public) if run.private else "",
+        _settings(config),
+        _again(run, config, public),
+        f"<footer>{markup.markdown(statement.LIMITS.format(exported_by=made_by))}</footer>",
+    ]
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    title = html.escape(about.replace("`", "") if public else run.name)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+{chr(10).join(filter(None, sections))}
+</body>
+</html>
+"""
+
+
+def _state(run: Run) -> str:
+    """Whether the run is finished."""
+    steps = f"{run.begun} of the {run.plan['num_steps']} steps that its plan pays for are begun"
+    return "finished" if run.summary else f"<strong>not finished</strong>: {steps}"
+
+
+def _not_private() -> list[str]:
+    return [
+        f'<div class="notice"><p class="large">NOT PRIVATE</p>{markup.markdown(_NOT_PRIVATE)}</div>'
+    ]
+
+
+def _warnings(run: Run, epsilon: float) -> list[str]:
+    """What speaks against the ε on the page."""
+    said = [statement.NOMINAL.format(epsilon=rounded(epsilon, up=True))] if run.nominal else []
+    if run.summary:
+        said += [f"**Do not trust this ε:** {x}." for x in export.faults(run.plan, run.summary)]
+    return [_notice(text) for text in said]
+
+
+def _key_numbers(run: Run, epsilon: float, public: bool) -> str:
+    plan = run.plan
+    tested = [row["test_accuracy"] for row in run.rows if "test_accuracy" in row]
+    shown = [("ε", "none", "not private")]
+    if run.private:
+        name, more = "ε", "rounded up"
+        if not run.summary:
+            name, more = "ε so far", f"{rounded(plan['epsilon'], up=True)} at the end"
+        shown = [(name, rounded(epsilon, up=True), more)]
+        shown.append(("δ", rounded(plan["delta"], up=True), "rounded up"))
+    if tested and not public:
+        shown.append(
+            ("test accuracy", f"{100 * tested[-1]:.1f} %", "ε does not protect test examples")
+        )
+    steps = run.summary.get("steps_taken", run.begun)
+    training = plan["num_steps"] - plan.get("spare_steps", 0)
+    shown.append(("steps", f"{steps:,}", f"of {training:,}"))
+    shown.append(("training examples", f"{plan['num_examples']:,}", "treated as public"))
+    numbers = "".join(
+        f"<div><dt>{name}</dt><dd>{value}<small>{more}</small></dd></div>"
+        for name, value, more in shown
+    )
+    return f'<dl class="numbers">{numbers}</dl>'
+
+
+def _privacy(run: Run, epsilon: float) -> str:
+    """ε over the steps, and what it leaves to an attacker."""
+    plan = run.plan
+    begun = run.begun if not run.summary else plan["num_steps"]
+    if not begun:
+        return "<h2>Privacy</h2><p>No step is begun: nothing is spent.</p>"
+    steps = sorted({round(plan["num_steps"] * i / 12) for i in range(13)} | {begun})
+    spent = {step: run.epsilon_after(step) for step in steps}
+    lines = [
+        Line(label, chosen, [spent[step] for step in chosen])
+        for label, chosen in (
+            ("spent" if not run.summary else "by the plan", [s for s in steps if s <= begun]),
+            ("still planned", [s for s in steps if s >= begun]),
+        )
+        if len(chosen) > 1
+    ]
+    limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
+    if plan.get("mechanism", "poisson") in ("poisson", "full_batch"):
+        mechanism = {key: plan[key] for key in ("noise_multiplier", "sampling_prob")}
+        f = accounting.tradeoff(num_steps=begun, up_to=max(1.0, 1.5 * epsilon), **mechanism)
+        alone = limits["ε and δ alone"]
+        best = lambda rate: min(alone(rate), gdp.best_true_positive_rate(f, rate))  # noqa: E731
+        limits = {"this training": best, **limits}
+    rates = [10 ** (i / 20 - 3) for i in range(61)]
+    attacker = [Line(name, rates, [f(rate) for rate in rates]) for name, f in limits.items()]
+    attacker.append(Line("guessing", rates, rates))
+    table = [
+        (f"{100 * rate:g}", *(rounded(100 * f(rate), up=True) for f in limits.values()))
+        for rate in statement.FALSE_ALARMS
+    ]
+    charts = chart("Right about a participant, at most", "wrong about others", attacker, True, True)
+    charts += chart("ε over training", "steps begun", lines)
+    heading = ("wrong about others, %", *(f"right at most, %, by {name}" for name in limits))
+    return f"""<h2>What an attacker can gain</h2>
+<p>An attacker has the weights, all settings and every other training example, and says whether one
+given example took part. However clever the attack, this is how often at most it is right about one
+that did, by how often it is wrong about one that did not.</p>
+<div class="charts">
+{charts}
+</div>
+{markup.table(heading, table, right=range(len(heading)))}"""
+
+
+def _accuracy(run: Run) -> str:
+    points = [(row["step"], row["test_accuracy"]) for row in run.rows if "test_accuracy" in row]
+    if len(points) < 2:
+        return ""
+    line = Line("test accuracy", *zip(*points, strict=True))
+    text = "Of test examples, which ε does not protect."
+    drawn = chart("Test accuracy", "step", [line], percent=True)
+    return f'<h2>Accuracy</h2>\n<p>{text}</p>\n<div class="charts">{drawn}</div>'
+
+
+def _measured(run: Run) -> str:
+    """What diagnostics left, marked as not private; nothing without."""
+    prefix = "not_private/"
+    rows = [row for row in run.rows if any(key.startswith(prefix) for key in row)]
+    if not rows:
+        return ""
+    charts = []
+    for title, names in MEASURED.items():
+        lines = []
+        for label, name in names.items():
+            points = [(r["step"], r[prefix + name]) for r in rows if prefix + name in r]
+            if points:
+                lines.append(Line(label, *zip(*points, strict=True)))
+        if title.startswith("Norms") and lines and run.plan["clip_norm"]:
+            lines.append(Line("clip norm C", lines[0].x, [run.plan["clip_norm"]] * len(lines[0].x)))
+        if lines:
+            charts.append(chart(title, "step", lines, percent="Share" in title))
+    keys = sorted({key for row in rows for key in row if key.startswith(prefix)})
+    ends = [[row[key] for row in rows if key in row] for key in keys]
+    table = [
+        (key.removeprefix(prefix), f"{values[0]:.4g}", f"{values[-1]:.4g}")
+        for key, values in zip(keys, ends, strict=True)
+    ]
+    return f"""<section class="private">
+<h2>Measured on training examples: NOT PRIVATE</h2>
+{markup.markdown(_MEASURED)}
+<div class="charts">{"".join(charts)}</div>
+<details><summary>All {len(keys)} measurements</summary>
+{markup.table(("measurement", "first", "last"), table, right=(1, 2))}
+</details>
+</section>"""
+
+
+def _statement(run: Run, config: JsonObject, public: bool) -> str:
+    """What `PRIVACY.md` of a release says; nothing where what it states is not recorded."""
+    if any(key not in run.summary for key in export.RECORDED):
+        return ""
+    diagnosed = any(key.startswith("not_private/") for row in run.rows for key in row)
+    figures = "What this page shows of it is marked; people"
+    if public:
+        figures = "No figure of it is on this page, but people"
+    texts = (
+        statement.in_words(run.plan, run.nominal, "the trained weights"),
+        statement.unaccounted(config, diagnosed, figures),
+        statement.facts(config, run.plan, run.summary, run.nominal),
+        statement.check(run.plan),
+    )
+    return "\n".join(map(markup.markdown, texts))
+
+
+def _settings(config: JsonObject) -> str:
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in flat(config).items()
+    ]
+    return f"""<h2>Settings</h2>
+<details><summary>All {len(rows)} that this page states</summary>
+{markup.table(("key", "value"), rows)}
+</details>"""
+
+
+def _again(run: Run, config: JsonObject, public: bool) -> str:
+    """The command that trains with these settings, and what trained them."""
+    command, missing = command_of(config)
+    same = "trains with the same settings, and with batches and noise of its own"
+    if config.get("seed") is not None:
+        same = "gives the same run, to the bit with the same versions on the same kind of device"
+    own = ""
+    if missing:
+        own = f" `configs/base.py` lacks {', '.join(missing)}: name a config file that has them."
+    made_with = ""
+    if not public:  # the statement has what may be said of them
+        keys = ("commit", "device", "num_devices", "num_processes")
+        found = [(key, str(run.summary[key])) for key in keys if key in run.summary]
+        found += [(key, str(version)) for key, version in run.summary.get("versions", {}).items()]
+        made_with = markup.table(("made with", ""), found) if found else ""
+    return f"""<h2>Train it again</h2>
+<p>{markup.inline(f"This {same}. `NEW_FOLDER` is for its files.{own}")}</p>
+{markup.code(command)}
+{made_with}"""
+
+
+def command_of(config: JsonObject) -> tuple[str, list[str]]:
+    """The command for a recorded config, and its keys that `configs/base.py` does not have."""
+    method = config["method"]["name"]
+    file = method if method in base.METHODS else "dp_sgd"
+    known = flat(as_json(base.get_config(file)))
+    other = {k: v for k, v in flat(config).items() if k not in known or known[k] != v}
+    arguments = [f"--config=configs/base.py:{file}", "--workdir=NEW_FOLDER"]
+    arguments += [f"--config.{key}={value}" for key, value in other.items() if key in known]
+    quoted = [shlex.quote(argument) for argument in arguments]
+    return " \\\n  ".join(["python -m scripts.train", *quoted]), sorted(other.keys() - known.keys())
+
+
+def _notice(text: str, kind: str = "") -> str:
+    return f'<div class="notice {kind}">{markup.markdown(text)}</div>'

@@ -1,0 +1,262 @@
+"""The page about a run: what it says, what it must not say, and that a browser shows it."""
+
+import html
+import json
+import re
+import shlex
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bam import export, provenance, report, statement
+from bam.privacy.plan import make_plan
+from configs import base, digits
+from scripts.lib import page
+from tests.cases import run_command
+
+SECRET_PATH, SEED = "/hospital/ward3/files", 8675309
+MEASURED = {"fraction_clipped": 0.71234567, "gradient_norm": 1.6543217, "bias_norm": 0.9182736}
+
+
+def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, begun=4, **summary):
+    """The records of a run of four steps, as `train.train` leaves them."""
+    config = digits.get_config("bam_sam" if private else "non_private")
+    config.update({"accountant": "rdp", "num_steps": 4, "seed": seed, "delta": 1.4e-5})
+    config.dataset.path, config.diagnostics.every = SECRET_PATH, int(diagnosed)
+    plan = make_plan(
+        num_examples=1437, expected_batch_size=256, num_steps=4, delta=1.4e-5, clip_norm=1.0,
+        target_epsilon=2.34567 if private else float("inf"), accountant="rdp",
+    )  # fmt: skip
+    rows = []
+    for step in range(begun + 1):
+        spent = plan.epsilon_after(step) if private else None
+        row = {"step": step, "steps_begun": step, "epsilon": spent, "seconds": 17.1234}
+        row |= {"test_accuracy": 0.4321 + step / 1000} if step else {}
+        if diagnosed:
+            row |= {f"not_private/{name}": value + step for name, value in MEASURED.items()}
+        rows.append(row)
+    facts = {"dataset": "digits", "sensitivity": 1.0, "seed": seed, "noise_key": "somewhere"}
+    facts |= dict.fromkeys(export.RECORDED, "recorded") | plan.to_json()
+    facts |= {"device": "cpu", "versions": provenance.versions(), "steps_begun": begun} | summary
+    folder.mkdir()
+    for name, found in (("config", report.as_json(config)), ("plan", plan.to_json())):
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        (folder / "summary.json").write_text(json.dumps(facts))
+    return folder
+
+
+def of(folder, public=False):
+    return page.page(page.read(folder), public=public, made_by="bam, commit 1d4e")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("page") / "ward_run")
+
+
+def key_numbers(text):
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>", text))
+
+
+def test_epsilon_and_delta_are_the_recorded_ones_rounded_up(run):
+    shown = key_numbers(of(run))
+    epsilon = json.loads((run / "plan.json").read_text())["epsilon"]
+    assert epsilon <= float(shown["ε"]) < epsilon * 1.001
+    assert shown["δ"] == "1.4e-05" and float(f"{1.4e-5:.1g}") < 1.4e-5  # the control
+    assert shown["test accuracy"] == "43.6 %" and shown["steps"] == "4"
+
+
+def test_the_page_is_one_file_that_asks_for_nothing_and_runs_nothing(run):
+    for public in (False, True):
+        text = of(run, public)
+        assert len(text) < 200_000 and text.startswith("<!doctype html>")
+        for asked in ("http://", "https://", "src=", "<link", "<script", "url(", "@import", "href"):
+            assert asked not in text, asked
+        assert "default-src 'none'" in text
+        pictures = re.findall(r"<svg[^>]*>", text)
+        assert len(pictures) > 4
+        assert all(
+            "aria-hidden" in tag or re.search(r'aria-label="[^"]{20}', tag) for tag in pictures
+        )
+
+
+def test_a_page_to_pass_on_has_no_figure_of_the_data_no_path_and_no_name(run):
+    private, public = of(run), of(run, public=True)
+    forbidden = [SECRET_PATH, "ward_run", "not_private", "43.6 %", "Not for passing on"]
+    forbidden += [f"{value + 4:.4g}" for value in MEASURED.values()]
+    forbidden += ["Test accuracy", "NOT PRIVATE", "measurement"]
+    for text in set(forbidden) - {"not_private"}:
+        assert text in private, text  # the control: the search can find what is there
+    for text in forbidden:
+        assert text not in public, text
+    assert "may be passed on" in public and "may be passed on" not in private
+
+
+def test_the_words_on_the_page_are_those_of_the_statement(run):
+    recorded = page.read(run)
+    config = export.settings(recorded.config, "digits")
+    text = re.sub(r"<[^>]+>", "", of(run, public=True))
+    for part in (
+        statement.in_words(recorded.plan, False, "the trained weights"),
+        statement.facts(config, recorded.plan, recorded.summary, False),
+    ):
+        for sentence in re.findall(r"^[A-Z][\w ,]{30,}", part, re.MULTILINE):
+            assert sentence in text
+    assert f"{recorded.plan['noise_multiplier']}" in text
+
+
+def test_the_rates_of_an_attacker_are_between_guessing_and_epsilon_alone(run):
+    rows = re.findall(
+        r'<tr><td class="right">([\d.]+)</td><td class="right">([\d.]+)</td>'
+        r'<td class="right">([\d.]+)</td></tr>',
+        of(run).partition("What an attacker can gain")[2].partition("<h2>")[0],
+    )
+    assert [float(row[0]) / 100 for row in rows] == pytest.approx(statement.FALSE_ALARMS)
+    for guess, best, alone in ([float(x) for x in row] for row in rows):
+        assert guess < best < alone
+
+
+def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
+    folder = write(tmp_path / "run", finished=False, begun=2)
+    (folder / "steps_begun").write_bytes(b"...")  # one was lost
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 4, "steps_be')
+    text, spent = of(folder), page.read(folder).epsilon_after(3)
+    assert "not finished" in text and "3 of the 4 steps" in text
+    assert "BAM (SAM) ·" in text  # of which data is recorded at the end
+    shown = float(key_numbers(text)["ε so far"])
+    assert spent <= shown < 1.001 * spent < page.read(folder).plan["epsilon"]
+    (folder / "steps_begun").unlink()
+    (folder / "metrics.jsonl").unlink()
+    assert "nothing is spent" in of(folder)
+
+
+def test_a_run_without_privacy_says_so_in_large_and_states_no_epsilon(tmp_path, run):
+    folder = write(tmp_path / "run", private=False)
+    for public in (False, True):
+        text = of(folder, public)
+        assert '<p class="large">NOT PRIVATE</p>' in text
+        assert key_numbers(text)["ε"] == "none"
+        assert "differential" not in text and "may be passed on" not in text
+    assert '<p class="large">' not in of(run)
+
+
+def test_a_seed_makes_epsilon_nominal_and_stays_out_of_a_page_to_pass_on(tmp_path, run):
+    folder = write(tmp_path / "run", seed=SEED)
+    assert "in this file is nominal" in of(folder) and "in this file is nominal" not in of(run)
+    public = of(folder, public=True)
+    assert "in this file is nominal" in public and str(SEED) not in public
+    assert f"--config.seed={SEED}" in of(folder)
+
+
+def test_records_of_an_earlier_version_are_shown_and_not_trusted(tmp_path, run):
+    folder = write(tmp_path / "run", diagnosed=False)
+    summary = json.loads((folder / "summary.json").read_text())
+    for key in ("noise", "sampling", "commit", "sensitivity", "versions", "steps_begun"):
+        del summary[key]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["spare_steps"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for public in (False, True):
+        text = of(folder, public)
+        assert "Do not trust this ε" in text and "did not record noise" in text
+    assert "Do not trust this ε" not in of(run)
+
+
+def test_what_a_stranger_wrote_is_text(tmp_path):
+    evil = '"><img src=x onerror=alert(1)></style><script>'
+    folder = write(tmp_path / "<b>bold", device=evil, noise=evil, commit=evil)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {evil: evil, "precision": evil, "own": {evil: [evil]}}
+    config["method"]["name"] = evil
+    (folder / "config.json").write_text(json.dumps(config))
+    text = of(folder)
+    assert "<img" not in text and "<script" not in text and "<b>" not in text
+    assert text.count("</style>") == 1 and text.count("&lt;img") > 5
+
+
+def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
+    config = report.as_json(base.get_config("dp_sat"))
+    command, missing = page.command_of(config)
+    assert (command.count("--config"), missing) == (1, [])
+    config["epsilon"], config["optimizer"]["momentum"] = 1.5, 0.9
+    config["dataset"]["path"] = "/my data;ls"
+    command, missing = page.command_of(config)
+    assert "--config=configs/base.py:dp_sat" in command and "--config.epsilon=1.5" in command
+    assert "'--config.dataset.path=/my data;ls'" in command
+    assert missing == ["optimizer.momentum"]
+
+
+def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
+    folder = write(tmp_path / "run", seed=SEED)
+    found = re.search(r"<code>(python -m scripts.train.*?)</code>", of(folder), re.DOTALL)
+    command = html.unescape(found[1])
+    python, module, script, *arguments = shlex.split(command)
+    assert (python, module, script) == ("python", "-m", "scripts.train")
+    here = [f"--workdir={folder}" if "NEW_FOLDER" in x else x for x in arguments]
+    same = run_command(script, *here)
+    other = run_command(script, *here, "--config.delta=1e-6")
+    assert "already holds a finished run" in same.stderr
+    assert "holds a run with delta = 1.4e-05, not 1e-06" in other.stderr
+
+
+def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    done = run_command("scripts.report", f"--workdir={copy}")
+    assert (done.returncode, done.stderr) == (0, "") and "not for passing on" in done.stdout
+    assert "NOT PRIVATE" in (copy / "report.html").read_text(encoding="utf-8")
+    done = run_command(
+        "scripts.report", f"--workdir={copy}", "--public", f"--out={tmp_path}/p.html"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NOT PRIVATE" not in (tmp_path / "p.html").read_text(encoding="utf-8")
+    (copy / "summary.json").write_text('{"versions": 5}')
+    broken = run_command("scripts.report", f"--workdir={copy}")
+    nothing = run_command("scripts.report", f"--workdir={tmp_path}")
+    for refused, message in ((nothing, "has no config.json"), (broken, "are damaged")):
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+        assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("plan", '{"num_steps": "<b>"}', "plan.json is damaged: num_examples"),
+        ("plan", "{", "plan.json is damaged: not JSON"),
+        ("config", '{"method": 5}', "method is no section"),
+        ("summary", "[]", "not a JSON object"),
+    ],
+)
+def test_damaged_records_are_one_line(run, tmp_path, name, text, message):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / f"{name}.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        of(folder)
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser here")
+def test_a_browser_shows_the_page(run, tmp_path):
+    def picture(text):
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600",
+             f"--user-data-dir={tmp_path}/profile", f"--screenshot={tmp_path}/page.png",
+             f"file://{tmp_path}/page.html"], capture_output=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return np.asarray(Image.open(tmp_path / "page.png").convert("RGB"), int)
+
+    shown, blank = picture(of(run)), picture("<!doctype html>")
+    # Ink all over it, lines in the first line's colour, and the control has neither.
+    bands = [np.ptp(band) > 100 for band in np.array_split(shown, 8)]
+    assert all(bands) and not any(np.ptp(band) for band in np.array_split(blank, 8))
+    assert (np.abs(shown - [0, 0x72, 0xB2]).max(axis=2) < 8).sum() > 100
