@@ -255,7 +255,7 @@ def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iter
     if begun > plan["num_steps"]:
         yield f"{run}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
     if ":" in plan.get("mechanism", ""):
-        yield f"{run}: what {plan['mechanism']}, code of one's own, is worth cannot be computed again"
+        yield f"{run}: the ε of {plan['mechanism']}, code of one's own, is not computed again"
         return
     keys = ("noise_multiplier", "num_steps", "delta", "accountant")
     epsilon = mechanisms.of_record(plan).epsilon(**{key: plan[key] for key in keys})

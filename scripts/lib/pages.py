@@ -28,6 +28,7 @@ PAGES = {
         "digits": "docs/extensions_digits.md",
         "mnist": "docs/extensions_mnist.md",
     },
+    "docs/batches.md": {"authors": "docs/results/authors_epsilon.md"},
     "docs/results.md": {
         "features": "docs/results/scattering/table1.md",
         "features, normalised": "docs/results/scattering/search_C0.1.md",
