@@ -78,7 +78,7 @@ def privacy(
         ),
         _in_words(plan, nominal),
         _facts(config, plan, summary, nominal),
-        _unaccounted(config, diagnosed),
+        _unaccounted(config, summary, diagnosed),
         _check(plan),
         _LIMITS.format(exported_by=exported_by),
     ]
@@ -198,7 +198,7 @@ once, and divides by l. Training uses the training examples for nothing else.
 {lines}"""
 
 
-def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
+def _unaccounted(config: JsonObject, summary: JsonObject, diagnosed: bool) -> str:
     holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
     measured = "none in the run's records"
     if config["diagnostics"]["every"] or diagnosed:
@@ -215,6 +215,14 @@ def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
+    begun = "at random"
+    if digest := summary.get("init_digest"):
+        begun = (
+            f"**in a file** (SHA-256 {digest}), which whoever trained declares made without these "
+            "data"
+        )
+    if frozen := summary.get("num_frozen"):
+        begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
     name = config.get("features", {}).get("name", "")
     seen = "none: the examples themselves"
     if name:
@@ -233,6 +241,7 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
+| weights before training | {begun} |
 | features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
 | hyper-parameters chosen by looking at this data | not known to this file |
