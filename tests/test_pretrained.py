@@ -26,7 +26,7 @@ from bam.audit import whole_run
 from bam.data import datasets
 from configs import base, digits
 from scripts.lib import ahead
-from tests.cases import assert_close, assert_same_bits, run_command
+from tests.cases import assert_close, assert_same_bits, distance, run_command
 
 HEAD = "Dense_1"
 SHAPES = {
@@ -126,6 +126,17 @@ def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, gi
     assert_close(own.gradient, jax.tree.map(lambda x: jnp.mean(x, 0), trained), rtol=1e-4)
     clipped = jax.tree.map(lambda x: jnp.tensordot(scale, x, 1) / 8, trained)
     assert_close(own.clipped, clipped, rtol=1e-4)
+
+
+def test_two_devices_train_the_same_part_from_the_same_weights(of_head, file):
+    config = tiny(init_from=str(file), trainable=HEAD)
+    shared = train.build(config, own_data(), jax.devices()[:2])
+    one, two = (train.train(built, 0).state for built in (of_head, shared))
+    assert_same_bits(two.frozen, one.frozen)
+    assert two.frozen["Dense_0"]["kernel"].sharding.num_devices == 2
+    assert_close(two.params, one.params, rtol=1e-4, atol=1e-6)
+    other = train.train(of_head, 1).state
+    assert distance(other.params, one.params) > 1000 * distance(two.params, one.params)
 
 
 def test_with_nothing_frozen_the_program_is_the_same():
