@@ -7,7 +7,7 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
+                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, _saved(state))),
                     facts=ocp.args.JsonSave(facts),
                 ),
             )
@@ -98,7 +98,8 @@ class Checkpoints:
         step = self._manager.latest_step() if self._manager else None
         if self._manager is None or step is None:
             return None
-        data_like = jax.tree.map(_key_to_data, like)
+        saved = _saved(like)
+        data_like = jax.tree.map(_key_to_data, saved)
         try:
             restored = self._manager.restore(
                 step,
@@ -112,7 +113,9 @@ class Checkpoints:
                 f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
                 "move that folder away to resume from the one before it"
             ) from None
-        state = jax.tree.map(_data_to_key, like, restored.state)
+        state: Any = jax.tree.map(_data_to_key, saved, restored.state)
+        if saved is not like:
+            state = cast(Any, like)._replace(**state)
         return step, state, restored.facts
 
 
@@ -147,6 +150,17 @@ def _reserve(file: int, num_bytes: int) -> None:
         os.posix_fallocate(file, 0, num_bytes)
     elif os.fstatvfs(file).f_bavail * os.fstatvfs(file).f_frsize < num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _saved(state: Any) -> Any:
+    """What is saved of a state: its fields, but for empty dicts.
+
+    So a run that freezes nothing has the checkpoints of a time when nothing could be frozen.
+    """
+    if not hasattr(state, "_asdict"):
+        return state
+    is_empty = lambda x: isinstance(x, dict) and not x  # noqa: E731
+    return {name: x for name, x in state._asdict().items() if not is_empty(x)}
 
 
 def _key_to_data(leaf: Any) -> Any:

@@ -4,13 +4,25 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, PyTree
 
-from bam import devices, diagnostics, models, oracles, parts, public_clip, sampling, tree, tuning
+from bam import (
+    devices,
+    diagnostics,
+    models,
+    oracles,
+    parts,
+    pretrained,
+    public_clip,
+    sampling,
+    tree,
+    tuning,
+)
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
@@ -31,13 +43,16 @@ class Experiment:
       dataset: the data, on the host.
       plan: the privacy plan of a run.
       sensitivity: S of the per-example transform: the noise on the sum has deviation σ·S.
-      num_params: number of trainable numbers.
+      num_params: number of trained numbers.
+      num_frozen: number of those that are not trained.
+      init_digest: SHA-256 of the file of weights that training begins from; "": at random.
       capacity: rows of a padded batch, as a rule.
       init: `seed -> TrainState`.
       place: `split -> split`, on the devices as the functions below read it.
       step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
         state's memory, and does not check the plan: `train` does.
-      evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled.
+      evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled; the
+        parameters are those of the whole model, `pretrained.merge(state.averaged, state.frozen)`.
       means: `(state, train split on device, rows) -> (own, plain)`, compiled: the means of the
         method's gradients over those training examples, and of the plain ones. NOT PRIVATE.
       diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
@@ -50,6 +65,8 @@ class Experiment:
     plan: PrivacyPlan
     sensitivity: float
     num_params: int
+    num_frozen: int
+    init_digest: str
     capacity: int
     init: Callable[[int], TrainState]
     place: Callable[[datasets.Split], datasets.Split]
@@ -94,6 +111,9 @@ def build(
     module = parts.make_model(config.model, dataset.num_classes)
     arithmetic = {"precision": config.precision, "convolution": config.convolution}
     model = models.as_functions(module, shape, **arithmetic)
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    weights = pretrained.load(config.init_from, config.init_fresh, like)
+    trained, frozen = pretrained.split(like, config.trainable)
     _check_parts(config, model, plan, shape, dataset.num_classes)
     if private and config.public_clip.quantile:
         clip_norm = public_clip.clip_norm(config, shape)
@@ -104,22 +124,16 @@ def build(
     model = models.as_functions(module, shape, **arithmetic)
     # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
     dense_model = models.as_functions(module, shape, **(arithmetic | {"convolution": "xla"}))
-    oracle = parts.make_oracle(config.method, model.loss)
     optimizer = parts.make_optimizer(config.optimizer, plan)
+    clip = parts.make_clip(config.clip, plan) if private else clip_by_l2_norm(math.inf)
+    sensitivity = clip.sensitivity if private else 0.0
     sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
-    take_step: Callable[..., TrainState]
-    if private:
-        clip = parts.make_clip(config.clip, plan)
-        sensitivity = clip.sensitivity
-        take_step = functools.partial(
-            private_step, oracle=oracle, clip=clip, noise_multiplier=plan.noise_multiplier
-        )
-    else:
-        clip, sensitivity = clip_by_l2_norm(math.inf), 0.0
-        take_step = functools.partial(ordinary_step, loss=model.loss)
+
+    def first_weights(key: Array) -> tuple[Params, Params]:
+        return pretrained.split(pretrained.begin(model.init(key), weights), config.trainable)
 
     def init(seed: int) -> TrainState:
-        return devices.replicate(first_state(seed, model.init, optimizer, clip), mesh)
+        return devices.replicate(first_state(seed, first_weights, optimizer, clip), mesh)
 
     def place(split: datasets.Split) -> datasets.Split:
         # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
@@ -129,14 +143,22 @@ def build(
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
-        return take_step(
-            state,
-            batch,
-            _example_at(config, dataset, train, state.step),
-            expected_batch_size=plan.expected_batch_size,
-            optimizer=optimizer,
-            ema_decay=config.ema_decay,
+        given = state, batch, _example_at(config, dataset, train, state.step)
+        loss = pretrained.with_frozen(model.loss, state.frozen)
+        options: dict[str, Any] = {
+            "expected_batch_size": plan.expected_batch_size,
+            "optimizer": optimizer,
+            "ema_decay": config.ema_decay,
             **sharing,
+        }
+        if not private:
+            return ordinary_step(*given, loss=loss, **options)
+        return private_step(
+            *given,
+            oracle=parts.make_oracle(config.method, loss),
+            clip=clip,
+            noise_multiplier=plan.noise_multiplier,
+            **options,
         )
 
     @jax.jit
@@ -166,7 +188,8 @@ def build(
                 **sharing,
             )
 
-        own, plain = means_of(oracle), oracles.dp_sgd(model.loss)
+        loss = pretrained.with_frozen(model.loss, state.frozen)
+        own, plain = means_of(parts.make_oracle(config.method, loss)), oracles.dp_sgd(loss)
         return own, own if parts.is_plain(config.method.name) else means_of(plain)
 
     @jax.jit
@@ -177,8 +200,9 @@ def build(
         example_at = functools.partial(
             _example_at(config, dataset, train, state.step), step_key(state)
         )
+        params = pretrained.merge(state.params, state.frozen)
         losses = jax.lax.map(
-            lambda index: dense_model.loss(state.params, example_at(index)),
+            lambda index: dense_model.loss(params, example_at(index)),
             indices,
             batch_size=config.microbatch_size,
         )
@@ -191,7 +215,9 @@ def build(
         dataset=dataset,
         plan=plan,
         sensitivity=sensitivity,
-        num_params=tree.num_params(jax.eval_shape(model.init, jax.random.key(0))),
+        num_params=tree.num_params(trained),
+        num_frozen=tree.num_params(frozen),
+        init_digest=weights.digest,
         capacity=-(-plan.drawing.capacity // config.microbatch_size) * config.microbatch_size,
         init=init,
         place=place,
@@ -247,7 +273,6 @@ def _check_parts(
     num_classes: int,
 ) -> None:
     """Traces one example's gradient, so that what it cannot do is known before anything is run."""
-    oracle = parts.make_oracle(config.method, model.loss)
     clip = parts.make_clip(config.clip, plan) if plan.epsilon < math.inf else optax.identity()
     parts.make_optimizer(config.optimizer, plan)
     example = parts.example_like(config, shape)
@@ -258,15 +283,21 @@ def _check_parts(
             f"model {config.model.name} makes logits {logits.shape} of {config.augment.views} "
             f"inputs: one row of {num_classes} for each is needed"
         )
-    grads = jax.eval_shape(oracle.grad, params, example)
-    if not tree.same_structure(grads, params):
+    trained, frozen = pretrained.split(params, config.trainable)
+
+    def grad(trained: Params, frozen: Params, example: PyTree) -> Grads:
+        loss = pretrained.with_frozen(model.loss, frozen)
+        return parts.make_oracle(config.method, loss).grad(trained, example)
+
+    grads = jax.eval_shape(grad, trained, frozen, example)
+    if not tree.same_structure(grads, trained):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
 
     def private(params: Params, grads: Grads) -> Grads:
         state = clip.init(params)
         return finish(clip, clip.update(grads, state, params)[0], state)[0]
 
-    if not tree.same_structure(jax.eval_shape(private, params, grads), params):
+    if not tree.same_structure(jax.eval_shape(private, trained, grads), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
 
 
@@ -297,6 +328,8 @@ def _check(config: ConfigDict) -> None:
         raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
     if config.features.name and config.public_clip.quantile:
         raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
+    if (config.init_from or config.trainable) and config.public_clip.quantile:
+        raise ValueError("public_clip trains all of a model from scratch: set clip_norm instead")
     if not config.input_clip_norm >= 0:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:

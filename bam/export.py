@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Num, PyTree
 
 import bam
-from bam import checkpoint, models, parts, statement
+from bam import checkpoint, models, parts, pretrained, statement
 from bam.data import datasets, features
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
@@ -43,7 +43,8 @@ FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safe
 SETTINGS = {
     "": (
         "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
-        "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
+        "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay", "trainable",
+        "init_fresh",
     ),
     "clip": ("name", "gamma"),
     "mechanism": ("name",),
@@ -323,8 +324,10 @@ def _model_facts(run: _Run) -> JsonObject:
 
 
 def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
-    """The averaged weights after the last step: of the checkpoint nothing else is read."""
-    parts = {"averaged": like, "step": jax.ShapeDtypeStruct((), np.int32)}
+    """The averaged weights after the last step, and what was frozen: nothing else is read."""
+    trained, frozen = pretrained.split(like, run.config.get("trainable", ""))
+    parts = {"averaged": trained, "step": jax.ShapeDtypeStruct((), np.int32)}
+    parts |= {"frozen": frozen} if frozen else {}
     newest = checkpoint.read(workdir / "checkpoints", parts)
     if newest is None:
         raise ValueError(
@@ -334,8 +337,9 @@ def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
     taken = run.summary.get("steps_taken", run.plan["num_steps"])
     if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
         raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
-    _check_shapes(workdir, state["averaged"], like)
-    return state["averaged"]
+    params = pretrained.merge(state["averaged"], state.get("frozen", {}))
+    _check_shapes(workdir, params, like)
+    return params
 
 
 def _check_shapes(where: Path, params: PyTree, like: Shapes) -> None:

@@ -1,4 +1,4 @@
-"""Text and JSON files, written all or nothing and read with errors that name the file."""
+"""Files, JSON above all, written all or nothing and read with errors that name the file."""
 
 import json
 import os
@@ -33,10 +33,15 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, all or nothing, whatever crashes, also beside others that write it."""
+    """Writes a text file, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file, all or nothing, whatever crashes, also beside others that write it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content)
         to_disk(file)
     partial.replace(path)
 

@@ -146,6 +146,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
         theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)
+        if key not in recorded and not ours:
+            continue  # a key that is younger than the run, and asks for nothing
         if theirs != ours and not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{workdir} holds a run with {key} = {theirs!r}, not {ours!r}; "

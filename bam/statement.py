@@ -112,7 +112,7 @@ def privacy(
         ),
         in_words(plan, nominal),
         facts(config, plan, summary, nominal),
-        unaccounted(config, diagnosed),
+        unaccounted(config, summary, diagnosed),
         check(plan),
         LIMITS.format(exported_by=exported_by),
     ]
@@ -236,6 +236,7 @@ once, and divides by l. Training uses the training examples for nothing else.
 
 def unaccounted(
     config: JsonObject,
+    summary: JsonObject,
     diagnosed: bool,
     figures: str = "No figure of it is in this folder, but people",
 ) -> str:
@@ -256,6 +257,14 @@ def unaccounted(
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
+    begun = "at random"
+    if digest := summary.get("init_digest"):
+        begun = (
+            f"**in a file** (SHA-256 {digest}), which whoever trained declares made without these "
+            "data"
+        )
+    if frozen := summary.get("num_frozen"):
+        begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
     name = config.get("features", {}).get("name", "")
     seen = "none: the examples themselves"
     if name:
@@ -274,6 +283,7 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
+| weights before training | {begun} |
 | features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
 | hyper-parameters chosen by looking at this data | not known to this file |

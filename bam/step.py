@@ -32,7 +32,7 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: steps taken.
-      params: the weights θ.
+      params: the weights θ that are trained; all other fields but `frozen` are like them alone.
       averaged: exponential moving average of the weights (the weights themselves without EMA).
       opt_state: the optimizer's state.
       noise: the noise key and how often it was used.
@@ -40,6 +40,7 @@ class TrainState(NamedTuple):
       private_grad: the last privatised gradient; zeros before the first step.
       augment_key: the key of all random views; (step, example) are folded into it.
       num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
+      frozen: the weights that are not trained; an empty tree if all are (see `bam.pretrained`).
     """
 
     step: Int[Array, ""]
@@ -51,6 +52,7 @@ class TrainState(NamedTuple):
     private_grad: Grads
     augment_key: Array
     num_nonfinite: Int[Array, ""]
+    frozen: Params
 
 
 def private_step(
@@ -148,12 +150,15 @@ def _average(averaged: Params, params: Params, step: Int[Array, ""], decay: floa
 
 def first_state(
     seed: int,
-    init: Callable[[Array], Params],
+    init: Callable[[Array], tuple[Params, Params]],
     optimizer: optax.GradientTransformation,
     clip: BoundedTransformation,
 ) -> TrainState:
-    """The state before the first step; its arrays share no memory, so that a step can take it."""
-    params = init(stream_key(seed, INIT_STREAM))
+    """The state before the first step; its arrays share no memory, so that a step can take it.
+
+    `init` makes `(trained, frozen)` weights of a key.
+    """
+    params, frozen = init(stream_key(seed, INIT_STREAM))
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -164,6 +169,7 @@ def first_state(
         private_grad=optax.tree.zeros_like(params),
         augment_key=stream_key(seed, AUGMENT_STREAM),
         num_nonfinite=jnp.zeros((), jnp.int32),
+        frozen=frozen,
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bam import devices, sampling
+from bam import devices, pretrained, sampling
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, build
@@ -38,7 +38,8 @@ NOISE = (
 class Result(NamedTuple):
     """What a run leaves in memory: the final state, the metrics rows, the summary.
 
-    The state holds the noise key: release `state.params` or `state.averaged`, never all of it.
+    The state holds the noise key: release `state.params` or `state.averaged`, with the `frozen`
+    weights if there are any, never all of it.
     """
 
     state: TrainState
@@ -83,8 +84,9 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      ValueError: if the run in `workdir` is of another config, plan or data set, its checkpoint
-        cannot be read or is of another step, or its ledger is not whole.
+      ValueError: if the run in `workdir` is of another config, plan or data set, or began from
+        other weights, its checkpoint cannot be read or is of another step, or its ledger is not
+        whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
@@ -101,7 +103,7 @@ def train(
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
         data = _fingerprint(dataset, files.data_key()) if workdir else None
-        identity = {"plan": plan.to_json(), "data": data}
+        identity = {"plan": plan.to_json(), "data": data, "init": experiment.init_digest}
         restored = checkpoints.restore(state)
         if restored is not None:
             done, state, facts = restored
@@ -110,6 +112,11 @@ def train(
             if int(state.step) != done:
                 raise ValueError(
                     f"{files.checkpoints}/{done} is renamed: it is of step {state.step}"
+                )
+            if facts["identity"].get("init", "") != experiment.init_digest:
+                raise ValueError(
+                    f"{files.checkpoints} is of a run that began from other weights than those in "
+                    f"{config.init_from} now; choose another --workdir"
                 )
         taken = max(0, done)
         ledger = files.open_ledger(taken, saved)
@@ -140,7 +147,7 @@ def train(
             last = step == end
             measurements: dict[str, float] = {}
             if last or (step > 0 and _due(step, config.eval.every)):
-                measurements |= evaluate(experiment, state.averaged)
+                measurements |= evaluate(experiment, _averaged(state))
             if _due(step, config.diagnostics.every):
                 measurements |= not_private(experiment, state, on_device)
             if measurements:
@@ -158,7 +165,7 @@ def train(
 
         # The last row was lost between checkpoint and summary, or steps that count were.
         if not rows or (rows[-1]["step"], rows[-1]["steps_begun"]) != (end, ledger.begun):
-            measurements = evaluate(experiment, state.averaged)
+            measurements = evaluate(experiment, _averaged(state))
             rows.append(_row(plan, end, ledger.begun, measurements, seconds))
             files.add_row(rows[-1])
         summary = summarize(experiment, seed, rows[-1])
@@ -212,6 +219,8 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "features": experiment.config.features.name,
         "model": experiment.config.model.name,
         "num_params": experiment.num_params,
+        "num_frozen": experiment.num_frozen,
+        "init_digest": experiment.init_digest,
         **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
         **plan,
         "clip": experiment.config.clip.name,
@@ -245,6 +254,11 @@ def not_private(
     measured = experiment.diagnose(state, train, rows)
     named = {f"not_private/{k}": float(v) for k, v in measured.items()}
     return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+
+
+def _averaged(state: TrainState) -> Params:
+    """The whole model's weights as they are judged and released."""
+    return pretrained.merge(state.averaged, state.frozen)
 
 
 def _row(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from bam import devices, models, parts
+from bam import devices, models, parts, pretrained
 from bam.data import datasets
 from bam.engine import clipped_sum, plain_sum
 from bam.extras import needs
@@ -87,7 +87,7 @@ def tuned(
         size = sizes[0]
     else:
         sections = [config[key].to_dict() for key in ("model", "method", "augment")]
-        how = [config.precision, config.convolution]
+        how = [config.precision, config.convolution, config.trainable]
         size = fastest(
             functools.partial(_sum, config, dataset.num_classes, shape, mesh),
             [*sections, *how, dataset.num_classes, shape],
@@ -147,19 +147,20 @@ def _sum(
 ) -> Step:
     """The sum that a step spends its time on, over random images."""
     model = _model(config, num_classes, shape)
-    oracle = parts.make_oracle(config.method, model.loss)
-    params = devices.replicate(model.init(jax.random.key(0)), mesh)
+    weights = pretrained.split(model.init(jax.random.key(0)), config.trainable)
     how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
     example = functools.partial(_example, config, num_classes, shape)
 
     @jax.jit
-    def total(params: Params, indices: Array) -> Grads:
+    def total(params: Params, frozen: Params, indices: Array) -> Grads:
+        loss = pretrained.with_frozen(model.loss, frozen)
         if config.method.name == "non_private":
-            return plain_sum(lambda p, i: model.loss(p, example(i)), params, indices, **how)
+            return plain_sum(lambda p, i: loss(p, example(i)), params, indices, **how)
+        oracle = parts.make_oracle(config.method, loss)
         grad_fn = lambda p, i: oracle.grad(p, example(i))  # noqa: E731
         return clipped_sum(grad_fn, clip_by_l2_norm(1.0), params, indices, **how)[0]
 
-    given = params, devices.replicate(np.arange(num_examples, dtype=np.int32), mesh)
+    given = devices.replicate((*weights, np.arange(num_examples, dtype=np.int32)), mesh)
     return total.lower(*given).compile(), given
 
 

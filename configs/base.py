@@ -55,6 +55,13 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
     config.method = ConfigDict({"name": method, **parts.METHODS[method].options})
     config.model = ConfigDict({"name": "convnet", "width": 16})
+    # Weights to begin from: a safetensors file, or a folder that scripts.export wrote; "": random.
+    # Nobody but you can say that they were made without the private data: only then are they free.
+    config.init_from = ""
+    # Regular expressions, searched for in names like "Dense_0/kernel": what begins at random all
+    # the same, and what is trained ("": all). The rest is frozen.
+    config.init_fresh = ""
+    config.trainable = ""
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
     # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
     # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.

@@ -76,11 +76,23 @@ def describe(experiment: train.Experiment) -> str:
     config = experiment.config
     return (
         f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
-        f"{experiment.num_params:,} parameters, on {devices_of(experiment)}, "
+        f"{experiment.num_params:,} parameters{_frozen(experiment)}, on {devices_of(experiment)}, "
         f"{config.microbatch_size} at a time\n"
         f"{experiment.plan.describe()}"
         f"{_features(config.features.name)}"
+        f"{_weights(config.init_from)}"
     )
+
+
+def _frozen(experiment: train.Experiment) -> str:
+    """How many parameters are not trained; nothing if all are."""
+    return f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
+
+
+def _weights(init_from: str) -> str:
+    """What ε rests on if training begins from a file's weights; nothing if at random."""
+    made = f"\nweights of {init_from}: ε holds if they were made without any of these examples"
+    return made if init_from else ""
 
 
 def _features(name: str) -> str:

@@ -313,7 +313,7 @@ def _statement(run: Run, config: JsonObject, public: bool) -> str:
         figures = "No figure of it is on this page, but people"
     texts = (
         statement.in_words(run.plan, run.nominal, "the trained weights"),
-        statement.unaccounted(config, diagnosed, figures),
+        statement.unaccounted(config, run.summary, diagnosed, figures),
         statement.facts(config, run.plan, run.summary, run.nominal),
         statement.check(run.plan),
     )

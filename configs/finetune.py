@@ -1,0 +1,28 @@
+"""Five classes of CIFAR-10, private, after training on the other five, as if they were public.
+
+Command:   python -m scripts.finetune --workdir=DIR --out=DIR/result
+             --config.dataset.source=parquet --config.dataset.path=FOLDER
+Hardware:  one CPU core is enough. Time and accuracy: not run.
+
+The network and the size of a run are those of configs/cifar10_small.py.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import cifar10_small
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the configuration of a method on the private classes."""
+    config = cifar10_small.get_config(method)
+    config.expected_batch_size = 256  # of 25,000 images
+    with config.unlocked():
+        config.dataset.update(
+            {
+                "name": "examples.some_classes:some_classes",
+                "of": "cifar10",
+                "classes": (5, 6, 7, 8, 9),
+            }
+        )
+    config.eval.every = 10
+    return config

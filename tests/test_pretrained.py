@@ -1,0 +1,332 @@
+"""What is frozen stays as it was and costs nothing; what training begins from is checked."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import traverse_util
+
+from bam import (
+    experiment,
+    export,
+    models,
+    parts,
+    pretrained,
+    report,
+    statement,
+    train,
+    tree,
+    tuning,
+)
+from bam.audit import whole_run
+from bam.data import datasets
+from configs import base, digits
+from scripts.lib import ahead
+from tests.cases import assert_close, assert_same_bits, distance, run_command
+
+HEAD = "Dense_1"
+SHAPES = {
+    "Dense_0/bias": (4,), "Dense_0/kernel": (16, 4), "Dense_1/bias": (3,), "Dense_1/kernel": (4, 3),
+}  # fmt: skip
+
+
+def own_data(num_classes=3):
+    rng = np.random.default_rng(5)
+    splits = [
+        datasets.Split(
+            rng.integers(0, 256, (n, 4, 4, 1), np.uint8), rng.integers(0, 3, n, np.int32)
+        )
+        for n in (40, 20)
+    ]
+    scale = np.full(1, 0.5, np.float32), np.full(1, 0.25, np.float32)
+    return datasets.Dataset("own", *splits, num_classes, *scale)
+
+
+def tiny(**overrides):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 20})
+    config.update({"microbatch_size": 10, "ema_decay": 0.9, "clip_norm": 0.1})
+    config.model.update({"name": "examples.own_model:mlp", "width": 4})
+    config.checkpoint.every, config.eval.every = 1, 0
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+def model():
+    module = parts.make_model(tiny().model, 3)
+    return models.as_functions(module, (4, 4, 1))
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Weights of somebody else's: name -> array."""
+    rng = np.random.default_rng(7)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def file(given, tmp_path_factory):
+    path = tmp_path_factory.mktemp("given") / "weights.safetensors"
+    path.write_bytes(safetensors.numpy.save(given))
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_head(file):
+    """An experiment that trains the last layer alone, from the file's weights."""
+    return train.build(tiny(init_from=str(file), trainable=HEAD), own_data())
+
+
+@pytest.fixture(scope="module")
+def finished(of_head, tmp_path_factory):
+    """A run of it without a seed: its workdir and what it left in memory."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    return workdir, train.train(of_head, None, workdir)
+
+
+def test_what_is_frozen_never_changes_and_nothing_else_of_its_shape_exists(
+    of_head, finished, given
+):
+    state, summary = finished[1].state, finished[1].summary
+    for layer, tensors in (("Dense_0", state.frozen), ("Dense_1", of_head.init(1).params)):
+        assert set(tensors) == {layer}
+        for name in ("bias", "kernel"):
+            np.testing.assert_array_equal(tensors[layer][name], given[f"{layer}/{name}"])
+    assert not np.array_equal(state.params["Dense_1"]["kernel"], given["Dense_1/kernel"])
+    others = jax.tree.leaves(state._replace(frozen={}))
+    assert sum(x.shape == (16, 4) for x in others) == 0
+    assert sum(x.shape == (4, 3) for x in others) == 5  # θ, its average, two moments, the gradient
+    assert (of_head.num_params, of_head.num_frozen) == (4 * 3 + 3, 16 * 4 + 4)
+    assert (summary["num_params"], summary["num_frozen"]) == (15, 68)
+
+
+def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, given):
+    run = whole_run.record(of_head, 0)
+    assert run.noise.shape == (3, 15)
+    assert 0.6 < np.std(run.noise) < 1.4
+    state, data = of_head.init(0), of_head.place(of_head.dataset.train)
+    own, _ = of_head.means(state, data, np.arange(8, dtype=np.int32))
+    images = datasets.prepare(of_head.dataset, of_head.dataset.train.images[:8])
+    examples = {"image": images[:, None], "label": jnp.asarray(of_head.dataset.train.labels[:8])}
+    params = pretrained.merge(state.params, state.frozen)
+    assert_same_bits(
+        params, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(given, sep="/"))
+    )
+    whole = jax.vmap(jax.grad(model().loss), (None, 0))(params, examples)
+    trained, _ = pretrained.split(whole, HEAD)
+    of_trained, of_all = (np.asarray(jax.vmap(tree.l2_norm)(t)) for t in (trained, whole))
+    np.testing.assert_allclose(own.norms, of_trained, rtol=1e-4)
+    assert np.all(of_all > 1.01 * of_trained)  # the control: another norm would be seen
+    scale = np.minimum(1, 0.1 / of_trained)
+    assert np.sum(scale < 1) >= 6
+    assert_close(own.gradient, jax.tree.map(lambda x: jnp.mean(x, 0), trained), rtol=1e-4)
+    clipped = jax.tree.map(lambda x: jnp.tensordot(scale, x, 1) / 8, trained)
+    assert_close(own.clipped, clipped, rtol=1e-4)
+
+
+def test_two_devices_train_the_same_part_from_the_same_weights(of_head, file):
+    config = tiny(init_from=str(file), trainable=HEAD)
+    shared = train.build(config, own_data(), jax.devices()[:2])
+    one, two = (train.train(built, 0).state for built in (of_head, shared))
+    assert_same_bits(two.frozen, one.frozen)
+    assert two.frozen["Dense_0"]["kernel"].sharding.num_devices == 2
+    assert_close(two.params, one.params, rtol=1e-4, atol=1e-6)
+    other = train.train(of_head, 1).state
+    assert distance(other.params, one.params) > 1000 * distance(two.params, one.params)
+
+
+def test_with_nothing_frozen_the_program_is_the_same():
+    params = jax.eval_shape(model().init, jax.random.key(0))
+    assert pretrained.split(params, "") == (params, {}) == pretrained.split(params, "Dense")
+    assert pretrained.merge(params, {}) is params
+    example = parts.example_like(tiny(), (4, 4, 1))
+
+    def program(trainable):
+        trained, frozen = pretrained.split(params, trainable)
+        frozen = jax.tree.map(lambda x: jnp.zeros(x.shape), frozen)
+        loss = pretrained.with_frozen(model().loss, frozen)
+        return str(jax.make_jaxpr(jax.grad(loss))(trained, example))
+
+    assert program("") == str(jax.make_jaxpr(jax.grad(model().loss))(params, example))
+    assert len(program(HEAD)) < len(program(""))  # no way back through what is frozen
+
+
+def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished, tmp_path):
+    workdir, result = finished
+    export.export(workdir, tmp_path / "out", own_model="examples.own_model:mlp")
+    released = export.load(tmp_path / "out", "examples.own_model:mlp")
+    expected = pretrained.merge(result.state.averaged, result.state.frozen)
+    assert_same_bits(released.params, expected)
+    judged = train.evaluate(of_head, released.params)
+    assert judged.items() <= result.rows[-1].items()
+
+    going_on = train.build(tiny(init_from=str(tmp_path / "out")), own_data())
+    assert_same_bits(going_on.init(3).params, expected)
+    images = of_head.dataset.test.images
+    inputs = datasets.prepare(of_head.dataset, images)
+    np.testing.assert_allclose(
+        released.logits(released.params, images),
+        model().logits(going_on.init(3).params, inputs),
+        rtol=1e-5,
+    )
+    pretrained.save(released.params, tmp_path / "saved")
+    release = tmp_path / "out" / "weights.safetensors"
+    assert (tmp_path / "saved").read_bytes() == release.read_bytes()
+
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| weights before training"))
+    digest = of_head.init_digest
+    assert f"**in a file** (SHA-256 {digest})" in row and "68 of 83 were left" in row
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["trainable"] == HEAD and "init_from" not in settings
+
+
+def test_a_statement_says_that_weights_began_at_random(finished):
+    config, summary = (report.read_json(finished[0] / f"{x}.json") for x in ("config", "summary"))
+    at_random = statement._unaccounted(
+        config, summary | {"init_digest": "", "num_frozen": 0}, False
+    )
+    assert "| weights before training | at random |" in at_random
+
+
+def test_what_begins_afresh_is_not_taken_from_the_file(file, given):
+    config = tiny(init_from=str(file), init_fresh=HEAD)
+    other_head = own_data()._replace(num_classes=7)  # the file's shapes do not matter there
+    params = train.build(config, other_head).init(0).params
+    np.testing.assert_array_equal(params["Dense_0"]["kernel"], given["Dense_0/kernel"])
+    assert params["Dense_1"]["kernel"].shape == (4, 7)
+    with pytest.raises(ValueError, match=r"other shapes or types than the model: Dense_1/bias"):
+        train.build(tiny(init_from=str(file)), other_head)
+
+
+def without(given, name):
+    return {k: x for k, x in given.items() if k != name}
+
+
+SPOILED = {
+    r"lacks Dense_0/bias: what is to begin afresh": lambda g: without(g, "Dense_0/bias"),
+    r"has old/gain, which the model has not": lambda g: g | {"old/gain": np.ones(2, np.float32)},
+    r"Dense_0/bias float32\[5\], not float32\[4\]": lambda g: (
+        g | {"Dense_0/bias": np.ones(5, np.float32)}
+    ),
+    r"Dense_0/bias float16\[4\], not float32\[4\]": lambda g: (
+        g | {"Dense_0/bias": np.ones(4, np.float16)}
+    ),
+    r"NaN or infinity in Dense_0/bias": lambda g: (
+        g | {"Dense_0/bias": np.full(4, np.nan, np.float32)}
+    ),
+    r"lacks a, b, c and 1 more": None,
+}
+
+
+@pytest.mark.parametrize("message", SPOILED)
+def test_weights_that_do_not_fit_are_refused_in_one_line(message, given, tmp_path):
+    spoil, like = SPOILED[message], jax.eval_shape(model().init, jax.random.key(0))
+    path = tmp_path / "weights.safetensors"
+    if spoil is None:
+        like, spoil = dict.fromkeys("abcd", np.ones(2)), lambda g: {}
+    else:
+        path.write_bytes(safetensors.numpy.save(given))
+        assert set(pretrained.load(str(path), "", like).named) == set(given)  # the control
+    path.write_bytes(safetensors.numpy.save(spoil(given)))
+    with pytest.raises(ValueError, match=message) as error:
+        pretrained.load(str(tmp_path), "", like)
+    assert str(error.value).count("\n") == 0 and str(path) in str(error.value)
+
+
+def test_nothing_but_safetensors_is_read(tmp_path):
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    bfloat16 = len(header).to_bytes(8, "little") + header + b"ab"
+    for i, content in enumerate((b"", b"junk" * 9, bfloat16)):
+        path = tmp_path / str(i)
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="no safetensors file"):
+            pretrained.load(str(path), "", {"a": np.ones(1)})
+    np.savez(tmp_path / "weights.npz", a=np.ones(1))
+    with pytest.raises(ValueError, match="no safetensors file"):
+        pretrained.load(str(tmp_path / "weights.npz"), "", {"a": np.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"trainable": "Conv"}, "trainable 'Conv' is found in no parameter's name: Dense_0/bias"),
+        ({"trainable": "("}, r"'\(' is not a regular expression"),
+        ({"init_fresh": HEAD}, "init_fresh is for weights of a file"),
+        ({"init_fresh": "Conv", "init_from": "FILE"}, "init_fresh 'Conv' is found in no"),
+        ({"init_from": "/nowhere/at/all"}, "No such file .*/nowhere/at/all"),
+        ({"trainable": HEAD, "public_clip.quantile": 0.5}, "set clip_norm instead"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_timed(overrides, message, file, monkeypatch):
+    monkeypatch.setattr(experiment.tuning, "tuned", lambda *_: pytest.fail("it was tuned"))
+    overrides = {k: str(file) if v == "FILE" else v for k, v in overrides.items()}
+    with pytest.raises((ValueError, OSError), match=message) as error:
+        train.build(tiny(**overrides), own_data())
+    assert "\n" not in str(error.value)
+    with pytest.raises(pytest.fail.Exception, match="it was tuned"):
+        train.build(tiny(), own_data())
+
+
+def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path):
+    done = run_command(
+        "scripts.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}/run",
+        "--config.trainable=NoSuchLayer",
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "trainable 'NoSuchLayer' is found in no parameter's name" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_what_it_froze_and_no_other_file_goes_on(file, given, tmp_path):
+    own_file = tmp_path / "mine.safetensors"
+    own_file.write_bytes(file.read_bytes())
+    # The first layer begins at random, and is frozen: no file could tell what it was.
+    config = tiny(init_from=str(own_file), init_fresh="Dense_0", trainable=HEAD)
+    built = train.build(config, own_data())
+    whole = train.train(built, 0)
+    calls = iter(range(2))
+    with pytest.raises(train.StoppedError):
+        train.train(built, 0, tmp_path / "run", lambda row: None, lambda: next(calls, None) is None)
+
+    changed = given | {"Dense_1/bias": given["Dense_1/bias"] + 1}
+    own_file.write_bytes(safetensors.numpy.save(changed))
+    with pytest.raises(ValueError, match=r"began from other weights than those in .*mine"):
+        train.train(train.build(config, own_data()), 0, tmp_path / "run")
+
+    own_file.write_bytes(file.read_bytes())
+    resumed = train.train(train.build(config, own_data()), 0, tmp_path / "run")
+    for of in ("params", "averaged", "frozen", "opt_state"):
+        assert_same_bits(getattr(resumed.state, of), getattr(whole.state, of))
+    assert not np.array_equal(whole.state.frozen["Dense_0"]["kernel"], given["Dense_0/kernel"])
+
+
+def test_a_run_older_than_a_key_goes_on_where_the_key_asks_for_nothing(tmp_path):
+    config = base.get_config("dp_sgd")
+    recorded = config.to_dict()
+    del recorded["trainable"], recorded["features"]
+    (tmp_path / "config.json").write_text(json.dumps(recorded))
+    report.check_resumable(tmp_path, config)
+    config.trainable = "Norm"
+    with pytest.raises(ValueError, match="a run with trainable = None, not 'Norm'"):
+        report.check_resumable(tmp_path, config)
+
+
+def test_time_and_arithmetic_are_found_for_the_trained_part():
+    _, given = tuning._sum(tiny(trainable=HEAD), 3, (4, 4, 1), None, 4, 8)
+    assert set(given[0]) == {"Dense_1"} and set(given[1]) == {"Dense_0"}
+    last, every = (ahead.flop_per_step(tiny(trainable=names), own_data()) for names in (HEAD, ""))
+    # Forwards 2·(16·4 + 4·3); backwards the head's kernel; for all, also its inputs and Dense_0's.
+    assert last == 20 * 2 * (64 + 12 + 12)
+    assert every == 20 * 2 * (64 + 12 + 12 + 12 + 64)
+
+
+def test_the_names_are_those_of_a_release():
+    assert re.fullmatch(r"\w+/\w+", next(iter(SHAPES)))
+    params = jax.eval_shape(model().init, jax.random.key(0))
+    found = {name: x.shape for name, x in traverse_util.flatten_dict(params, sep="/").items()}
+    assert found == SHAPES and tree.num_params(params) == 83
