@@ -8,8 +8,8 @@ import math
 from typing import NamedTuple
 
 from bam.files import JsonObject
-from bam.privacy.accounting import FINE
-from bam.privacy.mechanisms import ADJACENCIES, WHOLE_ORDERS
+from bam.privacy.mechanisms import ADJACENCIES
+from bam.privacy.recheck import check
 
 DIGITS = 4
 NOT_RECORDED = "not recorded"
@@ -289,71 +289,6 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | hyper-parameters chosen by looking at this data | not known to this file |
 | this run chosen among several | not known to this file |
 | other releases from the same data | not known to this file |"""
-
-
-def check(plan: JsonObject) -> str:
-    """The commands that compute ε again."""
-    sigma, prob, steps, delta = (
-        plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
-    )
-    num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
-    poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"
-    own = f"import bam; print(bam.epsilon({poisson}, accountant='{plan['accountant']}'))"
-    rdp = "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
-    if plan["adjacency"] == "replace_one":
-        own = (
-            "from bam.privacy.mechanisms import epsilon_of_fixed_size; "
-            f"print(epsilon_of_fixed_size(noise_multiplier={sigma}, num_examples={num_examples}, "
-            f"batch_size={batch_size}, num_steps={steps}, delta={delta}))"
-        )
-        alone = (
-            f"{rdp}from dp_accounting import NeighboringRelation as R; "
-            f"step = dp.SampledWithoutReplacementDpEvent({num_examples}, {batch_size}, "
-            f"dp.GaussianDpEvent({sigma} / 2)); print(RdpAccountant({list(WHOLE_ORDERS)}, "
-            f"R.REPLACE_ONE).compose(step, {steps}).get_epsilon({delta}))"
-        )
-    elif plan["accountant"] == "pld":
-        alone = (
-            "from dp_accounting.pld import privacy_loss_distribution as pld; "
-            f"step = pld.from_gaussian_mechanism({sigma}, sampling_prob={prob}, "
-            f"value_discretization_interval={FINE}); "
-            f"print(step.self_compose({steps}).get_epsilon_for_delta({delta}))"
-        )
-    else:
-        alone = (
-            f"{rdp}step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
-            f"print(RdpAccountant().compose(step, {steps}).get_epsilon({delta}))"
-        )
-    warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
-    attacker = ""
-    if plan["adjacency"] == "add_or_remove_one":
-        attacker = f"""
-The third, from the root of bam's code, prints what any attacker can gain from this training, a
-tighter limit than ε and δ alone give (column "composed"):
-
-```console
-python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
---delta={delta}
-```
-"""
-    return f"""\
-## Check it
-
-The first command computes ε from the noise, the batches, T and δ, and prints {plan["epsilon"]}:
-
-```console
-python -c "{own}"
-```
-
-The second does so without bam, and may differ in late digits{warned}:
-
-```console
-python -c "{alone}"
-```
-{attacker}
-That q is l/N, and that the noise is σ times what one example can move, stands in the table. That
-the program does what the table says can be read, and tested, in its code at that commit (where it
-says "modified", with changes that are in no commit)."""
 
 
 LIMITS = """\

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bam import export, parts, statement
 from bam.files import JsonObject, as_object, read_json
-from bam.privacy import accounting, gdp, mechanisms
+from bam.privacy import accounting, gdp, mechanisms, recheck
 from bam.report import as_json, flat
 from bam.statement import rounded
 from configs import base
@@ -315,7 +315,7 @@ def _statement(run: Run, config: JsonObject, public: bool) -> str:
         statement.in_words(run.plan, run.nominal, "the trained weights"),
         statement.unaccounted(config, run.summary, diagnosed, figures),
         statement.facts(config, run.plan, run.summary, run.nominal),
-        statement.check(run.plan),
+        recheck.check(run.plan),
     )
     return "\n".join(map(markup.markdown, texts))
 

@@ -45,23 +45,23 @@ def main() -> None:
         out = Path(_OUT.value)
         cli.check_writable(str(out))
         rows = [row(epsilon) for epsilon in STATED]
-        settings = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE}
-        settings |= {"num_steps": NUM_STEPS, "delta": DELTA}
-        files.write_json(out, {"settings": settings, "rows": rows})
+        settings = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE, "num_steps": NUM_STEPS}
+        files.write_json(out, {"settings": settings | {"delta": DELTA}, "rows": rows})
     tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 
 def row(stated: float) -> dict[str, Any]:
     """The bounds for the noise of an ε that is stated for Poisson sampling, by RDP as they do."""
-    poisson = {"sampling_prob": BATCH_SIZE / NUM_EXAMPLES, "num_steps": NUM_STEPS, "delta": DELTA}
-    fixed = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE}
-    fixed |= {"num_steps": NUM_STEPS, "delta": DELTA}
+    prob = BATCH_SIZE / NUM_EXAMPLES
+    steps: dict[str, Any] = {"num_steps": NUM_STEPS, "delta": DELTA}
+    poisson = steps | {"sampling_prob": prob}
+    fixed = steps | {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE}
     sigma = accounting.noise_multiplier(target_epsilon=stated, accountant="rdp", **poisson)
     return {
         "stated": stated,
         "noise_multiplier": sigma,
         "poisson": accounting.epsilon(noise_multiplier=sigma, **poisson),
-        "at_least": epsilon_of_a_pair(sigma, poisson["sampling_prob"], NUM_STEPS, DELTA),
+        "at_least": epsilon_of_a_pair(sigma, prob, NUM_STEPS, DELTA),
         "at_most": epsilon_of_fixed_size(noise_multiplier=sigma, **fixed),
         "noise_needed": accounting.search(
             lambda s: epsilon_of_fixed_size(noise_multiplier=s, **fixed), stated, sigma, 1e-4
