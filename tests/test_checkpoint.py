@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import train
+from bam import files, train
 from bam.checkpoint import Checkpoints
 from bam.privacy.plan import BudgetExhaustedError
 from configs import digits
@@ -98,6 +98,17 @@ def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, va
     with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value!r}"):
         train.train(train.build(tiny("dp_sgd", **{key: value})), 0, stopped)
     assert (stopped / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_from_before_there_were_mechanisms_is_poissons_and_goes_on(experiment, stopped):
+    for name in ("config", "plan"):
+        recorded = files.read_json(stopped / f"{name}.json")
+        del recorded["mechanism"]
+        files.write_json(stopped / f"{name}.json", recorded)
+    other = tiny("dp_sgd", **{"mechanism.name": "fixed_size"})
+    with pytest.raises(ValueError, match=r"mechanism.name = 'poisson', not 'fixed_size'"):
+        train.train(train.build(other), 0, stopped)
+    assert train.train(experiment, 0, stopped).summary["mechanism"] == "poisson"
 
 
 def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):

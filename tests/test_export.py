@@ -65,6 +65,37 @@ def finished(experiment, tmp_path_factory):
     return workdir, train.train(experiment, None, workdir)
 
 
+def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
+    config = tiny(**{"mechanism.name": "fixed_size"})
+    train.train(train.build(config, own_data()), None, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "out")
+    text = (tmp_path / "out/PRIVACY.md").read_text()
+    plan = files.read_json(tmp_path / "run/plan.json")
+    assert "`replace_one`" in text
+    assert "with another example in its place" in text
+    assert "added or removed" not in text
+    assert "Poisson" not in text
+    assert "scripts.privacy" not in text  # it speaks of Poisson sampling
+    commands = re.findall(r"^python -c \"(.*)\"$", text, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(command, {})
+        assert float(output.getvalue()) == pytest.approx(plan["epsilon"], rel=1e-6)
+
+
+def test_a_mechanism_of_ones_own_is_not_released(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    for name in ("plan", "summary"):
+        facts = files.read_json(run / f"{name}.json")
+        files.write_json(run / f"{name}.json", facts | {"mechanism": "os:getcwd"})
+    with pytest.raises(ValueError, match="the ε of os:getcwd, code of one's own"):
+        export.export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture(scope="module")
 def seeded(experiment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("seeded") / "run"

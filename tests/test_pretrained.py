@@ -187,9 +187,7 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
 
 def test_a_statement_says_that_weights_began_at_random(finished):
     config, summary = (report.read_json(finished[0] / f"{x}.json") for x in ("config", "summary"))
-    at_random = statement.unaccounted(
-        config, summary | {"init_digest": "", "num_frozen": 0}, False
-    )
+    at_random = statement.unaccounted(config, summary | {"init_digest": "", "num_frozen": 0}, False)
     assert "| weights before training | at random |" in at_random
 
 
