@@ -97,11 +97,16 @@ def gain(key: str, is_baseline: Callable[[Any], bool]) -> Columns:
     """
     return {
         "paired gain": lambda row: "–" if is_baseline(row) else interval(row[key], "+.2f"),
-        "p": lambda row: "–" if is_baseline(row) else of_estimate(row[key], stats.p_value, ".2f"),
+        "p": lambda row: "–" if is_baseline(row) else _p_value(row[key]),
         "would be found": lambda row: (
             "–" if is_baseline(row) else of_estimate(row[key], stats.detectable, ".2f")
         ),
     }
+
+
+def _p_value(estimate: Mapping[str, Any] | None) -> str:
+    """p to two digits; one that would be rounded to 0 is not 0."""
+    return of_estimate(estimate, stats.p_value, ".2f").replace("0.00", "< 0.01")
 
 
 def mean_sd(values: Sequence[float], form: str) -> str:
