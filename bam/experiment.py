@@ -14,6 +14,7 @@ from bam import devices, diagnostics, models, oracles, parts, public_clip, sampl
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.privacy.selection import Selection
 from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step, step_key
 from bam.transforms import clip_by_l2_norm, finish
 from bam.tree import Grads, Params
@@ -210,6 +211,8 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
+    # Only a trial of a private search has that section.
+    section = config.get("selection")
     return make_plan(
         num_examples=num_examples,
         expected_batch_size=config.expected_batch_size,
@@ -219,6 +222,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         delta=config.delta,
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
+        selection=Selection(**section) if section else None,
     )
 
 

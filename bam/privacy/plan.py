@@ -4,7 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
+from bam.privacy import selection as selecting
 from bam.privacy.accounting import epsilon, noise_multiplier, rounded_down, rounded_up
+from bam.privacy.selection import Selection
 
 ADJACENCY = "add_or_remove_one"
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
@@ -31,6 +33,8 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       adjacency: "add_or_remove_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
+      selection: of a run that is a trial, of which only the best is released; ε is then that of
+        the whole search.
     """
 
     num_examples: int
@@ -44,6 +48,7 @@ class PrivacyPlan:
     accountant: str
     adjacency: str = ADJACENCY
     spare_steps: int = 0
+    selection: Selection | None = None
 
     @property
     def training_steps(self) -> int:
@@ -56,12 +61,13 @@ class PrivacyPlan:
         Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
-        return epsilon(
+        return spent(
+            self.selection,
+            self.accountant,
             noise_multiplier=self.noise_multiplier,
             sampling_prob=self.sampling_prob,
             num_steps=num_steps,
             delta=self.delta,
-            accountant=self.accountant,
         )
 
     def check_steps(self, num_steps: int) -> None:
@@ -84,8 +90,12 @@ class PrivacyPlan:
             return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
+        best = ""
+        if self.selection:
+            mean = f"{self.selection.trials_mean:g}"
+            best = f" for the best of a random number of such runs, {mean} on average"
         return (
-            f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
+            f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
             f"add/remove one of {self.num_examples} examples\n"
             f"{self.training_steps} steps{spare}, Poisson sampling with q = "
             f"{self.expected_batch_size}/{self.num_examples} = "
@@ -105,6 +115,7 @@ def make_plan(
     clip_norm: float,
     accountant: str = "pld",
     spare_steps: int = 0,
+    selection: Selection | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -120,6 +131,7 @@ def make_plan(
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
         `bam.ledger`; from 0 to one less.
+      selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -144,11 +156,16 @@ def make_plan(
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
+    if selection and (accountant != "rdp" or target_epsilon == math.inf):
+        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
     sampling_prob = expected_batch_size / num_examples
-    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
+    steps: dict[str, Any] = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
     sigma = 0.0
-    if target_epsilon < math.inf:
+    if selection:
+        sigma = selecting.noise_multiplier(selection, target_epsilon=target_epsilon, **steps)
+    elif target_epsilon < math.inf:
         sigma = noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
+    if target_epsilon < math.inf:
         noise_std = sigma * clip_norm / expected_batch_size
         if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
             raise ValueError(
@@ -162,8 +179,16 @@ def make_plan(
         num_steps=num_steps,
         noise_multiplier=sigma,
         clip_norm=clip_norm,
-        epsilon=epsilon(noise_multiplier=sigma, accountant=accountant, **steps),
+        epsilon=spent(selection, accountant, noise_multiplier=sigma, **steps),
         delta=delta,
         accountant=accountant,
         spare_steps=spare_steps,
+        selection=selection,
     )
+
+
+def spent(selection: Selection | None, accountant: str, **mechanism: Any) -> float:
+    """ε of a run, or of the search that it is a trial of: `mechanism` is σ, q, T and δ by name."""
+    if selection:
+        return selecting.epsilon(selection, **mechanism)
+    return epsilon(accountant=accountant, **mechanism)
