@@ -20,7 +20,8 @@ from bam import checkpoint, models, parts, statement
 from bam.data import datasets, features
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
-from bam.privacy import accounting
+from bam.privacy.plan import spent
+from bam.privacy.selection import Selection
 from bam.provenance import git_commit
 from bam.tree import Params
 
@@ -45,6 +46,7 @@ SETTINGS = {
         "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
     ),
+    "selection": ("trials_mean", "trials_shape", "score_noise_multiplier"),
     "clip": ("name", "gamma"),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
@@ -59,6 +61,8 @@ SETTINGS = {
 }  # fmt: skip
 # Numbers, and names or expressions without a folder in them.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
+# A file that a private search puts into the folder of the trial it has chosen, and no other.
+CHOSEN = "chosen.json"
 # What a run records for its release; 0.1.0 did not.
 _RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 
@@ -106,8 +110,9 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
       own_model: of a run with a model of one's own, its MODULE:FUNCTION, which is then imported.
 
     Raises:
-      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, or its
-        records disagree. FileExistsError: if `out` holds anything. Then nothing is written.
+      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
+        a private search but not the chosen one, or its records disagree. FileExistsError: if `out`
+        holds anything. Then nothing is written.
     """
     run = _read_run(workdir)
     _check(workdir, run, nominal)
@@ -249,8 +254,15 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
         raise ValueError(
             f"{workdir}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
         )
-    settings = ("noise_multiplier", "sampling_prob", "num_steps", "delta", "accountant")
-    epsilon = accounting.epsilon(**{key: plan[key] for key in settings})
+    selection = plan.get("selection")
+    if selection and not (workdir / CHOSEN).exists():
+        raise ValueError(
+            f"the run in {workdir} is one trial of a private search, and not the chosen one: ε "
+            "covers the chosen one alone"
+        )
+    settings = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "delta")
+    facts = {key: plan[key] for key in settings}
+    epsilon = spent(Selection(**selection) if selection else None, **facts)
     if not epsilon <= plan["epsilon"] * (1 + 1e-9):
         raise ValueError(
             f"{workdir} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "
@@ -262,6 +274,8 @@ def _settings(run: _Run) -> JsonObject:
     """What a release says of the config, nested as the config is."""
     settings: JsonObject = {}
     for section, keys in SETTINGS.items():
+        if section == "selection" and section not in run.config:
+            continue
         values = run.config.get(section, {}) if section else run.config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
         settings |= {section: plain} if section else plain

@@ -68,7 +68,7 @@ def privacy(
     `diagnosed`: whether the run's records hold figures of training examples; `exported_by`: version
     and commit of the code that writes this.
     """
-    nominal = summary["seed"] is not None
+    nominal, chosen = summary["seed"] is not None, bool(plan.get("selection"))
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
     parts = [
         "# Privacy of this model",
@@ -76,9 +76,10 @@ def privacy(
         _OPENING.format(
             data=data, kind="*nominal* " if nominal else "", epsilon=epsilon, delta=delta
         ),
+        *([_CHOSEN.format(mean=f"{plan['selection']['trials_mean']:g}")] if chosen else []),
         _in_words(plan, nominal),
         _facts(config, plan, summary, nominal),
-        _unaccounted(config, diagnosed),
+        _unaccounted(config, diagnosed, chosen),
         _check(plan),
         _LIMITS.format(exported_by=exported_by),
     ]
@@ -96,6 +97,15 @@ The weights in this folder were trained on {data}, with {kind}({epsilon}, {delta
 privacy for each single training example. Nothing else in the folder was computed from the data; it
 repeats what is treated as public (listed below)."""
 
+_CHOSEN = """\
+The settings were chosen on these data, and ε pays for that: this is the best, by a noised score, of
+a random number of trials, {mean} on average, each with settings drawn at random from a list that
+was fixed before. It holds for whoever does not know how many trials there were and what became of
+the others (Papernot & Steinke 2022)."""
+
+_TIGHTER = """; those of this very training, which are lower, are printed by the last command under
+"Check it\""""
+
 
 def _in_words(plan: JsonObject, nominal: bool) -> str:
     epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
@@ -103,6 +113,7 @@ def _in_words(plan: JsonObject, nominal: bool) -> str:
         f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
         for alarm in FALSE_ALARMS
     )
+    tighter = "" if plan.get("selection") else _TIGHTER
     one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
     two = rounded(2 * epsilon, up=True), rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
     return f"""\
@@ -126,10 +137,10 @@ the right:
 {rows}
 
 The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
-and δ alone; those of this very training, which are lower, are printed by the last command under
-"Check it". The right side is at most e^ε times the left plus δ, and the same holds of "no". A
-smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
-is {rounded(delta, up=True)}. It has to be far below one in the number of training examples:
+and δ alone{tighter}.
+The right side is at most e^ε times the left plus δ, and the same holds of "no". A smaller ε brings
+the sides together. δ is the part of the difference that no factor limits; here it is
+{rounded(delta, up=True)}. It has to be far below one in the number of training examples:
 a δ of {one_in} would allow publishing an example outright.
 
 **What is not protected.**
@@ -158,6 +169,7 @@ def _facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: b
         ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
         ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
         ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
+        *_choice(plan),
         ("N, number of training examples", "", plan["num_examples"]),
         ("l, expected batch size", "", plan["expected_batch_size"]),
         ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
@@ -198,20 +210,39 @@ once, and divides by l. Training uses the training examples for nothing else.
 {lines}"""
 
 
-def _unaccounted(config: JsonObject, diagnosed: bool) -> str:
+def _choice(plan: JsonObject) -> list[tuple[str, object, object]]:
+    """The facts that ε rests on further if the run was chosen."""
+    if not plan.get("selection"):
+        return []
+    mean, shape, noise = (
+        plan["selection"][k] for k in ("trials_mean", "trials_shape", "score_noise_multiplier")
+    )
+    drawn = "truncated negative binomial: 0 is logarithmic, 1 geometric"
+    return [
+        ("E[K], trials on average", "K is drawn before the first, and secret", mean),
+        ("η, shape of the distribution of K", drawn, shape),
+        ("noise on a trial's score", "standard deviation, in images classified right", noise),
+    ]
+
+
+def _unaccounted(config: JsonObject, diagnosed: bool, chosen: bool) -> str:
     holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
     measured = "none in the run's records"
     if config["diagnostics"]["every"] or diagnosed:
         measured = (
             "**yes**: losses, norms and clipping bias were measured and shown during training"
         )
-    aside = "none"
+    aside, covered = "none", "ε covers this choice by them" if chosen else "no ε covers them"
     if holdout:
         aside = (
             f"**{holdout}** were set aside and stood in for test examples; they are not among the "
-            "N, and no ε covers them"
+            f"N, and {covered}"
         )
     tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
+    settings = among = "not known to this file"
+    if chosen:
+        settings = "**yes**, by the search that ε pays for; others: not known to this file"
+        among = "**yes**, by the search that ε pays for"
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
@@ -235,8 +266,8 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | C, the clip norm | {clip_norm} |
 | features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
-| hyper-parameters chosen by looking at this data | not known to this file |
-| this run chosen among several | not known to this file |
+| hyper-parameters chosen by looking at this data | {settings} |
+| this run chosen among several | {among} |
 | other releases from the same data | not known to this file |"""
 
 
@@ -244,7 +275,37 @@ def _check(plan: JsonObject) -> str:
     sigma, prob, steps, delta = (
         plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     )
-    if plan["accountant"] == "pld":
+    ours = (
+        f"import bam; print(bam.epsilon(noise_multiplier={sigma}, sampling_prob={prob}, "
+        f"num_steps={steps}, delta={delta}, accountant='{plan['accountant']}'))"
+    )
+    attacker = f"""\
+The third, from the root of bam's code, prints what any attacker can gain from this training, a
+tighter limit than ε and δ alone give (column "composed"):
+
+```console
+python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
+--delta={delta}
+```
+
+"""
+    if plan.get("selection"):
+        mean, shape, noise = plan["selection"].values()
+        ours = (
+            f"from bam.privacy import selection as s; print(s.epsilon(s.Selection({mean}, {shape}, "
+            f"{noise}), noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, "
+            f"delta={delta}))"
+        )
+        alone = (
+            "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
+            f"step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
+            f"trial = dp.ComposedDpEvent([dp.SelfComposedDpEvent(step, {steps}), "
+            f"dp.GaussianDpEvent({noise})]); "
+            f"best = dp.dp_event.RepeatAndSelectDpEvent(trial, {mean}, {shape}); "
+            f"print(RdpAccountant().compose(best).get_epsilon({delta}))"
+        )
+        attacker = ""
+    elif plan["accountant"] == "pld":
         alone = (
             "from dp_accounting.pld import privacy_loss_distribution as pld; "
             f"step = pld.from_gaussian_mechanism({sigma}, sampling_prob={prob}, "
@@ -264,8 +325,7 @@ def _check(plan: JsonObject) -> str:
 The first command computes ε from σ, q, T and δ, and prints {plan["epsilon"]}:
 
 ```console
-python -c "import bam; print(bam.epsilon(noise_multiplier={sigma}, sampling_prob={prob}, \
-num_steps={steps}, delta={delta}, accountant='{plan["accountant"]}'))"
+python -c "{ours}"
 ```
 
 The second does so without bam, and may differ in late digits{warned}:
@@ -274,14 +334,7 @@ The second does so without bam, and may differ in late digits{warned}:
 python -c "{alone}"
 ```
 
-The third, from the root of bam's code, prints what any attacker can gain from this training, a
-tighter limit than ε and δ alone give (column "composed"):
-
-```console
-python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
---delta={delta}
-```
-
+{attacker}\
 That q is l/N, and that the noise is σ times what one example can move, stands in the table. That
 the program does what the table says can be read, and tested, in its code at that commit (where it
 says "modified", with changes that are in no commit)."""
