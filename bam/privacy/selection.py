@@ -84,7 +84,8 @@ class Selection:
         gamma, shape = self.gamma, self.trials_shape
         whole = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / whole
-        while uniform >= probability > 1e-30:  # below, what is left of a double is its rounding
+        # Far in the tail, what is left of a double is its rounding.
+        while uniform >= probability and (k < self.trials_mean or probability > 1e-30):
             uniform -= probability
             probability *= (1 - gamma) * (k + shape) / (k + 1)
             k += 1
@@ -157,6 +158,7 @@ def noise_multiplier(
     return accounting.least_noise(exactly, target_epsilon, 1.5 * near, 1e-5)
 
 
+@functools.lru_cache(maxsize=64)
 def composed_epsilon(
     num_trials: int,
     score_noise_multiplier: float,
