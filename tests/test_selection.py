@@ -1,6 +1,8 @@
 """The best of a random number of trials: what it costs, and what the accounting would notice."""
 
+import json
 import math
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -18,7 +20,7 @@ from bam.privacy.selection import Selection
 
 GEOMETRIC = Selection(8.0, 1.0, 10.0)
 RUN = {"noise_multiplier": 3.5, "sampling_prob": 0.2, "num_steps": 20, "delta": 1e-5}
-DISTRIBUTIONS = [(8.0, 1.0), (8.0, 0.0), (3.5, 0.5), (20.0, 2.0), (1.01, 1.0), (500.0, 0.0)]
+DISTRIBUTIONS = [(8.0, 1.0), (8.0, 0.0), (3.5, 0.5), (20.0, 2.0), (500.0, 20.0), (500.0, 0.0)]
 
 
 def probabilities(mean, shape, most=300_000):
@@ -47,12 +49,13 @@ def test_the_number_of_trials_has_the_mean_that_is_accounted(mean, shape):
 def test_the_number_of_trials_is_drawn_by_its_distribution_function(mean, shape):
     below = np.concatenate([[0], np.cumsum(probabilities(mean, shape))])
     chosen = Selection(mean, shape, 10.0)
-    for k in (1, 2, 3, 10):
-        if below[k] < 1 - 1e-9:
+    for k in (1, 2, 3, 10, 400):
+        if below[k] < 1 - 1e-9 and below[k] - below[k - 1] > 1e-9:
             middle = (below[k - 1] + below[k]) / 2
             assert chosen.num_trials(middle) == k
             assert chosen.num_trials(below[k] + 1e-12) == k + 1
     assert chosen.num_trials(0.0) == 1  # never none
+    assert Selection(1.01, shape, 10.0).num_trials(0.9) == 1
     assert chosen.num_trials(1 - 2**-53) > 1  # and it ends: a double that underflows stays the same
 
 
@@ -236,3 +239,25 @@ def test_holding_out_changes_the_count_by_one_at_most_whatever_example_is_added(
         assert len(aside[0] - aside[1]) <= 1 and len(aside[0]) == len(aside[1]) == 20
         both += len(aside[0] - aside[1])
     assert both == 20  # so the two do not compose in parallel: both are paid for
+
+
+def test_the_page_shows_what_was_run_and_its_epsilons_are_what_the_plan_gives():
+    docs = Path(__file__).parents[1] / "docs"
+    found = json.loads((docs / "results/selection/digits.json").read_text())
+    page, kept = (docs / "selection.md").read_text(), docs / "results/selection"
+    for name in ("digits.md", "digits_epsilon.md"):
+        assert (kept / name).read_text() in page
+    plan = found["selection"]
+    keys = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    mechanism = {key: plan[key] for key in keys}
+    total = selection.epsilon(Selection(**plan["selection"]), **mechanism)
+    assert plan["epsilon"] == pytest.approx(total, rel=1e-6) and total <= 3
+    paid, free, *_ = found["rows"]
+    assert paid["claimed"] == paid["epsilon"] == plan["epsilon"]
+    mechanism["noise_multiplier"] = free["noise_multiplier"]
+    in_truth = selection.epsilon(Selection(**plan["selection"]), **mechanism)
+    assert free["claimed"] < 3.001 < 1.5 * free["claimed"] < free["epsilon"]
+    assert free["epsilon"] == pytest.approx(in_truth, rel=1e-6)
+    table = (kept / "digits.md").read_text()
+    for row in found["rows"]:
+        assert f"| {np.mean(row['accuracies']):.1f} ± " in table
