@@ -26,6 +26,7 @@ from bam import (
 from bam.data import augment, datasets
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.privacy.selection import Selection
 from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step, step_key
 from bam.transforms import clip_by_l2_norm, finish
 from bam.tree import Grads, Params
@@ -234,6 +235,8 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
+    # Only a trial of a private search has that section.
+    section = config.get("selection")
     return make_plan(
         num_examples=num_examples,
         expected_batch_size=config.expected_batch_size,
@@ -244,6 +247,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
         mechanism=config.mechanism.name,
+        selection=Selection(**section) if section else None,
     )
 
 

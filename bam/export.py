@@ -20,7 +20,7 @@ from bam import checkpoint, models, parts, pretrained, statement
 from bam.data import datasets, features
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
-from bam.privacy import mechanisms
+from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.tree import Params
 
@@ -46,6 +46,7 @@ SETTINGS = {
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay", "trainable",
         "init_fresh",
     ),
+    "selection": ("trials_mean", "trials_shape", "score_noise_multiplier"),
     "clip": ("name", "gamma"),
     "mechanism": ("name",),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
@@ -61,6 +62,8 @@ SETTINGS = {
 }  # fmt: skip
 # Numbers, and names or expressions without a folder in them.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
+# A file that a private search puts into the folder of the trial it has chosen, and no other.
+CHOSEN = "chosen.json"
 # What a run records for its release; 0.1.0 did not.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 
@@ -108,8 +111,9 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
       own_model: of a run with a model of one's own, its MODULE:FUNCTION, which is then imported.
 
     Raises:
-      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, or its
-        records disagree. FileExistsError: if `out` holds anything. Then nothing is written.
+      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
+        a private search but not the chosen one, or its records disagree. FileExistsError: if `out`
+        holds anything. Then nothing is written.
     """
     run = _read_run(workdir)
     _check(workdir, run, nominal)
@@ -240,6 +244,16 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
             f"the run in {workdir} has a seed: whoever knows or guesses it can remove the noise. "
             "Train without --config.seed, or give --nominal to release it with that said"
         )
+    check_chosen(workdir, plan)
+
+
+def check_chosen(workdir: Path, plan: JsonObject) -> None:
+    """Refuses a trial of a private search that was not chosen: ε covers the chosen one alone."""
+    if plan.get("selection") and not (workdir / CHOSEN).exists():
+        raise ValueError(
+            f"the run in {workdir} is one trial of a private search, and not the chosen one: ε "
+            "covers the chosen one alone"
+        )
 
 
 def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iterator[str]:
@@ -258,8 +272,7 @@ def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iter
     if ":" in plan.get("mechanism", ""):
         yield f"{run}: the ε of {plan['mechanism']}, code of one's own, is not computed again"
         return
-    keys = ("noise_multiplier", "num_steps", "delta", "accountant")
-    epsilon = mechanisms.of_record(plan).epsilon(**{key: plan[key] for key in keys})
+    epsilon = PrivacyPlan.of_record(plan).epsilon_after(plan["num_steps"])
     if not epsilon <= plan["epsilon"] * (1 + 1e-9):
         yield (
             f"{run} claims epsilon {plan['epsilon']}, but its plan gives {epsilon} with the "
@@ -274,6 +287,8 @@ def settings(config: JsonObject, dataset: str) -> JsonObject:
     """
     found: JsonObject = {}
     for section, keys in SETTINGS.items():
+        if section == "selection" and section not in config:
+            continue
         values = config.get(section, {}) if section else config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
         found |= {section: plain} if section else plain

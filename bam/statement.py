@@ -102,7 +102,7 @@ def privacy(
     `diagnosed`: whether the run's records hold figures of training examples; `exported_by`: version
     and commit of the code that writes this.
     """
-    nominal = summary["seed"] is not None
+    nominal, chosen = summary["seed"] is not None, bool(plan.get("selection"))
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
     parts = [
         "# Privacy of this model",
@@ -110,6 +110,7 @@ def privacy(
         _OPENING.format(
             data=data, kind="*nominal* " if nominal else "", epsilon=epsilon, delta=delta
         ),
+        *([CHOSEN.format(mean=f"{plan['selection']['trials_mean']:g}")] if chosen else []),
         in_words(plan, nominal),
         facts(config, plan, summary, nominal),
         unaccounted(config, summary, diagnosed),
@@ -130,6 +131,12 @@ The weights in this folder were trained on {data}, with {kind}({epsilon}, {delta
 privacy for each single training example. Nothing else in the folder was computed from the data; it
 repeats what is treated as public (listed below)."""
 
+CHOSEN = """\
+The settings were chosen on these data, and ε pays for that: this is the best, by a noised score, of
+a random number of trials, {mean} on average, each with settings drawn at random from a list that
+was fixed before. It holds for whoever does not know how many trials there were and what became of
+the others (Papernot & Steinke 2022)."""
+
 
 def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
     """What ε and δ promise of `what`, in Markdown as all that follows."""
@@ -138,6 +145,7 @@ def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
         f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
         for alarm in FALSE_ALARMS
     )
+    lower = "" if plan.get("selection") else NEIGHBOURS[plan["adjacency"]].lower
     one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
     neighbours = NEIGHBOURS[plan["adjacency"]]
     two = rounded(2 * epsilon, up=True), rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
@@ -162,7 +170,7 @@ right:
 {rows}
 
 The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
-and δ alone{neighbours.lower}.
+and δ alone{lower}.
 The right side is at most e^ε times the left plus δ, and the same holds of "no". A
 smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
 is {rounded(delta, up=True)}. It has to be far below one in the number of training examples:
@@ -194,6 +202,7 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
         ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
         ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
         ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
+        *_choice(plan),
         ("N, number of training examples", "", plan["num_examples"]),
         ("l, batch size, or what it is on average", "", plan["expected_batch_size"]),
         ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
@@ -234,6 +243,21 @@ once, and divides by l. Training uses the training examples for nothing else.
 {lines}"""
 
 
+def _choice(plan: JsonObject) -> list[tuple[str, object, object]]:
+    """The facts that ε rests on further if the run was chosen."""
+    if not plan.get("selection"):
+        return []
+    mean, shape, noise = (
+        plan["selection"][k] for k in ("trials_mean", "trials_shape", "score_noise_multiplier")
+    )
+    drawn = "truncated negative binomial: 0 is logarithmic, 1 geometric"
+    return [
+        ("E[K], trials on average", "K is drawn before the first, and secret", mean),
+        ("η, shape of the distribution of K", drawn, shape),
+        ("noise on a trial's score", "standard deviation, in images classified right", noise),
+    ]
+
+
 def unaccounted(
     config: JsonObject,
     summary: JsonObject,
@@ -247,13 +271,18 @@ def unaccounted(
         measured = (
             "**yes**: losses, norms and clipping bias were measured and shown during training"
         )
-    aside = "none"
+    chosen = bool(summary.get("selection"))
+    aside, covered = "none", "ε covers this choice by them" if chosen else "no ε covers them"
     if holdout:
         aside = (
             f"**{holdout}** were set aside and stood in for test examples; they are not among the "
-            "N, and no ε covers them"
+            f"N, and {covered}"
         )
     tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
+    settings = among = "not known to this file"
+    if chosen:
+        settings = "**yes**, by the search that ε pays for; others: not known to this file"
+        among = "**yes**, by the search that ε pays for"
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
@@ -286,8 +315,8 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | weights before training | {begun} |
 | features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
-| hyper-parameters chosen by looking at this data | not known to this file |
-| this run chosen among several | not known to this file |
+| hyper-parameters chosen by looking at this data | {settings} |
+| this run chosen among several | {among} |
 | other releases from the same data | not known to this file |"""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 
 import bam
+from bam import export
 from bam.files import write_text
 from bam.provenance import git_commit
 from scripts.lib import cli, page
@@ -32,7 +33,10 @@ def main() -> None:
         out = Path(_OUT.value or workdir / f"report{'_public' * public}.html")
         made_by = f"bam {bam.__version__}, commit {git_commit()}"
         try:
-            text = page.page(page.read(workdir), public=public, made_by=made_by)
+            run = page.read(workdir)
+            if public:
+                export.check_chosen(workdir, run.plan)
+            text = page.page(run, public=public, made_by=made_by)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
         cli.check_writable(str(out))

@@ -4,17 +4,23 @@ python -m scripts.search --config=configs/digits.py --workdir=runs/search --hold
 
 With --learning_rates and --clip_norms every method is tried at each of those, too. With --best=K
 all of that is tried with one seed, and the K best trials of each method with --num_seeds.
+
+python -m scripts.search --private --config=configs/digits.py --workdir=runs/private
+
+draws a random number of trials from the same settings and chooses one; ε pays for the choice, too.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from bam import files, parts, stats
-from scripts.lib import cells, cli, tables
+from scripts.lib import cells, cli, private_search, tables
 
 _HOLDOUT = flags.DEFINE_integer(
     "holdout", 5000, "training images set aside to judge on; the test split is not read", 1
@@ -35,6 +41,7 @@ _BEST = flags.DEFINE_integer(
     "best", 0, "trials of each method that get all seeds, the best with the first; 0: all", 0
 )
 flags.adopt_module_key_flags(cells)
+flags.adopt_module_key_flags(private_search)
 cli.require("config", "workdir")
 
 Settings = tuple[tuple[str, str], ...]  # (name, value) of what a trial sets besides the strength
@@ -76,6 +83,9 @@ def main() -> None:
             for strength in strengths
             for values in itertools.product(*wanted.values())
         ]
+        if private_search.PRIVATE.value:
+            _search_privately(trials)
+            return
         found = cells.run_missing({trial: _runs(*trial, _BEST.value and 1) for trial in trials})
         if _BEST.value and all(found.values()):
             chosen = _best(found)
@@ -95,6 +105,27 @@ def main() -> None:
     tables.show(columns, rows, keep=workdir / "search.md")
 
 
+def _search_privately(trials: list[Trial]) -> None:
+    """Trains, scores and chooses as `private_search` does."""
+    if _BEST.value or cells.NUM_SEEDS.value > 1:
+        raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
+    holdout = _HOLDOUT.value if private_search.SCORE.value == "held_out" else 0
+    grid = {
+        _name(trial): private_search.as_trial(_config(*trial, holdout, private_search.FIXED))
+        for trial in trials
+    }
+    cli.use_compilation_cache()
+    should_stop = cli.stop_after(cells.MAX_SECONDS.value)
+    show = functools.partial(print, flush=True)
+    private_search.search(grid, Path(cells.WORKDIR.value), should_stop, show)
+
+
+def _name(trial: Trial) -> str:
+    """A trial's folder in an ordinary search, its setting's name in a private one."""
+    method, strength, settings = trial
+    return f"{method}/{'_'.join([strength, *(f'{name}{value}' for name, value in settings)])}"
+
+
 def _best(found: Mapping[Trial, Mapping[int, cells.Run]]) -> list[Trial]:
     """The `--best` trials of each method by the first seed; of equals the first."""
     first = {trial: cells.percent(runs)[FIRST_SEED] for trial, runs in found.items()}
@@ -109,15 +140,23 @@ def _best(found: Mapping[Trial, Mapping[int, cells.Run]]) -> list[Trial]:
 
 def _runs(method: str, strength: str, settings: Settings, num: int = 0) -> cells.Cells:
     """The runs of one trial: `num` of them, 0 for `--num_seeds`."""
-    config = cells.method_config(method, FIXED | {SETTINGS[name] for name, _ in settings})
+    config = _config(method, strength, settings, _HOLDOUT.value)
+    return cells.of_seeds(_name((method, strength, settings)), config, FIRST_SEED, num)
+
+
+def _config(
+    method: str, strength: str, settings: Settings, holdout: int, fixed: Iterable[str] = ()
+) -> ConfigDict:
+    """A trial's config; `fixed` are further keys that the command line must not set."""
+    fixed = {*FIXED, *fixed, *(SETTINGS[name] for name, _ in settings)}
+    config = cells.method_config(method, fixed)
     if config.public_clip.quantile and "clip_norm" in dict(settings):
         raise ValueError("--clip_norms: public_clip sets C unless public_clip.quantile is 0")
-    config.dataset.holdout = _HOLDOUT.value
+    config.dataset.holdout = holdout
     if key := parts.METHODS[method].strength:
         config.method[key] = float(strength)
     config.update_from_flattened_dict({SETTINGS[name]: float(value) for name, value in settings})
-    folder = "_".join([strength, *(f"{name}{value}" for name, value in settings)])
-    return cells.of_seeds(f"{method}/{folder}", config, FIRST_SEED, num)
+    return config
 
 
 if __name__ == "__main__":

@@ -157,18 +157,18 @@ def noise_multiplier(
 
     # What is cheap finds where to begin with what is dear.
     by_few_orders = lambda s: _epsilon_by_rdp(s, *mechanism, FEW_ORDERS)  # noqa: E731
-    sigma = search(by_few_orders, target_epsilon, 1.0, 1e-2)
+    sigma = least_noise(by_few_orders, target_epsilon, 1.0, 1e-2)
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
         return 1.01 * sigma
     spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
     if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper
         by_coarse_pld = lambda s: _epsilon_by_pld(s, *mechanism, spacing)  # noqa: E731
-        sigma = search(by_coarse_pld, target_epsilon, sigma, 1e-6)
+        sigma = least_noise(by_coarse_pld, target_epsilon, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
-        sigma = search(by_coarse_pld, aim, sigma, 1e-6)
-    return search(exactly, target_epsilon, sigma, 1e-5)
+        sigma = least_noise(by_coarse_pld, aim, sigma, 1e-6)
+    return least_noise(exactly, target_epsilon, sigma, 1e-5)
 
 
 def _rounded(value: float, form: str, rounding: str) -> str:
@@ -249,7 +249,7 @@ def epsilon_near_zero(
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-def search(
+def least_noise(
     epsilon_of: Callable[[float], float], target: float, near: float, tolerance: float
 ) -> float:
     """σ with ε at most the target and, where ε is continuous, at most the tolerance below it.

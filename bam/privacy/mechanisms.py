@@ -7,8 +7,8 @@ can speak of another mechanism than the one that ran.
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -85,12 +85,6 @@ def make(name: str, num_examples: int, batch_size: int) -> Mechanism:
     if mechanism.adjacency not in ADJACENCIES:
         raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
     return mechanism
-
-
-def of_record(plan: Mapping[str, Any]) -> Mechanism:
-    """The mechanism of a recorded plan; records from before there was a choice are Poisson's."""
-    name = plan.get("mechanism", "poisson")
-    return make(name, plan["num_examples"], plan["expected_batch_size"])
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
@@ -229,7 +223,7 @@ def _searched(epsilon_of: Callable[..., float]) -> Callable[..., float]:
         of_sigma = functools.partial(
             epsilon_of, num_steps=num_steps, delta=delta, accountant=accountant
         )
-        return accounting.search(
+        return accounting.least_noise(
             lambda sigma: of_sigma(noise_multiplier=sigma), target_epsilon, 1.0, 1e-5
         )
 

@@ -2,11 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from bam.privacy import mechanisms
+from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
+from bam.privacy.selection import Selection
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -34,6 +37,8 @@ class PrivacyPlan:
       spare_steps: how many of these steps are a margin for steps that a crash loses.
       mechanism: how batches are drawn: "poisson", "fixed_size", "full_batch" or your own
         "MODULE:FUNCTION".
+      selection: of a run that is a trial, of which only the best is released; ε is then that of
+        the whole search.
     """
 
     num_examples: int
@@ -48,6 +53,18 @@ class PrivacyPlan:
     adjacency: str = "add_or_remove_one"
     spare_steps: int = 0
     mechanism: str = "poisson"
+    selection: Selection | None = None
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
+        """The plan that a `plan.json` holds, of an earlier version too; see `to_json`."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        facts = {name: value for name, value in record.items() if name in names}
+        facts["epsilon"] = math.inf if record["epsilon"] is None else record["epsilon"]
+        facts["clip_norm"] = math.inf if record["clip_norm"] is None else record["clip_norm"]
+        if record.get("selection"):
+            facts["selection"] = Selection(**record["selection"])
+        return cls(**facts)
 
     @property
     def drawing(self) -> Mechanism:
@@ -65,11 +82,21 @@ class PrivacyPlan:
         Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
+        if self.noise_multiplier == 0:
+            return math.inf if num_steps else 0.0
+        if self.selection:
+            return selecting.epsilon(
+                self.selection,
+                noise_multiplier=self.noise_multiplier,
+                sampling_prob=self.sampling_prob,
+                num_steps=num_steps,
+                delta=self.delta,
+            )
         return self.drawing.epsilon(
+            accountant=self.accountant,
             noise_multiplier=self.noise_multiplier,
             num_steps=num_steps,
             delta=self.delta,
-            accountant=self.accountant,
         )
 
     def check_steps(self, num_steps: int) -> None:
@@ -92,8 +119,12 @@ class PrivacyPlan:
             return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
+        best = ""
+        if self.selection:
+            mean = f"{self.selection.trials_mean:g}"
+            best = f" for the best of a random number of such runs, {mean} on average"
         return (
-            f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
+            f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} examples\n"
             f"{self.training_steps} steps{spare}, {self.drawing.batches}\n"
             f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
@@ -112,6 +143,7 @@ def make_plan(
     accountant: str = "pld",
     spare_steps: int = 0,
     mechanism: str = "poisson",
+    selection: Selection | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -128,6 +160,7 @@ def make_plan(
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
         `bam.ledger`; from 0 to one less.
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
+      selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -152,29 +185,42 @@ def make_plan(
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
+    if selection and (accountant != "rdp" or target_epsilon == math.inf):
+        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if selection and mechanism not in ("poisson", "full_batch"):
+        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
     drawing = mechanisms.make(mechanism, num_examples, expected_batch_size)
-    steps = {"num_steps": num_steps, "delta": delta, "accountant": accountant}
-    sigma, spent = 0.0, math.inf
+    sampling_prob = expected_batch_size / num_examples
+    steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta}
+    sigma = 0.0
+    if selection:
+        sigma = selecting.noise_multiplier(
+            selection, target_epsilon=target_epsilon, sampling_prob=sampling_prob, **steps
+        )
+    elif target_epsilon < math.inf:
+        sigma = drawing.noise_multiplier(
+            target_epsilon=target_epsilon, accountant=accountant, **steps
+        )
     if target_epsilon < math.inf:
-        sigma = drawing.noise_multiplier(target_epsilon=target_epsilon, **steps)
-        spent = drawing.epsilon(noise_multiplier=sigma, **steps)
         noise_std = sigma * clip_norm / expected_batch_size
         if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
             raise ValueError(
                 f"clip_norm {clip_norm} would need noise of {noise_std:.1g}, which 32-bit floats "
                 "cannot hold; choose one nearer to 1"
             )
-    return PrivacyPlan(
+    plan = PrivacyPlan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
-        sampling_prob=expected_batch_size / num_examples,
+        sampling_prob=sampling_prob,
         num_steps=num_steps,
         noise_multiplier=sigma,
         clip_norm=clip_norm,
-        epsilon=spent,
+        epsilon=math.inf,
         delta=delta,
         accountant=accountant,
         adjacency=drawing.adjacency,
         spare_steps=spare_steps,
         mechanism=mechanism,
+        selection=selection,
     )
+    return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))

@@ -28,6 +28,19 @@ def check(plan: Mapping[str, Any]) -> str:
             f"dp.GaussianDpEvent({sigma} / 2)); print(RdpAccountant({list(WHOLE_ORDERS)}, "
             f"R.REPLACE_ONE).compose(step, {steps}).get_epsilon({delta}))"
         )
+    elif plan.get("selection"):
+        mean, shape, noise = plan["selection"].values()
+        own = (
+            f"from bam.privacy import selection as s; print(s.epsilon(s.Selection({mean}, {shape}, "
+            f"{noise}), {poisson}))"
+        )
+        alone = (
+            f"{rdp}step = dp.PoissonSampledDpEvent({prob}, dp.GaussianDpEvent({sigma})); "
+            f"trial = dp.ComposedDpEvent([dp.SelfComposedDpEvent(step, {steps}), "
+            f"dp.GaussianDpEvent({noise})]); "
+            f"best = dp.dp_event.RepeatAndSelectDpEvent(trial, {mean}, {shape}); "
+            f"print(RdpAccountant().compose(best).get_epsilon({delta}))"
+        )
     elif plan["accountant"] == "pld":
         alone = (
             "from dp_accounting.pld import privacy_loss_distribution as pld; "
@@ -42,7 +55,7 @@ def check(plan: Mapping[str, Any]) -> str:
         )
     warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
     attacker = ""
-    if plan["adjacency"] == "add_or_remove_one":
+    if plan["adjacency"] == "add_or_remove_one" and not plan.get("selection"):
         attacker = f"""
 The third, from the root of bam's code, prints what any attacker can gain from this training, a
 tighter limit than ε and δ alone give (column "composed"):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from bam import export, parts, statement
 from bam.files import JsonObject, as_object, read_json
-from bam.privacy import accounting, gdp, mechanisms, recheck
+from bam.privacy import accounting, gdp, recheck
+from bam.privacy.plan import PrivacyPlan
 from bam.report import as_json, flat
 from bam.statement import rounded
 from configs import base
@@ -80,9 +81,7 @@ class Run(NamedTuple):
 
     def epsilon_after(self, num_steps: int) -> float:
         """ε once so many steps are begun, by the run's own accountant."""
-        keys = ("noise_multiplier", "delta", "accountant")
-        drawing = mechanisms.of_record(self.plan)
-        return drawing.epsilon(num_steps=num_steps, **{key: self.plan[key] for key in keys})
+        return PrivacyPlan.of_record(self.plan).epsilon_after(num_steps)
 
 
 def read(workdir: Path) -> Run:
@@ -234,7 +233,7 @@ def _privacy(run: Run, epsilon: float) -> str:
         if len(chosen) > 1
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
-    if plan.get("mechanism", "poisson") in ("poisson", "full_batch"):
+    if plan.get("mechanism", "poisson") in ("poisson", "full_batch") and not plan.get("selection"):
         mechanism = {key: plan[key] for key in ("noise_multiplier", "sampling_prob")}
         f = accounting.tradeoff(num_steps=begun, up_to=max(1.0, 1.5 * epsilon), **mechanism)
         alone = limits["ε and δ alone"]
@@ -311,13 +310,15 @@ def _statement(run: Run, config: JsonObject, public: bool) -> str:
     figures = "What this page shows of it is marked; people"
     if public:
         figures = "No figure of it is on this page, but people"
+    chosen = run.plan.get("selection")
     texts = (
+        statement.CHOSEN.format(mean=f"{chosen['trials_mean']:g}") if chosen else "",
         statement.in_words(run.plan, run.nominal, "the trained weights"),
         statement.unaccounted(config, run.summary, diagnosed, figures),
         statement.facts(config, run.plan, run.summary, run.nominal),
         recheck.check(run.plan),
     )
-    return "\n".join(map(markup.markdown, texts))
+    return "\n".join(markup.markdown(text) for text in texts if text)
 
 
 def _settings(config: JsonObject) -> str:

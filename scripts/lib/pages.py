@@ -39,6 +39,10 @@ PAGES = {
         "features, strengths": "docs/results/scattering/strengths.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
     },
+    "docs/selection.md": {
+        "costs": "docs/results/selection/digits_epsilon.md",
+        "digits": "docs/results/selection/digits.md",
+    },
     "docs/scaling.md": {"measured": "benchmarks/scaling_cpu.md"},
 }
 

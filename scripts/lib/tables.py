@@ -105,7 +105,7 @@ def gain(key: str, is_baseline: Callable[[Any], bool]) -> Columns:
 
 
 def _p_value(estimate: Mapping[str, Any] | None) -> str:
-    """p to two digits; one that would be rounded to 0 is not 0."""
+    """P to two digits; one that would be rounded to 0 is not 0."""
     return of_estimate(estimate, stats.p_value, ".2f").replace("0.00", "< 0.01")
 
 

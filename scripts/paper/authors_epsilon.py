@@ -63,7 +63,7 @@ def row(stated: float) -> dict[str, Any]:
         "poisson": accounting.epsilon(noise_multiplier=sigma, **poisson),
         "at_least": epsilon_of_a_pair(sigma, prob, NUM_STEPS, DELTA),
         "at_most": epsilon_of_fixed_size(noise_multiplier=sigma, **fixed),
-        "noise_needed": accounting.search(
+        "noise_needed": accounting.least_noise(
             lambda s: epsilon_of_fixed_size(noise_multiplier=s, **fixed), stated, sigma, 1e-4
         ),
     }

@@ -1,0 +1,203 @@
+r"""ε of choosing the best of a random number of trials (Papernot & Steinke 2022, arXiv 2110.03620).
+
+A trial is a fresh run of one mechanism Q: draw a setting from a public grid, train with noise,
+score the model with noise. Before the first, the number of trials K is drawn from a truncated
+negative binomial distribution, and only the trial with the best score is released. If Q has a Rényi
+divergence of at most $\varepsilon(\lambda)$, this has at most, for every order $\hat\lambda$
+(Theorem 2),
+
+$$\varepsilon'(\lambda) = \varepsilon(\lambda)
+  + (1+\eta)\Big(1 - \frac{1}{\hat\lambda}\Big) \varepsilon(\hat\lambda)
+  + \frac{(1+\eta) \log(1/\gamma)}{\hat\lambda} + \frac{\log \mathbb{E}[K]}{\lambda - 1}.$$
+
+dp-accounting computes it (`RepeatAndSelectDpEvent`). The theorem holds for whoever does *not* know
+K: how many trials there were, and anything of the others, must stay secret.
+"""
+
+import dataclasses
+import functools
+import math
+
+import dp_accounting
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import optimize
+
+from bam.privacy import accounting
+
+# Below, the choice is none; beyond, nobody waits for the trials.
+LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
+LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of whole numbers, drawn in `bam.score`
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    r"""How many trials there are, and how noisily they are scored. All fields are public.
+
+    $P[K = k] \propto \frac{\Gamma(k + \eta)}{k!} (1 - \gamma)^k$ for k = 1, 2, …, with γ such that
+    the mean is as given.
+
+    Attributes:
+      trials_mean: E[K], from 1.01.
+      trials_shape: η ≥ 0; 0 is the logarithmic distribution, 1 the geometric one.
+      score_noise_multiplier: noise standard deviation of a score over its sensitivity.
+
+    Raises:
+      ValueError: if a field is out of range. η = ∞, the Poisson distribution, is: it may draw no
+        trial at all.
+    """
+
+    trials_mean: float
+    trials_shape: float
+    score_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not LEAST_TRIALS_MEAN <= self.trials_mean <= MOST_TRIALS_MEAN:
+            raise ValueError(
+                f"trials_mean must be from {LEAST_TRIALS_MEAN} to {MOST_TRIALS_MEAN}, got "
+                f"{self.trials_mean}"
+            )
+        if not 0 <= self.trials_shape <= MOST_TRIALS_SHAPE:
+            raise ValueError(
+                f"trials_shape must be from 0 (logarithmic; 1: geometric) to {MOST_TRIALS_SHAPE}, "
+                f"got {self.trials_shape}"
+            )
+        if not LEAST_SCORE_NOISE <= self.score_noise_multiplier <= MOST_SCORE_NOISE:
+            raise ValueError(
+                f"score_noise_multiplier must be from {LEAST_SCORE_NOISE} to {MOST_SCORE_NOISE}, "
+                f"got {self.score_noise_multiplier}"
+            )
+
+    @functools.cached_property
+    def gamma(self) -> float:
+        """γ in (0, 1), which gives the distribution its mean."""
+
+        def excess(log_gamma: float) -> float:
+            return math.log(_mean(math.exp(log_gamma), self.trials_shape) / self.trials_mean)
+
+        lowest = -math.log(1e3 * (1 + self.trials_shape) * self.trials_mean)
+        return math.exp(float(optimize.brentq(excess, lowest, -1e-6, xtol=1e-15)))
+
+    def num_trials(self, uniform: float) -> int:
+        """K, by inverting its distribution function at a number drawn uniformly from [0, 1)."""
+        gamma, shape = self.gamma, self.trials_shape
+        whole = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
+        k, probability = 1, (1 - gamma) / whole
+        # Far in the tail, what is left of a double is its rounding.
+        while uniform >= probability and (k < self.trials_mean or probability > 1e-30):
+            uniform -= probability
+            probability *= (1 - gamma) * (k + shape) / (k + 1)
+            k += 1
+        return k
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon(
+    selection: Selection,
+    *,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+) -> float:
+    """ε of releasing the best trial alone, its setting and score included, by RDP.
+
+    A trial is T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
+    have the same σ, q and T. The other arguments and errors are those of `accounting.epsilon`; no
+    accountant but RDP knows how to bound a choice.
+
+    Examples:
+      >>> run = dict(noise_multiplier=3.5, sampling_prob=0.1782, num_steps=100, delta=1e-5)
+      >>> round(epsilon(Selection(8, 1, 10), **run), 2)
+      4.58
+    """
+    of_training = accounting.epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_prob=sampling_prob,
+        num_steps=num_steps,
+        delta=delta,
+        accountant="rdp",
+    )
+    if math.isinf(of_training):
+        return math.inf
+    score_noise = selection.score_noise_multiplier
+    trial = _trial(score_noise, noise_multiplier, sampling_prob, num_steps)
+    best = RepeatAndSelectDpEvent(trial, selection.trials_mean, selection.trials_shape)
+    with accounting.without_order_warnings():
+        return float(RdpAccountant().compose(best).get_epsilon(delta))
+
+
+def noise_multiplier(
+    selection: Selection,
+    *,
+    target_epsilon: float,
+    delta: float,
+    sampling_prob: float,
+    num_steps: int,
+) -> float:
+    """The smallest σ of every trial's training that keeps the whole search within (ε, δ).
+
+    It never overshoots ε, and undershoots by a relative 1e-5 at most. ValueError as
+    `accounting.noise_multiplier`, and if drawing trials and scoring them leaves training less than
+    a tenth of the target.
+    """
+    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
+    # Of one trial alone less noise is enough: where to begin, and it checks the arguments.
+    near = accounting.noise_multiplier(target_epsilon=target_epsilon, accountant="rdp", **steps)
+    without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
+    if without_training > 0.9 * target_epsilon:
+        raise ValueError(
+            f"the choice alone costs epsilon {without_training:.3g} of {target_epsilon:g}: fewer "
+            "trials on average, more noise on the score, or a larger epsilon"
+        )
+
+    def exactly(sigma: float) -> float:
+        return epsilon(selection, noise_multiplier=sigma, **steps)
+
+    return accounting.least_noise(exactly, target_epsilon, 1.5 * near, 1e-5)
+
+
+@functools.lru_cache(maxsize=64)
+def composed_epsilon(
+    num_trials: int,
+    score_noise_multiplier: float,
+    *,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    accountant: str,
+) -> float:
+    """ε of an honest grid: so many trials, *all* of them released, by composition.
+
+    With one trial, what it costs alone. `accountant` is "pld" or "rdp".
+    """
+    trial = _trial(score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
+    accountants = {"pld": PLDAccountant, "rdp": RdpAccountant}
+    if accountant not in accountants:
+        raise ValueError(f"unknown accountant {accountant!r}; choose from pld, rdp")
+    with accounting.without_order_warnings():
+        composed = accountants[accountant]().compose(trial, num_trials)
+        return float(composed.get_epsilon(delta))
+
+
+def _trial(
+    score_noise_multiplier: float, noise_multiplier: float, sampling_prob: float, num_steps: int
+) -> dp_accounting.DpEvent:
+    """Training, then one noised score of the result."""
+    score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
+    if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
+        return score
+    step = dp_accounting.PoissonSampledDpEvent(
+        sampling_prob, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(step, num_steps), score]
+    )
+
+
+def _mean(gamma: float, shape: float) -> float:
+    """E[K] of Definition 1: (1/γ - 1) / log(1/γ) if η = 0, else η (1/γ - 1) / (1 - γ^η)."""
+    log = math.log(gamma)
+    return math.expm1(-log) / (-log if shape == 0 else -math.expm1(shape * log) / shape)

@@ -1,0 +1,224 @@
+"""A search that ε pays for: the best of a random number of trials, by a noised score.
+
+Every trial is a fresh run of one mechanism: a setting drawn from the grid, training, the score, all
+with randomness of the operating system. How many there are is drawn before the first. The theorem
+(`bam.privacy.selection`) covers the chosen trial for whoever knows neither that number nor anything
+of the others, so nothing of them is shown, nor how far the search is.
+"""
+
+import contextlib
+import fcntl
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from bam import export, files, report, score, train
+from bam.privacy import accounting
+from bam.privacy.accounting import rounded_down, rounded_up
+from bam.privacy.plan import PrivacyPlan
+from bam.privacy.selection import composed_epsilon
+from scripts.lib import cells, tables
+
+PRIVATE = flags.DEFINE_bool(
+    "private", False, "--config.epsilon pays for the choice, too: docs/selection.md"
+)
+_TRIALS_MEAN = flags.DEFINE_float("trials_mean", 8, "of --private: trials on average")
+_TRIALS_SHAPE = flags.DEFINE_float(
+    "trials_shape", 1, "of --private: shape η of their number; 0: logarithmic, 1: geometric"
+)
+SCORE = flags.DEFINE_enum(
+    "score", "training", ["training", "held_out"], "of --private: images that a trial is judged on"
+)
+_SCORE_NOISE = flags.DEFINE_float(
+    "score_noise", 10, "of --private: standard deviation of the noise on a score, in images"
+)
+
+# What a trial's config says that no other's does; further figures would help nobody.
+FIXED = {"accountant", "eval.every", "diagnostics.every"}
+COSTS: tables.Columns = {
+    "what is paid for": lambda row: row["what"],
+    "ε by RDP": lambda row: rounded_up(row["rdp"], ".3f"),
+    "ε by PLD": lambda row: "–" if row["pld"] is None else rounded_up(row["pld"], ".3f"),
+}
+
+
+def as_trial(config: ConfigDict) -> ConfigDict:
+    """A setting's config, whose ε becomes that of the whole search as the flags describe it."""
+    if not config.checkpoint.every:
+        raise ValueError("--private keeps the chosen weights: set checkpoint.every above 0")
+    trial = config.copy_and_resolve_references()
+    trial.accountant, trial.eval.every, trial.diagnostics.every = "rdp", 0, 0
+    with trial.unlocked():
+        trial.selection = ConfigDict(
+            {
+                "trials_mean": _TRIALS_MEAN.value,
+                "trials_shape": _TRIALS_SHAPE.value,
+                "score_noise_multiplier": _SCORE_NOISE.value,
+            }
+        )
+    return trial
+
+
+def search(
+    grid: Mapping[str, ConfigDict],
+    workdir: Path,
+    should_stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Path | None:
+    """Prints what it costs, trains and scores what is missing, and points to the chosen trial.
+
+    Args:
+      grid: the settings, by name; of `as_trial`. All of them are checked before anything is drawn.
+      workdir: folder for the trials, for its owner's eyes only. What was drawn stays drawn,
+        whatever stops the search: neither a trial's setting nor their number is drawn again.
+      should_stop: asked after every step.
+      say: called with lines that may be shown.
+
+    Returns:
+      The folder of the chosen trial, which `export` takes; None if the search was stopped before.
+
+    Raises:
+      ValueError: if the workdir has another search's trials. BlockingIOError: if another process
+        searches there.
+    """
+    built = cells.build(grid, lambda: False)
+    plan = next(iter(built.values())).plan
+    if len({experiment.plan.noise_multiplier for experiment in built.values()}) > 1:
+        raise ValueError("the settings must differ in nothing that the noise depends on")
+    say(describe(plan))
+    tables.show(COSTS, costs(plan))
+    workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    workdir.chmod(0o700)
+    with _alone(workdir):
+        drawn = _drawn(workdir / "trials.json", sorted(grid), plan)
+        for number, trial in enumerate(drawn["trials"]):
+            if trial["score"] is not None:
+                continue
+            experiment, folder = built[trial["setting"]], workdir / "trials" / str(number)
+            try:
+                if should_stop():
+                    raise train.StoppedError
+                with contextlib.suppress(report.FinishedError):
+                    train.train(experiment, None, folder, should_stop=should_stop, say=say)
+            except train.StoppedError:
+                say("stopped; the same command goes on from there")
+                return None
+            trial["score"] = _score(experiment, folder)
+            files.write_json(workdir / "trials.json", drawn)
+        return _choose(workdir, drawn["trials"], plan, say)
+
+
+def describe(plan: PrivacyPlan) -> str:
+    """What will be promised, in lines for people."""
+    selection = plan.selection
+    assert selection is not None
+    epsilon, delta = rounded_up(plan.epsilon, ".4g"), rounded_up(plan.delta, ".3g")
+    return (
+        f"({epsilon}, {delta})-DP for the whole search: the best of a random number of trials is "
+        f"released, {selection.trials_mean:g} on average, shape {selection.trials_shape:g}\n"
+        f"each: {plan.training_steps} steps, q = {rounded_up(plan.sampling_prob, '.4g')}, noise "
+        f"multiplier {rounded_down(plan.noise_multiplier, '.4g')}; noise on its score of "
+        f"{rounded_down(selection.score_noise_multiplier, '.4g')} images\n"
+    )
+
+
+def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
+    """ε of the search, and with the same noise of what is more or less than it; rows of `COSTS`."""
+    selection = plan.selection
+    assert selection is not None
+    mechanism: dict[str, Any] = {
+        key: getattr(plan, key)
+        for key in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    }
+
+    def row(what: str, epsilon_by: Callable[[str], float]) -> dict[str, Any]:
+        return {"what": what} | {name: epsilon_by(name) for name in ("rdp", "pld")}
+
+    def composed(num_trials: int) -> Callable[[str], float]:
+        noise = selection.score_noise_multiplier
+        return lambda name: composed_epsilon(num_trials, noise, accountant=name, **mechanism)
+
+    num = math.ceil(selection.trials_mean)
+    return [
+        {"what": "the search, its best trial released", "rdp": plan.epsilon, "pld": None},
+        row(f"a grid of {num} such trials, by composition", composed(num)),
+        row("one such trial, its score included", composed(1)),
+        row(
+            "its training alone: too little to claim after a search",
+            lambda name: accounting.epsilon(accountant=name, **mechanism),
+        ),
+    ]
+
+
+def _drawn(path: Path, settings: list[str], plan: PrivacyPlan) -> dict[str, Any]:
+    """The trials: those that were drawn before, or as many as chance wants, drawn once."""
+    identity = {"settings": settings, "plan": plan.to_json() | {"clip_norm": None}}
+    if path.exists():
+        found = files.read_json(path)
+        if any(found.get(key) != value for key, value in identity.items()):
+            raise ValueError(f"{path} is of another search; choose another --workdir")
+        return found
+    assert plan.selection is not None
+    system = secrets.SystemRandom()
+    trials = [
+        {"setting": system.choice(settings), "score": None}
+        for _ in range(plan.selection.num_trials(system.random()))
+    ]
+    files.write_json(path, identity | {"trials": trials})
+    return {"trials": trials} | identity
+
+
+def _score(experiment: train.Experiment, folder: Path) -> int:
+    """The noised score of a finished trial: whatever is done with the exact one is done here."""
+    state = cells.last_state(experiment, 0, folder)
+    selection = experiment.plan.selection
+    if state is None or selection is None:
+        raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
+    key = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    count = score.num_correct(experiment, state.averaged, _judged_on(experiment))
+    return score.noised(count, selection.score_noise_multiplier, key)
+
+
+def _judged_on(experiment: train.Experiment) -> Any:
+    dataset = experiment.dataset
+    return dataset.test if experiment.config.dataset.holdout else dataset.train
+
+
+def _choose(
+    workdir: Path, trials: list[dict[str, Any]], plan: PrivacyPlan, say: Callable[[str], None]
+) -> Path:
+    """Marks the best trial: of equals the first, which is any, as they are alike in law."""
+    assert plan.selection is not None
+    best = max(range(len(trials)), key=lambda number: trials[number]["score"])
+    unit = score.unit_of(plan.selection.score_noise_multiplier)
+    chosen = {
+        "setting": trials[best]["setting"],
+        "num_correct_noised": trials[best]["score"] / unit,
+    }
+    files.write_json(workdir / "trials" / str(best) / export.CHOSEN, chosen)
+    link = workdir / "chosen"
+    if not link.is_symlink():
+        link.symlink_to(Path("trials") / str(best))
+    right = chosen["num_correct_noised"]
+    say(
+        f"chosen: {chosen['setting']}, with about {right:.0f} images right\n"
+        f"release it, and nothing else of {workdir}: python -m scripts.export --workdir={link} "
+        "--out=FOLDER"
+    )
+    return link
+
+
+@contextlib.contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    with (workdir / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another process is searching in {workdir}") from None
+        yield

@@ -1,0 +1,203 @@
+"""The command: what it draws once, what it shows, what may be released of it and what not."""
+
+import json
+import re
+import shutil
+import stat
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bam import export, files, score, train
+from bam.data import datasets
+from bam.privacy import selection
+from configs import digits
+from tests.cases import run_command
+
+TINY = (
+    "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64",
+    "--dp_sat=", "--bam_sam=", "--learning_rates=0.001,0.1", "--clip_norms=0.5,1",
+    "--trials_mean=3",
+)  # fmt: skip
+
+
+def search(workdir, *more):
+    return run_command(
+        "scripts.search", "--private", "--config=configs/digits.py", f"--workdir={workdir}",
+        *TINY, *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A whole search with more than one trial, and what it said."""
+    for _ in range(20):  # geometric: a third have one trial alone, of which nothing can be learned
+        workdir = tmp_path_factory.mktemp("private") / "search"
+        done = search(workdir)
+        assert done.returncode == 0, done.stderr
+        if len(json.loads((workdir / "trials.json").read_text())["trials"]) > 1:
+            return workdir, done.stdout
+    raise AssertionError("the number of trials is always 1")
+
+
+def test_the_best_score_is_chosen_and_the_total_is_planned(searched):
+    workdir, said = searched
+    found = json.loads((workdir / "trials.json").read_text())
+    scores = [trial["score"] for trial in found["trials"]]
+    chosen = (workdir / "chosen").resolve()
+    assert chosen.name == str(int(np.argmax(scores)))
+    marked = [path.parent.name for path in (workdir / "trials").glob(f"*/{export.CHOSEN}")]
+    assert marked == [chosen.name]
+    plan = json.loads((chosen / "plan.json").read_text())
+    assert plan["selection"] == {
+        "trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 10.0,
+    }  # fmt: skip
+    keys = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
+    total = selection.epsilon(selection.Selection(3, 1, 10), **{key: plan[key] for key in keys})
+    assert plan["epsilon"] == total and 2.999 < total <= 3
+    for number in range(len(scores)):
+        trial = json.loads((workdir / "trials" / str(number) / "plan.json").read_text())
+        assert trial["noise_multiplier"] == plan["noise_multiplier"]
+        config = json.loads((workdir / "trials" / str(number) / "config.json").read_text())
+        assert (config["seed"], config["eval"]["every"]) == (None, 0)
+    lines = said.splitlines()
+    assert lines[0].startswith("(3, 1e-05)-DP for the whole search: the best of a random number")
+    ignored = re.search(r"too little to claim after a search +([\d.]+)", said)
+    grid = re.search(r"a grid of 3 such trials, by composition +([\d.]+)", said)
+    assert ignored and grid and float(ignored[1]) < 2.5 < float(grid[1]) < 3  # few trials
+
+
+def test_nothing_is_shown_of_the_number_of_trials_or_of_those_not_chosen(searched):
+    workdir, said = searched
+    found = json.loads((workdir / "trials.json").read_text())
+    *_, chosen, last = said.splitlines()
+    assert "%" not in said and said.count("chosen:") == 1 and "chosen:" in chosen
+    assert str(workdir / "chosen") in last
+    assert "trials/" not in said  # a folder's number says that there are as many
+    best = max(trial["score"] for trial in found["trials"]) / score.unit_of(10.0)
+    assert f"about {best:.0f} images" in chosen
+    assert stat.S_IMODE(workdir.stat().st_mode) == 0o700
+
+
+def test_the_same_command_draws_nothing_again(searched):
+    workdir, _ = searched
+    before = (workdir / "trials.json").read_bytes()
+    again = search(workdir)
+    assert again.returncode == 0, again.stderr
+    assert (workdir / "trials.json").read_bytes() == before
+    for other, message in (
+        (("--trials_shape=0",), "is of another search"),
+        (("--learning_rates=0.1",), "is of another search"),
+    ):
+        refused = search(workdir, *other)
+        assert refused.returncode == 2 and message in refused.stderr
+
+
+def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
+    stopped = search(tmp_path / "s", "--max_seconds=0.001")
+    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.stdout.endswith("stopped; the same command goes on from there\n")
+    path = tmp_path / "s" / "trials.json"
+    drawn = [trial["setting"] for trial in json.loads(path.read_text())["trials"]]
+    assert not (tmp_path / "s" / "chosen").exists()
+    done = search(tmp_path / "s")
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(path.read_text())["trials"]
+    assert [trial["setting"] for trial in trials] == drawn
+    assert None not in [trial["score"] for trial in trials]
+
+
+def test_the_chosen_trial_is_released_with_the_total_and_no_other_is_released(searched, tmp_path):
+    workdir, _ = searched
+    chosen = (workdir / "chosen").resolve()
+    export.export(workdir / "chosen", tmp_path / "out")
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    epsilon = json.loads((chosen / "plan.json").read_text())["epsilon"]
+    assert "(3, 1e-05)-differential" in text
+    assert f"| ε, rounded up | 3 | {epsilon} |" in text
+    assert "a random number of trials, 3 on average" in text
+    assert "| this run chosen among several | **yes**, by the search that ε pays for |" in text
+    assert "scripts.privacy" not in text  # it knows single runs alone
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["selection"]["trials_mean"] == 3.0
+    others = [path for path in (workdir / "trials").iterdir() if path != chosen]
+    for other in others:
+        with pytest.raises(ValueError, match="one trial of a private search, and not the chosen"):
+            export.export(other, tmp_path / "other")
+    assert others and not (tmp_path / "other").exists()
+    exact = json.loads((chosen / "summary.json").read_text())["test_accuracy"]
+    for path in (tmp_path / "out").iterdir():
+        assert repr(exact).encode() not in path.read_bytes()
+
+
+def test_the_statement_s_commands_print_the_total_that_it_claims(searched, tmp_path, capsys):
+    export.export(searched[0] / "chosen", tmp_path / "out")
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    commands = re.findall(r'^python -c "(.*)"$', text, re.MULTILINE)
+    claimed = float(re.search(r"and prints ([\d.]+):", text)[1])
+    assert len(commands) == 2 and "bam" not in commands[1]
+    for command in commands:
+        exec(command, {})
+        assert float(capsys.readouterr().out) == pytest.approx(claimed, rel=1e-9)
+
+
+def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_path):
+    for number, change in enumerate(
+        ({"selection": None}, {"selection": {"trials_mean": 30.0}}, {"noise_multiplier": 1.0})
+    ):
+        run = shutil.copytree((searched[0] / "chosen").resolve(), tmp_path / str(number))
+        for name in ("plan", "summary"):
+            found = files.read_json(run / f"{name}.json")
+            for key, value in change.items():
+                found[key] = found[key] | value if isinstance(value, dict) else value
+            files.write_json(run / f"{name}.json", found)
+        with pytest.raises(ValueError, match=r"its plan gives|not of the end of this run"):
+            export.export(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--best=1", "no --best"),
+        ("--config.seed=1", "sets seed itself"),
+        ("--config.accountant=pld", "sets accountant itself"),
+        ("--config.checkpoint.every=0", "keeps the chosen weights"),
+        ("--trials_shape=inf", "trials_shape must be from 0"),
+        ("--score_noise=0.1", "the choice alone costs epsilon"),
+        ("--config.epsilon=inf", "accountant rdp"),
+    ],
+)
+def test_a_mistaken_private_search_is_one_line_and_draws_nothing(flag, message, tmp_path):
+    done = search(tmp_path / "s", flag)
+    assert done.returncode == 2, done.stdout
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_trial_is_scored_on_held_out_images_if_told(tmp_path):
+    done = search(tmp_path / "s", "--score=held_out", "--holdout=150", "--trials_mean=1.01")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "s" / "chosen" / "plan.json").read_text())
+    assert plan["num_examples"] == 1437 - 150
+    export.export(tmp_path / "s" / "chosen", tmp_path / "out")
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    assert "**150** were set aside" in text and "ε covers this choice by them" in text
+
+
+def test_the_number_of_correct_predictions_is_that_of_the_whole_split():
+    config = digits.get_config("dp_sgd")
+    config.accountant, config.model.name, config.num_steps = "rdp", "linear", 1
+    experiment = train.build(config)
+    params = experiment.init(0).params
+    whole = experiment.dataset.test
+    found = score.num_correct(experiment, params, whole)
+    expected = train.evaluate(experiment, params)["test_accuracy"] * len(whole.labels)
+    assert found == round(expected)
+    alone = [
+        score.num_correct(experiment, params, datasets.Split(*(x[i : i + 1] for x in whole)))
+        for i in range(5)
+    ]
+    first = datasets.Split(*(x[:5] for x in whole))
+    assert sum(alone) == score.num_correct(experiment, params, first)
+    assert jnp.isfinite(params["kernel"]).all()
