@@ -6,35 +6,29 @@ put together from a list of what may be in it, never by leaving things out.
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Num, PyTree
+from jaxtyping import PyTree
 
 import bam
-from bam import checkpoint, models, parts, pretrained, statement
-from bam.data import datasets, features
+from bam import checkpoint, pretrained, statement
+from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
-from bam.tree import Params
+from bam.released import Released, Shapes, build, check_shapes, load
 
 with needs("train"):
     import safetensors
     import safetensors.numpy
     from flax import traverse_util
-    from ml_collections import ConfigDict
 
 __all__ = ["Released", "export", "load"]
-
-Shapes: TypeAlias = PyTree  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
-
-Images: TypeAlias = Num[np.ndarray | Array, "*n h w c"]
 
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
@@ -66,25 +60,6 @@ _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
 CHOSEN = "chosen.json"
 # What a run records for its release; 0.1.0 did not.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
-
-
-class Released(NamedTuple):
-    """A released model, ready to use.
-
-    Attributes:
-      params: the weights.
-      logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
-        the data set has them (uint8 pixels, or float features in their own units), also if the run
-        trained on features of them by a map of bam's; by a map of its author's own, the features.
-      prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
-        `logits` does.
-      model: the network as functions of such inputs, for training on.
-    """
-
-    params: Params
-    logits: Callable[[Params, Images], Float[Array, "n classes"]]
-    prepare: Callable[[Images], Float[Array, "... k"]]
-    model: models.Model
 
 
 class _Run(NamedTuple):
@@ -120,7 +95,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
     facts = _model_facts(run)
-    params = _averaged(workdir, run, _build(facts, own_model).like)
+    params = _averaged(workdir, run, build(facts, own_model).like)
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     said = settings(run.config, run.summary["dataset"])
     text = statement.privacy(
@@ -151,72 +126,6 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
     except BaseException:
         shutil.rmtree(partial)
         raise
-
-
-def load(folder: Path, own_model: str = "") -> Released:
-    """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
-
-    Args:
-      folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
-      own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
-
-    Returns:
-      A `Released`; its predictions are those of the run, on the same device to the bit.
-
-    Raises:
-      ValueError: if the files are not such a release.
-    """
-    facts = read_json(folder / "model.json")
-    try:
-        built = _build(facts, own_model)
-    except KeyError as error:
-        raise ValueError(f"{folder / 'model.json'} has no {error}") from None
-    try:
-        named = safetensors.numpy.load_file(folder / "weights.safetensors")
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
-    params = traverse_util.unflatten_dict(named, sep="/")
-    _check_shapes(folder, params, built.like)
-    params = jax.tree.map(jnp.asarray, params)
-
-    @jax.jit
-    def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
-        return built.model.logits(params, built.prepare(images))
-
-    return Released(params, logits, built.prepare, built.model)
-
-
-class _Built(NamedTuple):
-    """A network made from its facts, without weights; `like` has their shapes."""
-
-    model: models.Model
-    prepare: Callable[[Images], Float[Array, "... k"]]
-    like: Shapes
-
-
-def _build(facts: JsonObject, own_model: str) -> _Built:
-    shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
-    if ":" in section.name and section.name != own_model:
-        raise ValueError(
-            f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
-            f"own_model={section.name}"
-        )
-    module = parts.make_model(section, facts["num_classes"])
-    # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
-    model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
-    none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
-    mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
-    dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
-
-    section = facts.get("features") or {"name": ""}
-    feature_map = None if ":" in section["name"] else parts.make_features(ConfigDict(section))
-
-    def prepare(images: Images) -> Float[Array, "... k"]:
-        if feature_map is not None:
-            images = features.to_features(feature_map, images)
-        return datasets.prepare(dataset, images, facts["input_clip_norm"])
-
-    return _Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def _read_run(workdir: Path) -> _Run:
@@ -353,11 +262,5 @@ def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
     if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
         raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
     params = pretrained.merge(state["averaged"], state.get("frozen", {}))
-    _check_shapes(workdir, params, like)
+    check_shapes(workdir, params, like)
     return params
-
-
-def _check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
-    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
-    if shapes(params) != shapes(like):
-        raise ValueError(f"the weights in {where} are not those of the model it describes")

@@ -1,0 +1,122 @@
+"""A released model, read back: weights, and the network that they are of.
+
+What a release holds is `bam.export`'s matter.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Num, PyTree
+
+from bam import models, parts
+from bam.data import datasets, features
+from bam.extras import needs
+from bam.files import JsonObject, read_json
+from bam.tree import Params
+
+with needs("train"):
+    import safetensors
+    import safetensors.numpy
+    from flax import traverse_util
+    from ml_collections import ConfigDict
+
+Shapes: TypeAlias = PyTree  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+
+Images: TypeAlias = Num[np.ndarray | Array, "*n h w c"]
+
+
+class Released(NamedTuple):
+    """A released model, ready to use.
+
+    Attributes:
+      params: the weights.
+      logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
+        the data set has them (uint8 pixels, or float features in their own units), also if the run
+        trained on features of them by a map of bam's; by a map of its author's own, the features.
+      prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
+        `logits` does.
+      model: the network as functions of such inputs, for training on.
+    """
+
+    params: Params
+    logits: Callable[[Params, Images], Float[Array, "n classes"]]
+    prepare: Callable[[Images], Float[Array, "... k"]]
+    model: models.Model
+
+
+def load(folder: Path, own_model: str = "") -> Released:
+    """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
+
+    Args:
+      folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
+      own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
+
+    Returns:
+      A `Released`; its predictions are those of the run, on the same device to the bit.
+
+    Raises:
+      ValueError: if the files are not such a release.
+    """
+    facts = read_json(folder / "model.json")
+    try:
+        built = build(facts, own_model)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'model.json'} has no {error}") from None
+    try:
+        named = safetensors.numpy.load_file(folder / "weights.safetensors")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
+    params = traverse_util.unflatten_dict(named, sep="/")
+    check_shapes(folder, params, built.like)
+    params = jax.tree.map(jnp.asarray, params)
+
+    @jax.jit
+    def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
+        return built.model.logits(params, built.prepare(images))
+
+    return Released(params, logits, built.prepare, built.model)
+
+
+class Built(NamedTuple):
+    """A network made from its facts, without weights; `like` has their shapes."""
+
+    model: models.Model
+    prepare: Callable[[Images], Float[Array, "... k"]]
+    like: Shapes
+
+
+def build(facts: JsonObject, own_model: str) -> Built:
+    """The network that a `model.json` describes; `own_model` as of `load`."""
+    shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
+    if ":" in section.name and section.name != own_model:
+        raise ValueError(
+            f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
+            f"own_model={section.name}"
+        )
+    module = parts.make_model(section, facts["num_classes"])
+    # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
+    model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
+    none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+    mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
+    dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
+
+    section = facts.get("features") or {"name": ""}
+    feature_map = None if ":" in section["name"] else parts.make_features(ConfigDict(section))
+
+    def prepare(images: Images) -> Float[Array, "... k"]:
+        if feature_map is not None:
+            images = features.to_features(feature_map, images)
+        return datasets.prepare(dataset, images, facts["input_clip_norm"])
+
+    return Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
+    """ValueError for weights that are not of a network's shapes."""
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
+    if shapes(params) != shapes(like):
+        raise ValueError(f"the weights in {where} are not those of the model it describes")
