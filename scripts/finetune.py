@@ -67,10 +67,10 @@ def main() -> None:
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(
-            out.with_suffix(".json"), {"public_steps": _PUBLIC_STEPS.value, "rows": rows}
+            Path(f"{out}.json"), {"public_steps": _PUBLIC_STEPS.value, "rows": rows}
         )
-        draw(runs, out.with_suffix(".png"))
-    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
+        draw(runs, Path(f"{out}.png"))
+    tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
 
 
 def public_weights() -> Path | None:

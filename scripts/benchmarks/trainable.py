@@ -57,8 +57,8 @@ def main() -> None:
     settings = ("batch", "microbatch", "width", "trials", "repeats")
     out = Path(_OUT.value)
     named = {name: flags.FLAGS[name].value for name in settings}
-    timing.keep(out.with_suffix(".json"), {**named, "rows": rows})
-    tables.show(COLUMNS, rows, left=("method",), keep=out.with_suffix(".md"))
+    timing.keep(Path(f"{out}.json"), {**named, "rows": rows})
+    tables.show(COLUMNS, rows, left=("method",), keep=Path(f"{out}.md"))
 
 
 class Case:

@@ -58,10 +58,10 @@ def main() -> None:
             )
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(out.with_suffix(".json"), rows)
+        files.write_json(Path(f"{out}.json"), rows)
         config = next(iter(groups["dp_sgd"].values()))
-        draw(rows, out.with_suffix(".png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
-    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
+        draw(rows, Path(f"{out}.png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
+    tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
 
 
 def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
