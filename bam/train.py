@@ -24,7 +24,7 @@ from bam.tree import Params
 
 __all__ = [
     "Experiment", "Result", "StoppedError", "TrainState", "build", "estimate_seconds", "evaluate",
-    "not_private", "summarize", "train",
+    "not_private", "summarize", "train", "whole_model",
 ]  # fmt: skip
 
 # What a release says of the randomness; a run records it, so that it is that of the code that ran.
@@ -147,7 +147,7 @@ def train(
             last = step == end
             measurements: dict[str, float] = {}
             if last or (step > 0 and _due(step, config.eval.every)):
-                measurements |= evaluate(experiment, _averaged(state))
+                measurements |= evaluate(experiment, whole_model(state))
             if _due(step, config.diagnostics.every):
                 measurements |= not_private(experiment, state, on_device)
             if measurements:
@@ -165,7 +165,7 @@ def train(
 
         # The last row was lost between checkpoint and summary, or steps that count were.
         if not rows or (rows[-1]["step"], rows[-1]["steps_begun"]) != (end, ledger.begun):
-            measurements = evaluate(experiment, _averaged(state))
+            measurements = evaluate(experiment, whole_model(state))
             rows.append(_row(plan, end, ledger.begun, measurements, seconds))
             files.add_row(rows[-1])
         summary = summarize(experiment, seed, rows[-1])
@@ -256,7 +256,7 @@ def not_private(
     return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 
 
-def _averaged(state: TrainState) -> Params:
+def whole_model(state: TrainState) -> Params:
     """The whole model's weights as they are judged and released."""
     return pretrained.merge(state.averaged, state.frozen)
 

@@ -66,9 +66,7 @@ def main() -> None:
         rows = [row(trained, found, runs.get(FROM_SCRATCH, {})) for trained, found in runs.items()]
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(
-            Path(f"{out}.json"), {"public_steps": _PUBLIC_STEPS.value, "rows": rows}
-        )
+        files.write_json(Path(f"{out}.json"), {"public_steps": _PUBLIC_STEPS.value, "rows": rows})
         draw(runs, Path(f"{out}.png"))
     tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
 

@@ -201,3 +201,9 @@ def test_the_number_of_correct_predictions_is_that_of_the_whole_split():
     first = datasets.Split(*(x[:5] for x in whole))
     assert sum(alone) == score.num_correct(experiment, params, first)
     assert jnp.isfinite(params["kernel"]).all()
+
+
+def test_trials_that_train_a_part_are_scored_as_the_whole_model(tmp_path):
+    done = search(tmp_path / "search", "--trials_mean=1.01", "--config.trainable=bias")
+    assert done.returncode == 0, done.stderr
+    assert "chosen:" in done.stdout

@@ -181,7 +181,7 @@ def _score(experiment: train.Experiment, folder: Path) -> int:
     if state is None or selection is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
     key = np.frombuffer(secrets.token_bytes(8), np.uint32)
-    count = score.num_correct(experiment, state.averaged, _judged_on(experiment))
+    count = score.num_correct(experiment, train.whole_model(state), _judged_on(experiment))
     return score.noised(count, selection.score_noise_multiplier, key)
 
 
