@@ -28,7 +28,11 @@ PAGES = {
         "digits": "docs/extensions_digits.md",
         "mnist": "docs/extensions_mnist.md",
     },
-    "docs/batches.md": {"authors": "docs/results/authors_epsilon.md"},
+    "docs/batches.md": {
+        "authors": "docs/results/authors_epsilon.md",
+        "fixed size": "docs/results/batches/digits_fixed_size.md",
+        "poisson": "docs/results/batches/digits_poisson.md",
+    },
     "docs/results.md": {
         "features": "docs/results/scattering/table1.md",
         "features, normalised": "docs/results/scattering/search_C0.1.md",
