@@ -79,18 +79,32 @@ def make(name: str, num_examples: int, batch_size: int) -> Mechanism:
             )
         try:
             maker = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"mechanism {name!r} cannot be imported: {error}") from None
-    mechanism: Mechanism = maker(num_examples, batch_size)
+    try:
+        mechanism = maker(num_examples, batch_size)
+    except TypeError as error:
+        raise ValueError(f"mechanism {name} is no function of N and l: {error}") from None
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
     if mechanism.adjacency not in ADJACENCIES:
         raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
     return mechanism
 
 
 def of_record(plan: Mapping[str, Any]) -> Mechanism:
-    """The mechanism of a recorded plan; records from before there was a choice are Poisson's."""
+    """The mechanism of a recorded plan; records from before there was a choice are Poisson's.
+
+    Records may be a stranger's, so code that they name is not run. ValueError for such a mechanism,
+    and for one whose neighbours are others than those recorded.
+    """
     name = plan.get("mechanism", "poisson")
-    return make(name, plan["num_examples"], plan["expected_batch_size"])
+    if name not in MECHANISMS:
+        raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is not computed again")
+    mechanism = make(name, plan["num_examples"], plan["expected_batch_size"])
+    if mechanism.adjacency != plan["adjacency"]:
+        raise ValueError(f"the records disagree: {name} batches, neighbours {plan['adjacency']!r}")
+    return mechanism
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:

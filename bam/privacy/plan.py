@@ -62,9 +62,11 @@ class PrivacyPlan:
     def epsilon_after(self, num_steps: int) -> float:
         """ε, at the plan's δ, spent once `num_steps` of its steps are begun, lost ones included.
 
-        Raises BudgetExhaustedError for more than planned.
+        It is `inf` for a non-private run. Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
+        if math.isinf(self.epsilon):  # no accountant of any mechanism is asked
+            return math.inf if num_steps else 0.0
         return self.drawing.epsilon(
             noise_multiplier=self.noise_multiplier,
             num_steps=num_steps,
