@@ -32,12 +32,14 @@ def main() -> None:
         out = Path(_OUT.value or workdir / f"report{'_public' * public}.html")
         made_by = f"bam {bam.__version__}, commit {git_commit()}"
         try:
-            text = page.page(page.read(workdir), public=public, made_by=made_by)
+            run = page.read(workdir)
+            text = page.page(run, public=public, made_by=made_by)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
         cli.check_writable(str(out))
         write_text(out, text)
-    print(f"{out}: {'may be passed on' if public else 'not for passing on; see --public'}")
+    advice = "not for passing on" + "; see --public" * (run.private and not public)
+    print(f"{out}: {'may be passed on' if run.private and public else advice}")
 
 
 if __name__ == "__main__":

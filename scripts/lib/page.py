@@ -51,6 +51,19 @@ _MEASURED = """\
 may learn about single examples. It is on this page because diagnostics were on."""
 
 
+# What an attacker says, and by what it is judged, for each kind of neighbours.
+_ATTACKS = {
+    "add_or_remove_one": """\
+says whether one
+given example took part. However clever the attack, this is how often at most it is right about one
+that did, by how often it is wrong about one that did not.""",
+    "replace_one": """\
+says which of two
+given examples took part in the place of the other. However clever the attack, this is how often at
+most it is right where the one took part, by how often it is wrong where the other did.""",
+}
+
+
 class Run(NamedTuple):
     """The records of a run.
 
@@ -251,9 +264,8 @@ def _privacy(run: Run, epsilon: float) -> str:
     charts += chart("ε over training", "steps begun", lines)
     heading = ("wrong about others, %", *(f"right at most, %, by {name}" for name in limits))
     return f"""<h2>What an attacker can gain</h2>
-<p>An attacker has the weights, all settings and every other training example, and says whether one
-given example took part. However clever the attack, this is how often at most it is right about one
-that did, by how often it is wrong about one that did not.</p>
+<p>An attacker has the weights, all settings and every other training example, and
+{_ATTACKS[plan["adjacency"]]}</p>
 <div class="charts">
 {charts}
 </div>
