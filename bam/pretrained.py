@@ -5,6 +5,7 @@ trained are frozen: no gradient, no noise and no optimizer state of them exists.
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         if init_fresh:
             raise ValueError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
-    path = Path(init_from).expanduser()
+    path = Path(os.path.expanduser(init_from))
     path = path / "weights.safetensors" if path.is_dir() else path
     content = path.read_bytes()
     try:

@@ -28,7 +28,7 @@ CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
-BEFORE = {"mechanism.name": "poisson", "mechanism": "poisson"}
+BEFORE = {"mechanism.name": "poisson", "mechanism": "poisson", "selection": None}
 
 
 class RunFiles:
@@ -157,6 +157,11 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
+
+
+def same_plan(first: JsonObject, second: JsonObject) -> bool:
+    """Whether two recorded plans, of any versions, are the same."""
+    return BEFORE | first == BEFORE | second
 
 
 def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:

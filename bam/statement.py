@@ -235,7 +235,7 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
     return f"""\
 ## Facts
 
-Each step takes the gradients of a random batch, bounds each example's own, adds them up, adds noise
+Each step takes the gradients of a batch, bounds each example's own, adds them up, adds noise
 once, and divides by l. Training uses the training examples for nothing else.
 
 | fact | in words, or rounded | exactly, as used |

@@ -41,7 +41,8 @@ def main() -> None:
             raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
         cli.check_writable(str(out))
         write_text(out, text)
-    print(f"{out}: {'may be passed on' if public else 'not for passing on; see --public'}")
+    advice = "not for passing on" + "; see --public" * (run.private and not public)
+    print(f"{out}: {'may be passed on' if run.private and public else advice}")
 
 
 if __name__ == "__main__":

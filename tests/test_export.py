@@ -15,7 +15,7 @@ import optax
 import pytest
 import safetensors.numpy
 
-from bam import checkpoint, export, files, models, provenance, statement, train
+from bam import checkpoint, export, files, models, provenance, report, statement, train
 from bam.data import datasets
 from bam.report import flat
 from configs import base, digits
@@ -91,9 +91,17 @@ def test_a_mechanism_of_ones_own_is_not_released(finished, tmp_path):
     for name in ("plan", "summary"):
         facts = files.read_json(run / f"{name}.json")
         files.write_json(run / f"{name}.json", facts | {"mechanism": "os:getcwd"})
-    with pytest.raises(ValueError, match="the ε of os:getcwd, code of one's own"):
+    with pytest.raises(ValueError, match="the ε of mechanism 'os:getcwd', code of one's own"):
         export.export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_from_before_there_were_mechanisms_is_the_same_plan(finished):
+    plan = files.read_json(finished[0] / "plan.json")
+    before = {k: v for k, v in plan.items() if k not in ("mechanism", "selection")}
+    assert report.same_plan(before, plan)
+    assert not report.same_plan(before, plan | {"mechanism": "full_batch"})
+    assert not report.same_plan(before | {"num_steps": 9}, plan)
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,38 @@ def test_a_plan_refuses_what_its_mechanism_cannot_do():
         bam.make_plan(**PLAN, mechanism="tests.test_mechanisms:of_an_unknown_adjacency")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".here:f", "cannot be imported"),
+        ("math:sqrt", "no function of N and l"),
+        ("os:path", "no function of N and l"),
+        ("builtins:divmod", "returns a tuple, no Mechanism"),
+    ],
+)
+def test_what_is_no_mechanism_is_a_value_error(name, message):
+    with pytest.raises(ValueError, match=message):
+        mechanisms.make(name, 1000, 40)
+
+
+def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism():
+    without = {**PLAN, "target_epsilon": math.inf, "accountant": "pld"}
+    plan = bam.make_plan(**without, mechanism="fixed_size")
+    assert (plan.epsilon_after(0), plan.epsilon_after(20)) == (0, math.inf)
+
+
+def test_a_recorded_plan_runs_no_code_and_has_the_neighbours_of_its_batches(tmp_path):
+    fixed = bam.make_plan(**PLAN, mechanism="fixed_size").to_json()
+    assert bam.PrivacyPlan.of_record(fixed).adjacency == "replace_one"
+    as_poisson = {k: v for k, v in fixed.items() if k != "mechanism"}
+    for plan in (as_poisson, fixed | {"adjacency": "add_or_remove_one"}):
+        with pytest.raises(ValueError, match="the records disagree"):
+            bam.PrivacyPlan.of_record(plan)
+    own = bam.make_plan(**PLAN, mechanism="tests.test_mechanisms:every_second").to_json()
+    with pytest.raises(ValueError, match="is not computed again"):
+        bam.PrivacyPlan.of_record(own)
+
+
 def of_an_unknown_adjacency(num_examples, batch_size):
     return mechanisms.poisson(num_examples, batch_size)._replace(adjacency="nobody")
 

@@ -181,6 +181,37 @@ def test_what_a_stranger_wrote_is_text(tmp_path):
     assert text.count("</style>") == 1 and text.count("&lt;img") > 5
 
 
+def drawn_by(folder, mechanism):
+    """The same run, with batches of another mechanism in its records."""
+    plan = json.loads((folder / "plan.json").read_text())
+    new = make_plan(
+        **{k: plan[k] for k in ("num_examples", "expected_batch_size", "num_steps", "delta")},
+        clip_norm=1.0, target_epsilon=2.34567, accountant="rdp", mechanism=mechanism,
+    ).to_json()  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text()) | new
+    for name, found in (("plan", new), ("summary", summary)):
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_an_attacker_on_replaced_examples_is_not_asked_who_took_part(run, tmp_path):
+    text = of(drawn_by(write(tmp_path / "fixed"), "fixed_size"))
+    assert "which of two\ngiven examples" in text and "whether one\ngiven example" not in text
+    assert "whether one\ngiven example" in of(run)  # control
+    assert "Do not trust this ε" not in text
+
+
+def test_code_that_the_records_name_is_not_run(tmp_path):
+    folder = write(tmp_path / "run")
+    for name in ("plan", "summary"):
+        text = (folder / f"{name}.json").read_text()
+        evil = text.replace('"mechanism": "poisson"', '"mechanism": "os:kill"')
+        (folder / f"{name}.json").write_text(evil)
+    assert "os:kill" in (folder / "plan.json").read_text()
+    with pytest.raises(ValueError, match="'os:kill', code of one's own, is not computed again"):
+        of(folder)
+
+
 def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
     config = report.as_json(base.get_config("dp_sat"))
     command, missing = page.command_of(config)
@@ -216,6 +247,9 @@ def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tm
     )
     assert done.returncode == 0, done.stderr
     assert "NOT PRIVATE" not in (tmp_path / "p.html").read_text(encoding="utf-8")
+    bare = write(tmp_path / "bare", private=False)
+    done = run_command("scripts.report", f"--workdir={bare}", "--public")
+    assert done.returncode == 0 and done.stdout.endswith(": not for passing on\n")
     (copy / "summary.json").write_text('{"versions": 5}')
     broken = run_command("scripts.report", f"--workdir={copy}")
     nothing = run_command("scripts.report", f"--workdir={tmp_path}")

@@ -236,6 +236,13 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(message, given, tmp_pat
     assert str(error.value).count("\n") == 0 and str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/weights", "no such file", "."])
+def test_a_path_without_weights_is_one_line(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"weights|no such file"):
+        pretrained.load(path, "", {"a": np.ones(2)})
+
+
 def test_nothing_but_safetensors_is_read(tmp_path):
     header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
     bfloat16 = len(header).to_bytes(8, "little") + header + b"ab"

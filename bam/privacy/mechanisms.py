@@ -79,9 +79,14 @@ def make(name: str, num_examples: int, batch_size: int) -> Mechanism:
             )
         try:
             maker = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"mechanism {name!r} cannot be imported: {error}") from None
-    mechanism: Mechanism = maker(num_examples, batch_size)
+    try:
+        mechanism = maker(num_examples, batch_size)
+    except TypeError as error:
+        raise ValueError(f"mechanism {name} is no function of N and l: {error}") from None
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
     if mechanism.adjacency not in ADJACENCIES:
         raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
     return mechanism
@@ -194,12 +199,14 @@ def epsilon_of_fixed_size(
         return 0.0
     if noise_multiplier == 0:
         return math.inf
+    prob = batch_size / num_examples
+    if noise_multiplier > 1e6:  # beyond what dp-accounting can compute
+        return accounting.epsilon_near_zero(noise_multiplier / 2, prob, num_steps, delta)
     step = _step_rdp_of_fixed_size(noise_multiplier, num_examples, batch_size)
     with accounting.without_order_warnings():
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
     if spent > 0:
         return spent
-    prob = batch_size / num_examples
     return accounting.epsilon_near_zero(noise_multiplier / 2, prob, num_steps, delta)
 
 

@@ -57,14 +57,26 @@ class PrivacyPlan:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
-        """The plan that a `plan.json` holds, of an earlier version too; see `to_json`."""
+        """The plan that a `plan.json` holds, of an earlier version too; see `to_json`.
+
+        Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
+        of one's own, and for one whose neighbours are others than those recorded.
+        """
+        name = record.get("mechanism", "poisson")
+        if name not in mechanisms.MECHANISMS:
+            raise ValueError(
+                f"the ε of mechanism {name!r}, code of one's own, is not computed again"
+            )
         names = {field.name for field in dataclasses.fields(cls)}
         facts = {name: value for name, value in record.items() if name in names}
         facts["epsilon"] = math.inf if record["epsilon"] is None else record["epsilon"]
         facts["clip_norm"] = math.inf if record["clip_norm"] is None else record["clip_norm"]
         if record.get("selection"):
             facts["selection"] = Selection(**record["selection"])
-        return cls(**facts)
+        plan = cls(**facts)
+        if plan.drawing.adjacency != plan.adjacency:
+            raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
+        return plan
 
     @property
     def drawing(self) -> Mechanism:
@@ -79,10 +91,10 @@ class PrivacyPlan:
     def epsilon_after(self, num_steps: int) -> float:
         """ε, at the plan's δ, spent once `num_steps` of its steps are begun, lost ones included.
 
-        Raises BudgetExhaustedError for more than planned.
+        It is `inf` for a non-private run. Raises BudgetExhaustedError for more than planned.
         """
         self.check_steps(num_steps)
-        if self.noise_multiplier == 0:
+        if self.noise_multiplier == 0:  # no accountant is asked
             return math.inf if num_steps else 0.0
         if self.selection:
             return selecting.epsilon(

@@ -32,6 +32,9 @@ MEASURED = {
     "What clipping keeps": {"cosine": "cosine", "‖bias‖/‖ĝ‖": "relative_bias"},
 }  # fmt: skip
 
+# With less, tables of the privacy loss grow too long to compute, and nobody would be protected.
+LEAST_NOISE = 0.1
+
 _NUMBERS = (
     "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
     "delta",
@@ -50,6 +53,19 @@ well. Release neither them nor this page."""
 _MEASURED = """\
 **What follows was computed from training examples without noise. No ε covers it:** whoever sees it
 may learn about single examples. It is on this page because diagnostics were on."""
+
+
+# What an attacker says, and by what it is judged, for each kind of neighbours.
+_ATTACKS = {
+    "add_or_remove_one": """\
+says whether one
+given example took part. However clever the attack, this is how often at most it is right about one
+that did, by how often it is wrong about one that did not.""",
+    "replace_one": """\
+says which of two
+given examples took part in the place of the other. However clever the attack, this is how often at
+most it is right where the one took part, by how often it is wrong where the other did.""",
+}
 
 
 class Run(NamedTuple):
@@ -233,7 +249,8 @@ def _privacy(run: Run, epsilon: float) -> str:
         if len(chosen) > 1
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
-    if plan.get("mechanism", "poisson") in ("poisson", "full_batch") and not plan.get("selection"):
+    of_poisson = plan["adjacency"] == "add_or_remove_one" and not plan.get("selection")
+    if of_poisson and plan["noise_multiplier"] >= LEAST_NOISE:
         mechanism = {key: plan[key] for key in ("noise_multiplier", "sampling_prob")}
         f = accounting.tradeoff(num_steps=begun, up_to=max(1.0, 1.5 * epsilon), **mechanism)
         alone = limits["ε and δ alone"]
@@ -250,9 +267,8 @@ def _privacy(run: Run, epsilon: float) -> str:
     charts += chart("ε over training", "steps begun", lines)
     heading = ("wrong about others, %", *(f"right at most, %, by {name}" for name in limits))
     return f"""<h2>What an attacker can gain</h2>
-<p>An attacker has the weights, all settings and every other training example, and says whether one
-given example took part. However clever the attack, this is how often at most it is right about one
-that did, by how often it is wrong about one that did not.</p>
+<p>An attacker has the weights, all settings and every other training example, and
+{_ATTACKS[plan["adjacency"]]}</p>
 <div class="charts">
 {charts}
 </div>
