@@ -180,7 +180,7 @@ def log_axis(axis: Any, marks: Iterable[float]) -> None:
 def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
     """Puts one legend, label -> what it stands for, under a figure, in as many columns as fit."""
     if handles:
-        characters = 13 * figure.get_figwidth()  # that fit side by side
+        characters = 11 * figure.get_figwidth()  # that fit side by side
         figure.legend(
             list(handles.values()),
             list(handles),
