@@ -133,7 +133,7 @@ def test_of_what_is_picked_from_only_that_is_read():
     ],
 )
 def test_turns_are_those_of_poisson_draws(q, devices, size, expected):
-    plan = SimpleNamespace(num_examples=1000, sampling_prob=q)
+    plan = SimpleNamespace(mechanism="poisson", num_examples=1000, sampling_prob=q)
     assert ahead.mean_turns(plan, devices, size) == pytest.approx(expected, rel=0.02)
 
 

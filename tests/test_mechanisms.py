@@ -13,8 +13,8 @@ from scipy import stats
 import bam
 from bam import sampling
 from bam.audit import checks
-from bam.privacy import accounting, mechanisms
-from bam.privacy.mechanisms import epsilon_of_fixed_size
+from bam.privacy import accounting, gdp, mechanisms
+from bam.privacy.mechanisms import epsilon_of_fixed_size, least_epsilon_of_fixed_size
 
 FIXED = {"num_examples": 1000, "batch_size": 40, "num_steps": 200, "delta": 1e-5}
 PLAN = {
@@ -72,6 +72,23 @@ def test_the_bound_holds_for_a_pair_that_happens_and_poissons_does_not(sigma, q)
     assert hockey_stick_of_a_realised_pair(sigma, q, ours) <= 1e-3
     poisson = bam.epsilon(noise_multiplier=sigma, sampling_prob=q, **one_step)
     assert hockey_stick_of_a_realised_pair(sigma, q, poisson) > 1e-3  # control
+
+
+@pytest.mark.parametrize("num_steps", [1, 9])
+def test_without_sampling_the_pair_is_two_gaussians_a_distance_of_two_apart(num_steps):
+    found = least_epsilon_of_fixed_size(
+        noise_multiplier=4.0, num_examples=10, batch_size=10, num_steps=num_steps, delta=1e-5
+    )
+    exact = gdp.epsilon_of_mu(2 * num_steps**0.5 / 4.0, 1e-5)
+    assert exact * (1 - 1e-3) < found <= exact
+
+
+@pytest.mark.parametrize(("sigma", "batch_size"), [(2.0, 100), (10.0, 500), (1.0, 1000)])
+def test_what_a_pair_shows_is_below_what_the_accountant_states(sigma, batch_size):
+    run = {"num_examples": 1000, "batch_size": batch_size, "num_steps": 20, "delta": 1e-5}
+    shown = least_epsilon_of_fixed_size(noise_multiplier=sigma, **run)
+    stated = epsilon_of_fixed_size(noise_multiplier=sigma, **run)
+    assert 0 < shown < stated
 
 
 def test_epsilon_of_fixed_batches_is_monotone_and_has_its_edges():

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import dp_accounting
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from jaxtyping import Int64
+from scipy import stats
 
 from bam import sampling
 from bam.privacy import accounting
@@ -28,6 +30,8 @@ ADJACENCIES = {
 # Rényi orders for batches of a fixed size: more take long, and beyond 256 the bound does not fall
 # with σ.
 WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 192, 256)
+
+NUM_BINS = 40_000  # of a step's outcome, to bound ε from below
 
 
 class Mechanism(NamedTuple):
@@ -208,6 +212,38 @@ def epsilon_of_fixed_size(
     if spent > 0:
         return spent
     return accounting.epsilon_near_zero(noise_multiplier / 2, prob, num_steps, delta)
+
+
+def least_epsilon_of_fixed_size(
+    *, noise_multiplier: float, num_examples: int, batch_size: int, num_steps: int, delta: float
+) -> float:
+    r"""ε from below, of the same: no accountant can be right that says less.
+
+    It is that of two data sets that exist. In one, an example's gradient has norm S in a direction
+    of its own, in the other the opposite one; all other gradients are 0. A step then shows
+    $(1-q) N(0, \sigma^2) + q N(\pm 1, \sigma^2)$. What is seen of it is the bin of its outcome, and
+    privacy losses are rounded down. Arguments as of `epsilon_of_fixed_size`, σ above 0.
+    """
+    prob = batch_size / num_examples
+    edges = np.linspace(-12 * noise_multiplier, 12 * noise_multiplier, NUM_BINS + 1)
+    edges[0], edges[-1] = -np.inf, np.inf
+
+    def masses(mean: float) -> np.ndarray:  # of the bins of a normal variable
+        below, above = (f(edges, mean, noise_multiplier) for f in (stats.norm.cdf, stats.norm.sf))
+        found: np.ndarray = np.where(edges[1:] <= mean, np.diff(below), -np.diff(above))
+        return found
+
+    def log_probabilities(mean: float) -> dict[int, float]:
+        mixed = (1 - prob) * masses(0.0) + prob * masses(mean)
+        return dict(enumerate(np.log(np.maximum(mixed, 1e-300))))
+
+    step = privacy_loss_distribution.from_two_probability_mass_functions(
+        log_probabilities(1.0),
+        log_probabilities(-1.0),
+        value_discretization_interval=accounting.FINE,
+        pessimistic_estimate=False,
+    )
+    return float(step.self_compose(num_steps).get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=64)  # most of the time, and the same for any number of steps

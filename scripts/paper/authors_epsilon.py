@@ -11,15 +11,12 @@ its own, the other with the opposite one in its place, and gradients of 0 otherw
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
-from dp_accounting.pld import privacy_loss_distribution
-from scipy import stats
 
 from bam import files
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.privacy.mechanisms import epsilon_of_fixed_size
+from bam.privacy.mechanisms import epsilon_of_fixed_size, least_epsilon_of_fixed_size
 from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
@@ -28,7 +25,6 @@ cli.require("out")
 # CIFAR-10 and CIFAR-100 with 5,000 images held out, 75 epochs.
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, DELTA = 45_000, 4096, 750, 1e-5
 STATED = (1.0, 2.0, 8.0, 10.0)
-NUM_BINS, SPACING = 40_000, 1e-4  # of a step's outcome, and of its privacy loss
 COLUMNS: tables.Columns = {
     "ε stated": lambda row: f"{row['stated']:g}",
     "σ": lambda row: rounded_down(row["noise_multiplier"], ".4g"),
@@ -61,42 +57,12 @@ def row(stated: float) -> dict[str, Any]:
         "stated": stated,
         "noise_multiplier": sigma,
         "poisson": accounting.epsilon(noise_multiplier=sigma, **poisson),
-        "at_least": epsilon_of_a_pair(sigma, prob, NUM_STEPS, DELTA),
+        "at_least": least_epsilon_of_fixed_size(noise_multiplier=sigma, **fixed),
         "at_most": epsilon_of_fixed_size(noise_multiplier=sigma, **fixed),
         "noise_needed": accounting.least_noise(
             lambda s: epsilon_of_fixed_size(noise_multiplier=s, **fixed), stated, sigma, 1e-4
         ),
     }
-
-
-def epsilon_of_a_pair(sigma: float, q: float, num_steps: int, delta: float) -> float:
-    r"""ε of T steps of $(1-q) N(0, \sigma^2) + q N(\pm 1, \sigma^2)$, + or -, from below.
-
-    What is seen of a step is the bin of its outcome, and privacy losses are rounded
-    down.
-    """
-    edges = np.linspace(-12 * sigma, 12 * sigma, NUM_BINS + 1)
-    edges[0], edges[-1] = -np.inf, np.inf
-
-    def log_probabilities(mean: float) -> dict[int, float]:
-        at = lambda m: _masses(edges, m, sigma)  # noqa: E731
-        masses = (1 - q) * at(0.0) + q * at(mean)
-        return dict(enumerate(np.log(np.maximum(masses, 1e-300))))
-
-    step = privacy_loss_distribution.from_two_probability_mass_functions(
-        log_probabilities(1.0),
-        log_probabilities(-1.0),
-        value_discretization_interval=SPACING,
-        pessimistic_estimate=False,
-    )
-    return float(step.self_compose(num_steps).get_epsilon_for_delta(delta))
-
-
-def _masses(edges: np.ndarray, mean: float, sigma: float) -> np.ndarray:
-    """Probabilities of the bins of a normal variable, accurate in both tails."""
-    below, above = (f(edges, mean, sigma) for f in (stats.norm.cdf, stats.norm.sf))
-    masses: np.ndarray = np.where(edges[1:] <= mean, np.diff(below), -np.diff(above))
-    return masses
 
 
 if __name__ == "__main__":
