@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Num, PyTree
+from jaxtyping import Array, Float, Int, Num
 
 from bam import (
     devices,
@@ -288,12 +288,8 @@ def _check_parts(
             f"inputs: one row of {num_classes} for each is needed"
         )
     trained, frozen = pretrained.split(params, config.trainable)
-
-    def grad(trained: Params, frozen: Params, example: PyTree) -> Grads:
-        loss = pretrained.with_frozen(model.loss, frozen)
-        return parts.make_oracle(config.method, loss).grad(trained, example)
-
-    grads = jax.eval_shape(grad, trained, frozen, example)
+    gradient = parts.make_gradient(config.method, model.loss)
+    grads = jax.eval_shape(gradient, trained, frozen, example)
     if not tree.same_structure(grads, trained):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
 

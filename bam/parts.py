@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
-from bam import models, oracles, tree
+from bam import models, oracles, pretrained, tree
 from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.extras import needs
@@ -41,6 +42,7 @@ from bam.transforms import (
     normalize,
     sensitivity_of,
 )
+from bam.tree import Grads, Params
 
 with needs("train"):
     import flax.linen as nn
@@ -186,6 +188,17 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
         options["ascent_mask"] = tree.matching(method.ascent_params)
     known = {name: row.make for name, row in METHODS.items()}
     return _make("method", known, options, loss_fn)
+
+
+def make_gradient(
+    method: ConfigDict, loss_fn: oracles.LossFn
+) -> Callable[[Params, Params, PyTree], Grads]:
+    """`(trained, frozen, example) -> gradient` of the trained parameters, as `make_oracle`'s."""
+
+    def gradient(trained: Params, frozen: Params, example: PyTree) -> Grads:
+        return make_oracle(method, pretrained.with_frozen(loss_fn, frozen)).grad(trained, example)
+
+    return gradient
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:

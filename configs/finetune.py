@@ -11,6 +11,13 @@ from ml_collections import ConfigDict
 
 from configs import cifar10_small
 
+# What of a network is trained -> the regular expression of its names; its last layer is `{head}`.
+TRAINED = {
+    "last layer": "{head}",
+    "normalisation, gains and last layer": "Norm|/gain|{head}",
+    "all": "",
+}
+
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on the private classes."""

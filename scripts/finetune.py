@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from bam import files, parts, plotting, pretrained, stats, train
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
+from configs.finetune import TRAINED
 from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
@@ -28,16 +29,13 @@ _PUBLIC_STEPS = flags.DEFINE_integer("public_steps", 1000, "of training on the p
 flags.adopt_module_key_flags(cells)
 cli.require("workdir", "out")
 
-# What is trained -> beside the last layer, by name, and how it is drawn.
 FROM_SCRATCH = "all, from scratch"
-TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
-    FROM_SCRATCH: ("", {"color": "#000000", "linestyle": "-"}),
-    "last layer": ("{head}", {"color": "#E69F00", "linestyle": "--"}),
-    "normalisation, gains and last layer": (
-        "Norm|/gain|{head}",
-        {"color": "#0072B2", "linestyle": "-."},
-    ),
-    "all": ("", {"color": "#CC79A7", "linestyle": (0, (5, 1))}),
+# What is trained -> how it is drawn.
+STYLES: dict[str, dict[str, Any]] = {
+    FROM_SCRATCH: {"color": "#000000", "linestyle": "-"},
+    "last layer": {"color": "#E69F00", "linestyle": "--"},
+    "normalisation, gains and last layer": {"color": "#0072B2", "linestyle": "-."},
+    "all": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
 }
 COLUMNS: tables.Columns = {
     "trained": lambda row: row["trained"],
@@ -88,18 +86,19 @@ def public_weights() -> Path | None:
     file = workdir / "public.safetensors"
     if not file.exists():
         [(folder, config)] = group.items()
-        pretrained.save(cells.last_state(train.build(config), 0, workdir / folder).averaged, file)
+        state = cells.last_state(train.build(config), 0, workdir / folder)
+        pretrained.save(train.whole_model(state), file)
     return file
 
 
 def configs(weights: Path) -> dict[str, ConfigDict]:
     """What is trained -> the config of it; but for that they are the same."""
     found = {}
-    for trained, (names, _) in TRAINED.items():
+    for trained in STYLES:
         config = cells.method_config(_METHOD.value, {"init_from", "init_fresh", "trainable"})
         if trained != FROM_SCRATCH:
             config.init_from, config.init_fresh = str(weights), _HEAD.value
-            config.trainable = names.format(head=_HEAD.value)
+            config.trainable = TRAINED[trained].format(head=_HEAD.value)
         found[trained] = config
     return found
 
@@ -128,7 +127,7 @@ def draw(runs: dict[str, dict[int, cells.Run]], path: Path) -> None:
     for trained, of_seeds in runs.items():
         metrics = [run.rows for run in of_seeds.values()]
         steps, values = plotting.over_seeds(metrics, "test_accuracy")
-        lines.append(plotting.mean_line(trained, steps, values, TRAINED[trained][1]))
+        lines.append(plotting.mean_line(trained, steps, values, STYLES[trained]))
     summary = next(iter(next(iter(runs.values())).values())).summary
     budget = ", ".join(rounded_up(summary[key], ".3g") for key in ("epsilon", "delta"))
     title = f"{summary['dataset']}, ({budget})-DP"

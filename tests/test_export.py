@@ -16,10 +16,9 @@ import pytest
 import safetensors.numpy
 
 from bam import checkpoint, export, files, models, provenance, report, statement, train
-from bam.data import datasets
 from bam.report import flat
 from configs import base, digits
-from tests.cases import assert_same_bits, run_command
+from tests.cases import assert_same_bits, random_images, run_command
 
 SEED = 8675309
 OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
@@ -32,15 +31,7 @@ STAY_BEHIND = {
 
 def own_data():
     """Images that cannot be loaded again once the run is over."""
-    rng = np.random.default_rng(5)
-    splits = [
-        datasets.Split(
-            rng.integers(0, 256, (n, 4, 4, 1), np.uint8), rng.integers(0, 3, n, np.int32)
-        )
-        for n in (60, 37)
-    ]
-    scale = np.full(1, 0.4321, np.float32), np.full(1, 0.1234, np.float32)
-    return datasets.Dataset(OWN_NAME, *splits, 3, *scale)
+    return random_images(OWN_NAME, 60, 37, mean=0.4321, std=0.1234)
 
 
 def tiny(method="dp_sgd", **overrides):

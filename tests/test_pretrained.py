@@ -26,7 +26,7 @@ from bam.audit import whole_run
 from bam.data import datasets
 from configs import base, digits
 from scripts.lib import ahead
-from tests.cases import assert_close, assert_same_bits, distance, run_command
+from tests.cases import assert_close, assert_same_bits, distance, random_images, run_command
 
 HEAD = "Dense_1"
 SHAPES = {
@@ -34,16 +34,8 @@ SHAPES = {
 }  # fmt: skip
 
 
-def own_data(num_classes=3):
-    rng = np.random.default_rng(5)
-    splits = [
-        datasets.Split(
-            rng.integers(0, 256, (n, 4, 4, 1), np.uint8), rng.integers(0, 3, n, np.int32)
-        )
-        for n in (40, 20)
-    ]
-    scale = np.full(1, 0.5, np.float32), np.full(1, 0.25, np.float32)
-    return datasets.Dataset("own", *splits, num_classes, *scale)
+def own_data():
+    return random_images("own", 40, 20, mean=0.5, std=0.25)
 
 
 def tiny(**overrides):

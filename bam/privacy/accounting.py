@@ -25,6 +25,7 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
 LEAST_PLD_DELTA = 1e-14  # its tables leave out 1e-15 of the probability: below, ε is infinite
+LEAST_PLD_NOISE = 0.1  # σ below which its tables grow too long, and nobody would be protected
 # Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
 FINE, COARSE = 1e-4, 2e-3
 # Rényi orders to search with: whole ones have a closed form.
@@ -159,7 +160,7 @@ def noise_multiplier(
     by_few_orders = lambda s: _epsilon_by_rdp(s, *mechanism, FEW_ORDERS)  # noqa: E731
     sigma = least_noise(by_few_orders, target_epsilon, 1.0, 1e-2)
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
-    if sigma < 0.1 or any_noise_will_do:  # PLD's tables would grow too long to narrow this down
+    if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
     spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
     if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper

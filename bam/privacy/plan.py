@@ -1,6 +1,7 @@
 """The privacy of a run, decided before it starts: the record that sampler and accountant read."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -78,7 +79,7 @@ class PrivacyPlan:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         return plan
 
-    @property
+    @functools.cached_property
     def drawing(self) -> Mechanism:
         """The record that the sampler, the accountant and every statement read."""
         return mechanisms.make(self.mechanism, self.num_examples, self.expected_batch_size)

@@ -13,6 +13,7 @@ from absl import flags
 from bam import experiment, sampling
 from bam.data import datasets
 from configs import cifar10
+from configs.finetune import TRAINED
 from scripts.lib import cli, tables, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
@@ -24,12 +25,7 @@ _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 cli.require("out")
 
-# What is trained -> the config's regular expression.
-TRAINED = {
-    "last layer": "Dense_0",
-    "normalisation, gains and last layer": "Norm|/gain|Dense_0",
-    "all": "",
-}
+HEAD = "Dense_0"  # of ResNet-9
 COLUMNS: tables.Columns = {
     "trained": lambda row: row["trained"],
     "method": lambda row: row["method"],
@@ -67,7 +63,9 @@ class Case:
     def __init__(self, trained: str, method: str) -> None:
         """Compiles it."""
         config = cifar10.get_config(method)
-        config.update({"trainable": TRAINED[trained], "num_steps": 1, "accountant": "rdp"})
+        config.update(
+            {"trainable": TRAINED[trained].format(head=HEAD), "num_steps": 1, "accountant": "rdp"}
+        )
         config.expected_batch_size, config.microbatch_size = _BATCH.value, _MICROBATCH.value
         config.model.width = _WIDTH.value
         config.augment.update({"views": 1, "shift": 0, "flip": "none"})

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 from scipy import stats
 
@@ -16,7 +15,6 @@ from bam.data import archives, datasets, features
 from bam.engine import rows_per_sum
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
-from bam.tree import Grads, Params
 from scripts.lib import targets, timing
 from scripts.lib.program import Instruction, Program
 
@@ -133,13 +131,9 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     shape = dataset.train.images.shape[1:]
     model = experiment.models.as_functions(module, shape, convolution="xla")
     weights = pretrained.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
-
-    def grad(trained: Params, frozen: Params, example: PyTree) -> Grads:
-        loss = pretrained.with_frozen(model.loss, frozen)
-        return parts.make_oracle(config.method, loss).grad(trained, example)
-
+    gradient = parts.make_gradient(config.method, model.loss)
     example = parts.example_like(config, shape)
-    return config.expected_batch_size * timing.matrix_flops(grad, *weights, example)
+    return config.expected_batch_size * timing.matrix_flops(gradient, *weights, example)
 
 
 def mean_turns(plan: PrivacyPlan, num_devices: int, size: int) -> float:

@@ -32,9 +32,6 @@ MEASURED = {
     "What clipping keeps": {"cosine": "cosine", "‖bias‖/‖ĝ‖": "relative_bias"},
 }  # fmt: skip
 
-# With less, tables of the privacy loss grow too long to compute, and nobody would be protected.
-LEAST_NOISE = 0.1
-
 _NUMBERS = (
     "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
     "delta",
@@ -250,7 +247,7 @@ def _privacy(run: Run, epsilon: float) -> str:
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
     of_poisson = plan["adjacency"] == "add_or_remove_one" and not plan.get("selection")
-    if of_poisson and plan["noise_multiplier"] >= LEAST_NOISE:
+    if of_poisson and plan["noise_multiplier"] >= accounting.LEAST_PLD_NOISE:
         mechanism = {key: plan[key] for key in ("noise_multiplier", "sampling_prob")}
         f = accounting.tradeoff(num_steps=begun, up_to=max(1.0, 1.5 * epsilon), **mechanism)
         alone = limits["ε and δ alone"]

@@ -89,6 +89,7 @@ def search(
     """
     built = cells.build(grid, lambda: False)
     plan = next(iter(built.values())).plan
+    assert plan.selection is not None
     if len({experiment.plan.noise_multiplier for experiment in built.values()}) > 1:
         raise ValueError("the settings must differ in nothing that the noise depends on")
     say(describe(plan))
@@ -109,7 +110,8 @@ def search(
             except train.StoppedError:
                 say("stopped; the same command goes on from there")
                 return None
-            trial["score"] = _score(experiment, folder)
+            noise = plan.selection.score_noise_multiplier
+            trial["score"] = noised_score(experiment, 0, folder, noise)
             files.write_json(workdir / "trials.json", drawn)
         return _choose(workdir, drawn["trials"], plan, say)
 
@@ -174,15 +176,16 @@ def _drawn(path: Path, settings: list[str], plan: PrivacyPlan) -> dict[str, Any]
     return {"trials": trials} | identity
 
 
-def _score(experiment: train.Experiment, folder: Path) -> int:
+def noised_score(
+    experiment: train.Experiment, seed: int, folder: Path, noise_multiplier: float
+) -> int:
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
-    state = cells.last_state(experiment, 0, folder)
-    selection = experiment.plan.selection
-    if state is None or selection is None:
+    state = cells.last_state(experiment, seed, folder)
+    if state is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
     key = np.frombuffer(secrets.token_bytes(8), np.uint32)
     count = score.num_correct(experiment, train.whole_model(state), _judged_on(experiment))
-    return score.noised(count, selection.score_noise_multiplier, key)
+    return score.noised(count, noise_multiplier, key)
 
 
 def _judged_on(experiment: train.Experiment) -> Any:

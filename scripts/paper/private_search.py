@@ -10,15 +10,13 @@ more as if the choice were free. The test split judges what was chosen, and choo
 
 import functools
 import itertools
-import secrets
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, provenance, score, train
+from bam import files, provenance, train
 from bam.privacy import selection
 from bam.privacy.accounting import rounded_up
 from configs import base
@@ -128,11 +126,10 @@ def _best(group: cells.Cells, runs: dict[str, cells.Run], workdir: Path) -> cell
     for name, config in group.items():
         path = workdir / name / "score.json"
         if not path.exists():
-            experiment = train.build(config)
-            state = cells.last_state(experiment, config.seed, workdir / name)
-            count = score.num_correct(experiment, state.averaged, experiment.dataset.train)
-            key = np.frombuffer(secrets.token_bytes(8), np.uint32)
-            files.write_json(path, {"score": score.noised(count, noise, key)})
+            scored = private_search.noised_score(
+                train.build(config), config.seed, workdir / name, noise
+            )
+            files.write_json(path, {"score": scored})
         scores[name] = files.read_json(path)["score"]
     return runs[max(scores, key=lambda name: scores[name])]
 
