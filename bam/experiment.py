@@ -134,7 +134,9 @@ def build(
         return pretrained.split(pretrained.begin(model.init(key), weights), config.trainable)
 
     def init(seed: int) -> TrainState:
-        return devices.replicate(first_state(seed, first_weights, optimizer, clip), mesh)
+        return devices.replicate(
+            first_state(seed, first_weights, optimizer, clip, plan.drawing.strategy), mesh
+        )
 
     def place(split: datasets.Split) -> datasets.Split:
         # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
@@ -159,6 +161,7 @@ def build(
             oracle=parts.make_oracle(config.method, loss),
             clip=clip,
             noise_multiplier=plan.noise_multiplier,
+            strategy=plan.drawing.strategy,
             **options,
         )
 
@@ -247,6 +250,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
         mechanism=config.mechanism.name,
+        mechanism_options={k: v for k, v in config.mechanism.items() if k != "name" and v},
         selection=Selection(**section) if section else None,
     )
 

@@ -43,7 +43,7 @@ SETTINGS = {
     ),
     "selection": ("trials_mean", "trials_shape", "score_noise_multiplier"),
     "clip": ("name", "gamma"),
-    "mechanism": ("name",),
+    "mechanism": ("name", "bands"),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),

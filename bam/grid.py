@@ -19,6 +19,7 @@ integers, so it is the same to the bit on every device, and its law is known exa
 import dataclasses
 import decimal
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int32, PyTree, UInt32
 
+from bam import strategy as strategies
 from bam import tree
 
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
@@ -55,14 +57,17 @@ class Total(NamedTuple):
     low: Int32[Array, "..."]  # from 0 to 2^16 - 1 once the total is `carried`
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["key"], meta_fields=["std"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["key", "drawn"], meta_fields=["std"]
+)
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
-    """Noise for one sum, not yet drawn.
+    """Noise for one sum, drawn where it is added; or before, if it depends on earlier noise.
 
     Attributes:
       key: a JAX PRNG key that nothing else uses: not another sum, not another step.
-      std: standard deviation of every entry; 0 is none.
+      std: standard deviation of every entry, of the fresh part if `drawn`; 0 is none.
+      drawn: `[entries]`, the noise in multiples of the spacing; None: independent, of the key.
 
     Raises:
       ValueError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
@@ -70,6 +75,7 @@ class GaussianNoise:
 
     key: Array
     std: float
+    drawn: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
         if not (self.std == 0 or LEAST_STD <= self.std <= MOST_STD):
@@ -86,6 +92,10 @@ class GaussianNoise:
     def words(self) -> UInt32[Array, "2"]:
         """The key of `gaussian`, from a JAX key of any kind."""
         return jax.random.bits(self.key, (2,), jnp.uint32)
+
+    def of(self, entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
+        """The noise of numbered entries, in multiples of the spacing."""
+        return gaussian(self.words(), entries) if self.drawn is None else self.drawn[entries]
 
 
 def spacing_of(noise_std: float) -> float:
@@ -123,7 +133,7 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> P
     if not leaves:
         return total
     sizes = [x.size for x in leaves]
-    drawn = gaussian(noise.words(), jnp.arange(sum(sizes), dtype=jnp.uint32))
+    drawn = noise.of(jnp.arange(sum(sizes), dtype=jnp.uint32))
     noised = []
     for x, own in zip(leaves, jnp.split(drawn, np.cumsum(sizes)[:-1]), strict=True):
         wide = tree.at_least_float32(x)
@@ -153,7 +163,7 @@ def add_slice(noise: GaussianNoise, total: PyTree, device: Array | int, num_devi
         sum(sizes[:i]) + begin + jnp.arange(length, dtype=jnp.uint32)
         for i, (begin, length) in enumerate(zip(begins, slices, strict=True))
     ]
-    drawn = gaussian(noise.words(), jnp.concatenate(entries).astype(jnp.uint32))
+    drawn = noise.of(jnp.concatenate(entries).astype(jnp.uint32))
     noised = []
     for i, leaf in enumerate(leaves):
         own = jax.lax.slice_in_dim(drawn, sum(slices[:i]), sum(slices[: i + 1]))
@@ -180,6 +190,20 @@ def gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Arr
         rows = jnp.pad(entries, (0, -entries.size % num_blocks)).reshape(num_blocks, -1)
         return jax.lax.map(functools.partial(_gaussian, key), rows).ravel()[: entries.size]
     return _gaussian(key, entries)
+
+
+def correlated(
+    fresh: Int32[Array, " n"], past: Int32[Array, "past n"], strategy: Sequence[float]
+) -> Int32[Array, " n"]:
+    r"""$n_t = z_t - \lfloor \sum_{j \ge 1} c_j n_{t-j} \rfloor$, exactly; see `bam.strategy`.
+
+    `fresh` is z_t, `past` the noise before, the newest first. The strategy passes its `check`.
+    """
+    # Products of 8 bits and 32, in two parts: of the past's lowest 12 bits and of the others.
+    weights = [round(c * strategies.UNITS) for c in strategy[1:]]
+    high = sum(k * (n >> 12) for k, n in zip(weights, past, strict=True))
+    low = sum(k * (n & (2**12 - 1)) for k, n in zip(weights, past, strict=True))
+    return fresh - ((high << 4) + (low >> 8))
 
 
 def _gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:

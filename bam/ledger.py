@@ -7,6 +7,11 @@ saved. A run begins at most the steps of its plan, `plan.num_steps`: the T that 
 the spare ones. Lost steps are made up for out of the spare ones; without any left the run ends
 earlier by as many.
 
+Noise that is correlated over b steps is kept in memory alone, as the key is, so a run that goes on
+begins it anew. Then an example may take part twice within b steps, of which the first is hidden by
+the old noise and the second by the new: together they are what they would be if the old noise had
+gone on to the end of its b steps. Those steps count as begun.
+
 With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
 the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
 """
@@ -90,6 +95,11 @@ class Ledger:
             if os.fstat(self._file.fileno()).st_size != self.begun + 1:
                 raise BlockingIOError(f"another process is training in {self._path.parent}")
         self.begun += 1
+
+    def end_block(self, length: int) -> None:
+        """Counts as begun what is left of a block of steps; none where lost steps cost nothing."""
+        while self._path and self.begun % length and self.begun < self._plan.num_steps:
+            self.begin()
 
     def force(self) -> None:
         """Returns when all steps begun are on the disk, where a power cut keeps the count, too.

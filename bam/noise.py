@@ -12,19 +12,23 @@ this one.
 That ε is what it says rests further on `sampling.py` and `privacy/`.
 """
 
+import dataclasses
 import math
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int, PyTree, UInt32
+from jaxtyping import Array, Bool, Int, Int32, PyTree, UInt32
 
-from bam import grid
+from bam import grid, tree
 from bam.engine import ROUNDING, clipped_sum
 from bam.grid import GaussianNoise
+from bam.strategy import INDEPENDENT, norm
+from bam.strategy import check as check_strategy
 from bam.transforms import finish, sensitivity_of
 from bam.tree import Grads, Params
 
@@ -39,18 +43,76 @@ class GaussianNoiseState(NamedTuple):
     step: Int[Array, ""]
 
 
+class CorrelatedNoiseState(NamedTuple):
+    """The same, with the noise of the last b − 1 steps, which is as secret as the key.
+
+    `past` is `[b - 1, entries]`, the newest first, in multiples of the noise's spacing: int32.
+    """
+
+    key: Array
+    step: Int[Array, ""]
+    past: Int32[Array, "past entries"]
+
+
+NoiseState = GaussianNoiseState | CorrelatedNoiseState
+
+
+def first_noise(
+    key: Array,
+    clip: optax.GradientTransformation,
+    params: Params,
+    strategy: Sequence[float] = INDEPENDENT,
+) -> NoiseState:
+    """The state before the first step, for sums of what `clip` makes of gradients."""
+    step = jnp.zeros((), jnp.int32)
+    if len(strategy) == 1:
+        return GaussianNoiseState(key, step)
+    summand = jax.eval_shape(lambda x: clip.update(x, clip.init(x), x)[0], params)
+    past = jnp.zeros((len(strategy) - 1, tree.num_params(summand)), jnp.int32)
+    return CorrelatedNoiseState(key, step, past)
+
+
+def renewed(state: NoiseState, key: Array) -> NoiseState:
+    """A state whose noise comes from another key and takes nothing back of what was before."""
+    if isinstance(state, CorrelatedNoiseState):
+        state = state._replace(past=jnp.zeros_like(state.past, device=state.past.sharding))
+    return state._replace(key=key)
+
+
 def next_noise(
-    state: GaussianNoiseState, noise_multiplier: float, sensitivity: float
-) -> tuple[GaussianNoise, GaussianNoiseState]:
-    """The noise of one step, of standard deviation σ·S, and the state for the next step.
+    state: NoiseState,
+    noise_multiplier: float,
+    sensitivity: float,
+    strategy: Sequence[float] = INDEPENDENT,
+) -> tuple[GaussianNoise, NoiseState]:
+    r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
 
     Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
-    which is what the engine's own norms may be off by. Step t uses `fold_in(key, t)`, so the noise
-    is independent across steps; within one it is across entries.
+    which is what the engine's own norms may be off by. Step t uses `fold_in(key, t)`, so what is
+    fresh is independent across steps; within one it is across entries.
+
+    With a strategy of b > 1 numbers (`bam.strategy`) noise is correlated: $n = C^{-1} z$, where z
+    is what is fresh. Its rounding moves d entries in b − 1 rows by less than a multiple each, all
+    in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
     """
     std = noise_multiplier * sensitivity * ROUNDING
-    noise = GaussianNoise(jax.random.fold_in(state.key, state.step), std)
-    return noise, state._replace(step=state.step + 1)
+    key = jax.random.fold_in(state.key, state.step)
+    if not isinstance(state, CorrelatedNoiseState) or std == 0:
+        return GaussianNoise(key, std), state._replace(step=state.step + 1)
+    num_entries = state.past.shape[1]
+    # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
+    rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
+    share = noise_multiplier * rounded / grid.NOISE_STD
+    if share > 0.5:
+        raise ValueError(
+            f"{num_entries} parameters are too many for noise that is correlated over "
+            f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
+        )
+    fresh = GaussianNoise(key, std / (1 - share))
+    entries = jnp.arange(num_entries, dtype=jnp.uint32)
+    drawn = grid.correlated(fresh.of(entries), state.past, strategy)
+    past = jnp.concatenate([drawn[None], state.past[:-1]])
+    return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
 
 
 def add_gaussian_noise(
@@ -79,9 +141,7 @@ def add_gaussian_noise(
     def init(params: Params) -> GaussianNoiseState:
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
 
-    def update(
-        total: Grads, state: GaussianNoiseState, params: PyTree = None
-    ) -> tuple[Grads, GaussianNoiseState]:
+    def update(total: Grads, state: NoiseState, params: PyTree = None) -> tuple[Grads, NoiseState]:
         noise, next_state = next_noise(state, noise_multiplier, sensitivity)
         if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
             return total, next_state
@@ -116,7 +176,7 @@ class PrivatizeState(NamedTuple):
     """State of `privatize`: that of its clip and that of its noise."""
 
     clip: PyTree
-    noise: GaussianNoiseState
+    noise: NoiseState
 
 
 def privatize(
@@ -124,6 +184,7 @@ def privatize(
     noise_multiplier: float,
     expected_batch_size: float,
     key: Array,
+    strategy: Sequence[float] = INDEPENDENT,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
 
@@ -142,6 +203,8 @@ def privatize(
       expected_batch_size: l, public; never the number of rows drawn.
       key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
         `jax.random.key(i)` can be guessed by trying all i.
+      strategy: of noise that is correlated over steps, see `bam.strategy`. It needs batches in
+        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`).
 
     Returns:
       An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
@@ -169,10 +232,10 @@ def privatize(
     _check_noise(noise_multiplier, sensitivity)
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+    check_strategy(strategy)
 
     def init(params: Params) -> PrivatizeState:
-        noise = GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
-        return PrivatizeState(clip.init(params), noise)
+        return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
 
     def update(
         grads: Grads,
@@ -184,7 +247,7 @@ def privatize(
     ) -> tuple[Grads, PrivatizeState]:
         _check_per_example(grads, params)
 
-        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity)
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
         noised, _ = clipped_sum(
             lambda params, row: row,
             clip,

@@ -5,6 +5,7 @@ batch size varies. Batches of a fixed size earn another, larger ε: `bam.privacy
 way to draw together with what it is worth.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,33 @@ def poisson_sample(
     if num_examples < 0:
         raise ValueError(f"num_examples must be at least 0, got {num_examples}")
     return np.flatnonzero(_stream(seed, step).random(num_examples) < sampling_prob)
+
+
+def cyclic_sample(
+    seed: int, step: int, num_examples: int, sampling_prob: float, num_parts: int
+) -> Int64[np.ndarray, " sampled"]:
+    """Draws from one of b parts of the data, those of step mod b: Poisson sampling within it.
+
+    The parts are of random sizes: each example is in any of them with probability 1/b, the same in
+    all steps of a seed and independently of the other examples. `sampling_prob` is that of an
+    example of the part; the rest as `poisson_sample`. ValueError for fewer than 1 part.
+
+    Examples:
+      >>> drawn = [cyclic_sample(0, step, 10, 1.0, num_parts=2) for step in (1, 2, 3)]
+      >>> sorted([*drawn[0], *drawn[1]]) == list(range(10)), (drawn[0] == drawn[2]).all()
+      (True, np.True_)
+    """
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+    drawn = poisson_sample(seed, step, num_examples, sampling_prob)
+    return drawn[_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
+
+
+@functools.lru_cache(maxsize=2)
+def _parts(seed: int, num_examples: int, num_parts: int) -> Int64[np.ndarray, " examples"]:
+    """The part that each example is in: random numbers that no batch's draw uses."""
+    stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5B,)))
+    return stream.integers(num_parts, size=num_examples)
 
 
 def fixed_size_sample(

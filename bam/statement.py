@@ -220,7 +220,7 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
             plan["noise_multiplier"],
         ),
         (
-            "σS, standard deviation of the noise on a step's sum, rounded down",
+            "σS, standard deviation of the fresh noise on a step's sum, rounded down",
             rounded(noise_std, up=False),
             noise_std,
         ),

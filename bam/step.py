@@ -3,7 +3,7 @@
 `private_step` is the algorithm for any method, `ordinary_step` what it is compared with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from bam import devices
 from bam.engine import clipped_sum, plain_sum
-from bam.noise import GaussianNoiseState, next_noise, threefry_key
+from bam.noise import NoiseState, first_noise, next_noise, renewed, threefry_key
 from bam.oracles import LossFn, Oracle
 from bam.sampling import PaddedBatch
 from bam.transforms import BoundedTransformation, finish
@@ -35,7 +35,8 @@ class TrainState(NamedTuple):
       params: the weights θ that are trained; all other fields but `frozen` are like them alone.
       averaged: exponential moving average of the weights (the weights themselves without EMA).
       opt_state: the optimizer's state.
-      noise: the noise key and how often it was used.
+      noise: the noise key and how often it was used; of correlated noise the last b − 1 steps,
+        which is as secret.
       clip: state of the per-example transform, made from private values alone.
       private_grad: the last privatised gradient; zeros before the first step.
       augment_key: the key of all random views; (step, example) are folded into it.
@@ -47,7 +48,7 @@ class TrainState(NamedTuple):
     params: Params
     averaged: Params
     opt_state: optax.OptState
-    noise: GaussianNoiseState
+    noise: NoiseState
     clip: PyTree
     private_grad: Grads
     augment_key: Array
@@ -63,6 +64,7 @@ def private_step(
     oracle: Oracle,
     clip: BoundedTransformation,
     noise_multiplier: float,
+    strategy: Sequence[float],
     expected_batch_size: int,
     optimizer: optax.GradientTransformation,
     ema_decay: float,
@@ -73,12 +75,12 @@ def private_step(
 
     `example_at` makes an example of its index, so that only a microbatch of images exists at a
     time. The clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S,
-    where σ is the noise multiplier; the expected batch size is public. `optimizer` is any optax
-    transform of the private gradient. An `ema_decay` of 0 is none. Microbatches and mesh are as in
-    `bam.clipped_sum`.
+    where σ is the noise multiplier, and the strategy says how it is correlated over steps; the
+    expected batch size is public. `optimizer` is any optax transform of the private gradient. An
+    `ema_decay` of 0 is none. Microbatches and mesh are as in `bam.clipped_sum`.
     """
     key = step_key(state)
-    noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity)
+    noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity, strategy)
     noised, norms = clipped_sum(
         lambda params, index: oracle.grad(params, example_at(key, index)),
         clip,
@@ -153,10 +155,11 @@ def first_state(
     init: Callable[[Array], tuple[Params, Params]],
     optimizer: optax.GradientTransformation,
     clip: BoundedTransformation,
+    strategy: Sequence[float],
 ) -> TrainState:
     """The state before the first step; its arrays share no memory, so that a step can take it.
 
-    `init` makes `(trained, frozen)` weights of a key.
+    `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
     """
     params, frozen = init(stream_key(seed, INIT_STREAM))
     return TrainState(
@@ -164,7 +167,7 @@ def first_state(
         params=params,
         averaged=jax.tree.map(jnp.copy, params),
         opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
-        noise=GaussianNoiseState(stream_key(seed, NOISE_STREAM), jnp.zeros((), jnp.int32)),
+        noise=first_noise(stream_key(seed, NOISE_STREAM), clip, params, strategy),
         clip=jax.tree.map(jnp.copy, clip.init(params)),
         private_grad=optax.tree.zeros_like(params),
         augment_key=stream_key(seed, AUGMENT_STREAM),
@@ -189,11 +192,14 @@ def stream_key(seed: int, stream: int) -> Array:
 
 
 def with_noise_key(state: TrainState, key: Array) -> TrainState:
-    """A state whose future noise comes from another key; the count of draws goes on."""
+    """A state whose future noise comes from another key; the count of draws goes on.
+
+    Correlated noise then takes nothing back of earlier noise: see `bam.ledger` on what that costs.
+    """
     key = devices.put(key, state.noise.key.sharding)
-    return state._replace(noise=state.noise._replace(key=key))
+    return state._replace(noise=renewed(state.noise, key))
 
 
 def without_noise_key(state: TrainState) -> TrainState:
-    """The same state with zeros for a noise key: what may be saved of a run to release."""
+    """The same state with zeros for a noise key and past: what may be saved of a run to release."""
     return with_noise_key(state, threefry_key(np.zeros(2, np.uint32)))

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +120,7 @@ def train(
                 )
         taken = max(0, done)
         ledger = files.open_ledger(taken, saved)
+        ledger.end_block(len(plan.drawing.strategy))
         end = ledger.last_step(taken)
         if restored is not None and taken < end and facts["identity"]["data"] != data:
             raise ValueError(
@@ -227,7 +228,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "sensitivity": experiment.sensitivity,
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
-        "noise": NOISE,
+        "noise": NOISE + _correlation(experiment.plan.drawing.strategy),
         "sampling": experiment.plan.drawing.sampling,
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
@@ -278,6 +279,17 @@ def _lost(plan: PrivacyPlan, lost: int, end: int) -> str:
     return (
         f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
         f"for that with --config.spare_steps={lost}"
+    )
+
+
+def _correlation(strategy: Sequence[float]) -> str:
+    """What is to be said of noise that is not independent, after what is said of all noise."""
+    if len(strategy) == 1:
+        return ""
+    weights = ", ".join(f"{c:g}" for c in strategy[1:])
+    return (
+        f"; a step's is fresh noise less the whole part of the last {len(strategy) - 1} steps' "
+        f"noise times {weights}"
     )
 
 

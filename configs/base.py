@@ -36,8 +36,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.public_clip = ConfigDict({"quantile": 0.0, **data, "num_steps": 20})
     config.expected_batch_size = 256  # l
     # How batches are drawn, and so who neighbours are and what ε a noise earns: "poisson" with
-    # q = l/N, "fixed_size", "full_batch" or your own (see bam/privacy/mechanisms.py).
-    config.mechanism = ConfigDict({"name": "poisson"})
+    # q = l/N, "fixed_size", "full_batch" or your own (see bam/privacy/mechanisms.py). "banded" also
+    # correlates the noise of so many steps.
+    config.mechanism = ConfigDict({"name": "poisson", "bands": 0})
 
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
     config.num_epochs = 10

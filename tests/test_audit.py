@@ -317,7 +317,8 @@ def test_examples_that_are_drawn_together_are_caught(monkeypatch):
 def plant_noise(monkeypatch, change):
     """Makes the experiment's noise go wrong."""
     right = step.next_noise
-    monkeypatch.setattr(step, "next_noise", lambda state, sigma, s: change(right, state, sigma, s))
+    planted = lambda state, sigma, s, strategy: change(right, state, sigma, s)  # noqa: E731
+    monkeypatch.setattr(step, "next_noise", planted)
 
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):

@@ -13,8 +13,8 @@ from scipy import stats
 import bam
 from bam import sampling
 from bam.audit import checks
-from bam.privacy import accounting, gdp, mechanisms
-from bam.privacy.mechanisms import epsilon_of_fixed_size, least_epsilon_of_fixed_size
+from bam.privacy import accounting, fixed_size, gdp, mechanisms
+from bam.privacy.fixed_size import epsilon_of_fixed_size, least_epsilon_of_fixed_size
 
 FIXED = {"num_examples": 1000, "batch_size": 40, "num_steps": 200, "delta": 1e-5}
 PLAN = {
@@ -42,7 +42,7 @@ def hockey_stick_of_a_realised_pair(sigma, q, epsilon):
 def test_the_whole_data_as_a_batch_is_a_gaussian_of_sensitivity_two():
     # q = 1: RDP of T Gaussians that two gradients of norm S, 2S apart, must hide behind.
     whole = FIXED | {"batch_size": 1000, "num_steps": 10}
-    composed = RdpAccountant(mechanisms.WHOLE_ORDERS)
+    composed = RdpAccountant(fixed_size.WHOLE_ORDERS)
     composed.compose(dp_accounting.GaussianDpEvent(3.0 / 2), 10)
     ours = epsilon_of_fixed_size(noise_multiplier=3.0, **whole)
     assert ours == pytest.approx(composed.get_epsilon(1e-5), rel=1e-12)
@@ -246,7 +246,7 @@ def test_poisson_and_fixed_batches_are_told_apart_by_the_plan():
     for drawn_by, right in ((fixed_plan, fixed_plan), (poisson_plan, poisson_plan)):
         members = batches(lambda step, d=drawn_by: d.drawing.draw(1, step), 60, 1000)
         for plan in (fixed_plan, poisson_plan):
-            failed = checks.failures(checks.batches_p_values(members, plan))
+            failed = checks.failures(checks.batches_p_values([members], plan))
             assert bool(failed) == (plan is not right)
 
 

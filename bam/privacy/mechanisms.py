@@ -1,4 +1,4 @@
-"""How a run draws its batches, who its neighbours are, and the ε that this earns: one record each.
+"""How a run draws batches, correlates its noise, who neighbours are and what ε it earns: a record.
 
 The loop, the plan, the audit and a release's statement read the same record, so that none of them
 can speak of another mechanism than the one that ran.
@@ -6,39 +6,38 @@ can speak of another mechanism than the one that ran.
 
 import functools
 import importlib
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from jaxtyping import Int64
-from scipy import stats
 
 from bam import sampling
+from bam import strategy as strategies
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
+from bam.privacy.fixed_size import epsilon_of_fixed_size
 
 # What neighbouring data sets differ in, in few words and in more.
 ADJACENCIES = {
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
     "replace_one": ("replace one", "one example replaced by another"),
 }
-# Rényi orders for batches of a fixed size: more take long, and beyond 256 the bound does not fall
-# with σ.
-WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 192, 256)
 
-NUM_BINS = 40_000  # of a step's outcome, to bound ε from below
+
+class PoissonSteps(NamedTuple):
+    """T steps of Gaussian noise on batches that have each example with probability q."""
+
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
 
 
 class Mechanism(NamedTuple):
-    """A way to draw batches, with what it is worth beside Gaussian noise.
+    """A way to draw batches, and to correlate Gaussian noise over steps, with what it is worth.
 
-    Everything in it is public. σ is the standard deviation of the noise on a step's sum over S, the
-    longest that the bounded gradient of *one* example can be, whatever the neighbours are.
+    Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum over
+    S, the longest that the bounded gradient of *one* example can be, whatever the neighbours are.
 
     Attributes:
       adjacency: what neighbouring data sets differ in, a key of `ADJACENCIES`.
@@ -51,6 +50,10 @@ class Mechanism(NamedTuple):
         ValueError for an accountant that has none.
       noise_multiplier: `(target_epsilon=ε, num_steps=T, delta=δ, accountant=name) -> σ`, the least
         that was found, and never one of a larger ε.
+      strategy: how noise is correlated over steps, see `bam.strategy`; (1.0,): it is not. `draw`
+        must never have an example twice within so many steps as it has numbers.
+      worth: `(σ, T) -> PoissonSteps` that show an attacker no less, of Gaussian noise that is not
+        correlated; None where there are none, or they are not known.
     """
 
     adjacency: str
@@ -60,18 +63,23 @@ class Mechanism(NamedTuple):
     capacity: int
     epsilon: Callable[..., float]
     noise_multiplier: Callable[..., float]
+    strategy: tuple[float, ...] = strategies.INDEPENDENT
+    worth: Callable[[float, int], PoissonSteps] | None = None
 
 
-def make(name: str, num_examples: int, batch_size: int) -> Mechanism:
+def make(
+    name: str, num_examples: int, batch_size: int, options: Mapping[str, Any] | None = None
+) -> Mechanism:
     """The mechanism of a name in `MECHANISMS`, or of your own MODULE:FUNCTION, called likewise.
 
     Args:
       name: as of a config's `mechanism` section.
       num_examples: N, public.
       batch_size: l, examples in a batch: the expected number, where it is random.
+      options: of that section, passed to it by name.
 
     Raises:
-      ValueError: for an unknown name, or a batch size that the mechanism cannot have.
+      ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
     maker = MECHANISMS.get(name)
     if maker is None:
@@ -86,13 +94,16 @@ def make(name: str, num_examples: int, batch_size: int) -> Mechanism:
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"mechanism {name!r} cannot be imported: {error}") from None
     try:
-        mechanism = maker(num_examples, batch_size)
+        mechanism = maker(num_examples, batch_size, **(options or {}))
     except TypeError as error:
-        raise ValueError(f"mechanism {name} is no function of N and l: {error}") from None
+        given = " and ".join(["N", "l", *(options or {})])
+        why = " ".join(str(error).split())
+        raise ValueError(f"mechanism {name} is no function of {given}: {why}") from None
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
     if mechanism.adjacency not in ADJACENCIES:
         raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
+    strategies.check(mechanism.strategy)
     return mechanism
 
 
@@ -112,6 +123,69 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
         capacity=sampling.usual_capacity(num_examples, prob),
         epsilon=functools.partial(accounting.epsilon, sampling_prob=prob),
         noise_multiplier=functools.partial(accounting.noise_multiplier, sampling_prob=prob),
+        worth=lambda sigma, num_steps: PoissonSteps(sigma, prob, num_steps),
+    )
+
+
+def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
+    r"""Noise correlated over b steps; batches from b parts of the data in turn. Add or remove one.
+
+    Each example is, once and at random, put in one of b parts, independently of all others. Step t
+    draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
+    example is twice within b steps, and on the whole each is in a batch with probability q. The
+    noise is $C^{-1} z$ of `bam.strategy.square_root(b)`. T steps are worth ⌈T/b⌉ Poisson-sampled
+    Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$, by any accountant.
+
+    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size
+    and given; here what part the others are in does not depend on an example that is added.
+    """
+    if not 2 <= bands <= strategies.UNITS:
+        raise ValueError(
+            f"mechanism banded needs mechanism.bands from 2 to {strategies.UNITS}, got {bands}"
+        )
+    if bands * batch_size > num_examples:
+        raise ValueError(
+            f"mechanism banded draws from 1/{bands} of the {num_examples} examples at a time: "
+            f"expected_batch_size must be at most {num_examples // bands}, got {batch_size}"
+        )
+    strategy = strategies.square_root(bands)
+    length = strategies.norm(strategy)
+    prob = batch_size / num_examples
+    of_part = min(1.0, bands * batch_size / num_examples)
+
+    def worth(noise_multiplier: float, num_steps: int) -> PoissonSteps:
+        return PoissonSteps(noise_multiplier / length, of_part, -(-num_steps // bands))
+
+    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
+        accounting.check_noise_multiplier(noise_multiplier)
+        steps = worth(noise_multiplier, num_steps)
+        return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
+
+    def noise_multiplier(
+        *, target_epsilon: float, num_steps: int, delta: float, accountant: str
+    ) -> float:
+        of_one = accounting.noise_multiplier(
+            target_epsilon=target_epsilon,
+            delta=delta,
+            sampling_prob=of_part,
+            num_steps=-(-num_steps // bands),
+            accountant=accountant,
+        )
+        return of_one * length * (1 + 1e-12)  # so that dividing by ‖c‖ again gives no less
+
+    return Mechanism(
+        adjacency="add_or_remove_one",
+        batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
+        f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
+        sampling=f"each example is in one of {bands} parts, drawn once at random and independently "
+        f"of others; step t has each example of part t mod {bands} independently with probability "
+        f"{bands}q, by NumPy's PCG64; not a cryptographic generator",
+        draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, of_part, bands),
+        capacity=sampling.usual_capacity(num_examples, prob),
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        strategy=strategy,
+        worth=worth,
     )
 
 
@@ -161,99 +235,12 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     )
 
 
-MECHANISMS: dict[str, Callable[[int, int], Mechanism]] = {
+MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "poisson": poisson,
+    "banded": banded,
     "fixed_size": fixed_size,
     "full_batch": full_batch,
 }
-
-
-def epsilon_of_fixed_size(
-    *, noise_multiplier: float, num_examples: int, batch_size: int, num_steps: int, delta: float
-) -> float:
-    """ε of T Gaussians of batches of a fixed size without replacement, by dp-accounting's RDP.
-
-    Neighbours differ in one example that is *replaced* by another: two gradients of norm S can be
-    2S apart, so noise that is σ times S is σ/2 times what it must hide. The bound is not tight.
-
-    Args:
-      noise_multiplier: σ ≥ 0, noise standard deviation over the longest gradient of one example, S.
-      num_examples: N.
-      batch_size: examples in every batch, from 0 to N.
-      num_steps: T, from 0 to 10⁷.
-      delta: δ in (0, 1).
-
-    Raises:
-      ValueError: if an argument is out of range.
-
-    Source: Wang, Balle, Kasiviswanathan 2019, Theorem 27.
-
-    Examples:
-      >>> settings = dict(noise_multiplier=1.5, num_steps=200, delta=1e-5)
-      >>> fixed = epsilon_of_fixed_size(num_examples=1000, batch_size=40, **settings)
-      >>> poisson = accounting.epsilon(sampling_prob=0.04, **settings)
-      >>> round(fixed, 1), round(poisson, 1)
-      (12.8, 1.8)
-    """
-    if not 0 <= batch_size <= num_examples:
-        raise ValueError(f"batch_size must be from 0 to {num_examples}, got {batch_size}")
-    accounting.check_mechanism(0.0, num_steps, delta, "rdp")
-    accounting.check_noise_multiplier(noise_multiplier)
-    if num_steps == 0 or batch_size == 0 or math.isinf(noise_multiplier):
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    prob = batch_size / num_examples
-    if noise_multiplier > 1e6:  # beyond what dp-accounting can compute
-        return accounting.epsilon_near_zero(noise_multiplier / 2, prob, num_steps, delta)
-    step = _step_rdp_of_fixed_size(noise_multiplier, num_examples, batch_size)
-    with accounting.without_order_warnings():
-        spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
-    if spent > 0:
-        return spent
-    return accounting.epsilon_near_zero(noise_multiplier / 2, prob, num_steps, delta)
-
-
-def least_epsilon_of_fixed_size(
-    *, noise_multiplier: float, num_examples: int, batch_size: int, num_steps: int, delta: float
-) -> float:
-    r"""ε from below, of the same: no accountant can be right that says less.
-
-    It is that of two data sets that exist. In one, an example's gradient has norm S in a direction
-    of its own, in the other the opposite one; all other gradients are 0. A step then shows
-    $(1-q) N(0, \sigma^2) + q N(\pm 1, \sigma^2)$. What is seen of it is the bin of its outcome, and
-    privacy losses are rounded down. Arguments as of `epsilon_of_fixed_size`, σ above 0.
-    """
-    prob = batch_size / num_examples
-    edges = np.linspace(-12 * noise_multiplier, 12 * noise_multiplier, NUM_BINS + 1)
-    edges[0], edges[-1] = -np.inf, np.inf
-
-    def masses(mean: float) -> np.ndarray:  # of the bins of a normal variable
-        below, above = (f(edges, mean, noise_multiplier) for f in (stats.norm.cdf, stats.norm.sf))
-        found: np.ndarray = np.where(edges[1:] <= mean, np.diff(below), -np.diff(above))
-        return found
-
-    def log_probabilities(mean: float) -> dict[int, float]:
-        mixed = (1 - prob) * masses(0.0) + prob * masses(mean)
-        return dict(enumerate(np.log(np.maximum(mixed, 1e-300))))
-
-    step = privacy_loss_distribution.from_two_probability_mass_functions(
-        log_probabilities(1.0),
-        log_probabilities(-1.0),
-        value_discretization_interval=accounting.FINE,
-        pessimistic_estimate=False,
-    )
-    return float(step.self_compose(num_steps).get_epsilon_for_delta(delta))
-
-
-@functools.lru_cache(maxsize=64)  # most of the time, and the same for any number of steps
-def _step_rdp_of_fixed_size(
-    noise_multiplier: float, num_examples: int, batch_size: int
-) -> RdpAccountant:
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-    step = dp_accounting.SampledWithoutReplacementDpEvent(num_examples, batch_size, gaussian)
-    with accounting.without_order_warnings():
-        return RdpAccountant(WHOLE_ORDERS, NeighboringRelation.REPLACE_ONE).compose(step)
 
 
 def _searched(epsilon_of: Callable[..., float]) -> Callable[..., float]:

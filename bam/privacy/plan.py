@@ -9,7 +9,7 @@ from typing import Any
 from bam.privacy import mechanisms
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.privacy.mechanisms import ADJACENCIES, Mechanism
+from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
 from bam.privacy.selection import Selection
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
@@ -36,8 +36,9 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism: how batches are drawn: "poisson", "fixed_size", "full_batch" or your own
+      mechanism: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or your own
         "MODULE:FUNCTION".
+      mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
     """
@@ -55,6 +56,7 @@ class PrivacyPlan:
     spare_steps: int = 0
     mechanism: str = "poisson"
     selection: Selection | None = None
+    mechanism_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
@@ -70,6 +72,8 @@ class PrivacyPlan:
             )
         names = {field.name for field in dataclasses.fields(cls)}
         facts = {name: value for name, value in record.items() if name in names}
+        if not isinstance(facts.get("mechanism_options", {}), dict):
+            raise ValueError(f"mechanism_options are {facts['mechanism_options']!r}, no options")
         facts["epsilon"] = math.inf if record["epsilon"] is None else record["epsilon"]
         facts["clip_norm"] = math.inf if record["clip_norm"] is None else record["clip_norm"]
         if record.get("selection"):
@@ -82,7 +86,15 @@ class PrivacyPlan:
     @functools.cached_property
     def drawing(self) -> Mechanism:
         """The record that the sampler, the accountant and every statement read."""
-        return mechanisms.make(self.mechanism, self.num_examples, self.expected_batch_size)
+        return mechanisms.make(
+            self.mechanism, self.num_examples, self.expected_batch_size, self.mechanism_options
+        )
+
+    @property
+    def worth(self) -> PoissonSteps | None:
+        """The Poisson-sampled Gaussians that all T steps are worth; None: none, or not known."""
+        worth = self.drawing.worth
+        return None if worth is None else worth(self.noise_multiplier, self.num_steps)
 
     @property
     def training_steps(self) -> int:
@@ -156,6 +168,7 @@ def make_plan(
     accountant: str = "pld",
     spare_steps: int = 0,
     mechanism: str = "poisson",
+    mechanism_options: Mapping[str, Any] | None = None,
     selection: Selection | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
@@ -173,6 +186,7 @@ def make_plan(
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
         `bam.ledger`; from 0 to one less.
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
+      mechanism_options: of it, by name.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
 
     Raises:
@@ -202,7 +216,8 @@ def make_plan(
         raise ValueError("a choice among runs is private only if they are, by accountant rdp")
     if selection and mechanism not in ("poisson", "full_batch"):
         raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
-    drawing = mechanisms.make(mechanism, num_examples, expected_batch_size)
+    options = dict(mechanism_options or {})
+    drawing = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
     sampling_prob = expected_batch_size / num_examples
     steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta}
     sigma = 0.0
@@ -234,6 +249,7 @@ def make_plan(
         adjacency=drawing.adjacency,
         spare_steps=spare_steps,
         mechanism=mechanism,
+        mechanism_options=options,
         selection=selection,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))

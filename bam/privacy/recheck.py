@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from bam.privacy.accounting import FINE
-from bam.privacy.mechanisms import WHOLE_ORDERS
+from bam.privacy.fixed_size import WHOLE_ORDERS
+from bam.privacy.plan import PrivacyPlan
+
+CORRELATED = """
+The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
+any one example that is worth one Poisson-sampled step of independent noise in {bands}: as many as
+T/{bands}, rounded up, with probability {bands}q, and with σ over the norm of what the noise of a
+step is made of (see "noise"). These numbers are what the commands have.
+"""
 
 
 def check(plan: Mapping[str, Any]) -> str:
@@ -12,6 +20,10 @@ def check(plan: Mapping[str, Any]) -> str:
     sigma, prob, steps, delta = (
         plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     )
+    correlated = ""
+    if plan.get("mechanism") == "banded":
+        sigma, prob, steps = PrivacyPlan.of_record(plan).worth or (sigma, prob, steps)
+        correlated = CORRELATED.format(bands=plan["mechanism_options"]["bands"])
     num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
     poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"
     own = f"import bam; print(bam.epsilon({poisson}, accountant='{plan['accountant']}'))"
@@ -67,7 +79,7 @@ python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --nu
 """
     return f"""\
 ## Check it
-
+{correlated}
 The first command computes ε from the noise, the batches, T and δ, and prints {plan["epsilon"]}:
 
 ```console

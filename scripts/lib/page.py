@@ -14,6 +14,7 @@ from typing import NamedTuple
 from bam import export, parts, statement
 from bam.files import JsonObject, as_object, read_json
 from bam.privacy import accounting, gdp, recheck
+from bam.privacy.mechanisms import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
 from bam.report import as_json, flat
 from bam.statement import rounded
@@ -95,6 +96,11 @@ class Run(NamedTuple):
     def epsilon_after(self, num_steps: int) -> float:
         """ε once so many steps are begun, by the run's own accountant."""
         return PrivacyPlan.of_record(self.plan).epsilon_after(num_steps)
+
+    def worth_of(self, num_steps: int) -> PoissonSteps | None:
+        """The Poisson-sampled Gaussians that so many steps are worth, if that is known."""
+        plan = PrivacyPlan.of_record(self.plan)
+        return plan.drawing.worth and plan.drawing.worth(plan.noise_multiplier, num_steps)
 
 
 def read(workdir: Path) -> Run:
@@ -246,10 +252,9 @@ def _privacy(run: Run, epsilon: float) -> str:
         if len(chosen) > 1
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
-    of_poisson = plan["adjacency"] == "add_or_remove_one" and not plan.get("selection")
-    if of_poisson and plan["noise_multiplier"] >= accounting.LEAST_PLD_NOISE:
-        mechanism = {key: plan[key] for key in ("noise_multiplier", "sampling_prob")}
-        f = accounting.tradeoff(num_steps=begun, up_to=max(1.0, 1.5 * epsilon), **mechanism)
+    worth = None if plan.get("selection") else run.worth_of(begun)
+    if worth and worth.noise_multiplier >= accounting.LEAST_PLD_NOISE:
+        f = accounting.tradeoff(up_to=max(1.0, 1.5 * epsilon), **worth._asdict())
         alone = limits["ε and δ alone"]
         best = lambda rate: min(alone(rate), gdp.best_true_positive_rate(f, rate))  # noqa: E731
         limits = {"this training": best, **limits}

@@ -16,7 +16,7 @@ from absl import flags
 from bam import files
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.privacy.mechanisms import epsilon_of_fixed_size, least_epsilon_of_fixed_size
+from bam.privacy.fixed_size import epsilon_of_fixed_size, least_epsilon_of_fixed_size
 from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")

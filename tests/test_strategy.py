@@ -1,0 +1,372 @@
+"""Noise that is correlated over steps is what its strategy declares, and hides what ε says."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax_privacy.matrix_factorization import toeplitz
+
+import bam
+from bam import experiment, grid, noise, report, strategy, train
+from bam.audit import canary, checks, whole_run
+from bam.engine import ROUNDING
+from bam.noise import first_noise, next_noise, threefry_key
+from bam.privacy import accounting, gdp, mechanisms
+from bam.transforms import clip_by_l2_norm
+from configs import base, digits
+from examples import adaptive_clipping
+from tests.cases import assert_same_bits
+
+KEY = threefry_key(np.array([3, 4], np.uint32))
+CLIP = clip_by_l2_norm(1.0)
+NO_FIT = (1.0, 1.0)  # its inverse alternates for ever
+
+
+def drawn_noise(coefficients, num_steps, num_entries, sigma=2.0):
+    """n of every step in multiples, the fresh part of it, and the noise records."""
+    state = first_noise(KEY, CLIP, jnp.zeros(num_entries), coefficients)
+    entries = jnp.arange(num_entries, dtype=jnp.uint32)
+    rows, fresh, records = [], [], []
+    for _ in range(num_steps):
+        made, state = next_noise(state, sigma, 1.0, coefficients)
+        rows.append(np.asarray(made.of(entries), np.int64))
+        fresh.append(np.asarray(dataclasses.replace(made, drawn=None).of(entries), np.int64))
+        records.append(made)
+    return np.array(rows), np.array(fresh), records
+
+
+def small(bands=3, **changes):
+    """A linear model on digits: 8 steps, batches of 100 of 1437."""
+    config = digits.get_config("dp_sgd")
+    config.model = {"name": "linear", "width": 1}
+    config.update({"num_steps": 8, "expected_batch_size": 100, "microbatch_size": 50})
+    config.mechanism.update({"name": "banded", "bands": bands})
+    config.update(changes)
+    return config
+
+
+def after(num_steps):
+    """For `should_stop`: after so many steps."""
+    asked = itertools.count(1)
+    return lambda: next(asked) == num_steps
+
+
+# The numbers of a strategy.
+
+
+def test_the_square_root_is_the_series_that_jax_privacy_has_in_256ths():
+    assert strategy.square_root(4) == (1.0, 0.5, 0.375, 0.3125)
+    theirs = np.asarray(toeplitz.optimal_max_error_strategy_coefs(32))
+    np.testing.assert_allclose(strategy.square_root(32), theirs, atol=1 / 512 + 1e-6)
+    for bands in (1, 2, 32, 256):
+        strategy.check(strategy.square_root(bands))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ((), "begins with 1"),
+        ((0.5, 1.0), "begins with 1"),
+        ((1.0, 0.3), "256ths"),
+        ((1.0, math.nan), "256ths"),
+        (NO_FIT, "grows"),
+        ((1.0, -2.0), "grows"),
+        ((1.0, 255 / 256), "grows"),
+    ],
+)
+def test_a_strategy_whose_noise_is_not_what_it_declares_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message) as error:
+        strategy.check(wrong)
+    assert "\n" not in str(error.value)
+
+
+# The noise itself.
+
+
+def test_weighted_past_noise_is_exact_in_whole_numbers():
+    rng = np.random.default_rng(0)
+    coefficients = strategy.square_root(7)
+    past = rng.integers(-(2**26), 2**26, size=(6, 1000))
+    fresh = rng.integers(-(2**24), 2**24, size=1000)
+    given = (jnp.asarray(x, jnp.int32) for x in (fresh, past))
+    ours = grid.correlated(*given, coefficients)
+    weights = [int(256 * c) for c in coefficients[1:]]
+    exact = [
+        int(z) - sum(k * int(n) for k, n in zip(weights, column, strict=True)) // 256
+        for z, column in zip(fresh, past.T, strict=True)
+    ]
+    np.testing.assert_array_equal(ours, exact)
+
+
+@pytest.mark.parametrize("bands", [2, 5])
+def test_what_a_strategy_makes_of_the_noise_is_what_is_fresh_of_it(bands):
+    coefficients = strategy.square_root(bands)
+    rows, fresh, _ = drawn_noise(coefficients, 12, 500)
+    for t in range(12):
+        back = (
+            sum(256 * c * rows[t - j] for j, c in enumerate(coefficients) if t >= j) / 256
+            - fresh[t]
+        )
+        assert np.all((back >= 0) & (back < 1))  # what was rounded away
+    np.testing.assert_array_equal(rows[0], fresh[0])
+    spread = np.std(rows[-1]) / np.std(fresh[-1])
+    assert spread == pytest.approx(np.linalg.norm(strategy.noise_of(coefficients, 12)), rel=0.1)
+
+
+def test_the_sum_of_all_noise_is_smaller_than_of_independent_noise():
+    coefficients = strategy.square_root(8)
+    ours = np.linalg.norm(np.cumsum(strategy.noise_of(coefficients, 64)))
+    assert ours * strategy.norm(coefficients) < 0.75 * math.sqrt(64)
+
+
+def shift_of(x, others, outputs, coefficients):
+    """What the mean of each row moves, given what was shown, if x takes part in the first step."""
+
+    def means(sums):
+        past = outputs - sums  # the noise that these sums would need
+        found = []
+        for t in range(len(outputs)):
+            weighted = sum(
+                int(256 * c) * past[t - j] for j, c in enumerate(coefficients) if j and t >= j
+            )
+            found.append(sums[t] - np.asarray(weighted) // 256)
+        return np.array(found)
+
+    with_x = others.copy()
+    with_x[0] += x
+    return float(np.linalg.norm(means(with_x) - means(others)))
+
+
+def test_the_noise_is_wide_enough_for_what_rounding_lets_an_example_move():
+    # One multiple in every entry: as small as an example can be, so that rounding counts most.
+    coefficients, num_entries = strategy.square_root(3), 400
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    for _ in range(200):
+        others = rng.integers(-50, 50, size=(3, num_entries))
+        outputs = rng.integers(-(2**20), 2**20, size=(3, num_entries))
+        moved = shift_of(np.ones(num_entries, int), others, outputs, coefficients)
+        worst = max(worst, moved)
+    own = strategy.norm(coefficients) * math.sqrt(num_entries)
+    rounding = math.sqrt(2 * num_entries)
+    assert own < worst < own + rounding  # control: without what is added for rounding it leaks
+    _, _, records = drawn_noise(coefficients, 1, num_entries, sigma=2.0)
+    in_multiples = strategy.norm(coefficients) / records[0].spacing * ROUNDING + rounding
+    assert (1 - 1e-9) * 2.0 / strategy.norm(coefficients) * in_multiples <= grid.NOISE_STD
+
+
+def test_more_parameters_than_the_rounding_allows_are_refused():
+    state = noise.CorrelatedNoiseState(KEY, jnp.zeros((), int), jnp.zeros((1, 10), jnp.int32))
+    with pytest.raises(ValueError, match="too many"):
+        next_noise(state, 3e5, 1.0, strategy.square_root(2))
+
+
+# What it is worth.
+
+
+@pytest.mark.parametrize(("bands", "num_steps"), [(4, 20), (4, 17), (3, 2)])
+def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
+    # All of a part in every one of its steps: a Gaussian of the norm of those columns of C.
+    mechanism = mechanisms.make("banded", 100, 100 // bands, {"bands": bands})
+    assert mechanism.worth(1.0, num_steps).sampling_prob == pytest.approx(1.0, abs=0.02)
+    mechanism = mechanisms.make("banded", 12, 12 // bands, {"bands": bands})
+    columns = [
+        np.concatenate([np.zeros(i), mechanism.strategy, np.zeros(num_steps)])[:num_steps]
+        for i in range(num_steps)
+    ]
+    longest = max(np.linalg.norm(sum(columns[i::bands])) for i in range(bands))
+    theirs = toeplitz.minsep_sensitivity_squared(jnp.array(mechanism.strategy), bands, n=num_steps)
+    assert longest == pytest.approx(math.sqrt(theirs), rel=1e-6)
+    ours = mechanism.epsilon(
+        noise_multiplier=8.0, num_steps=num_steps, delta=1e-5, accountant="pld"
+    )
+    whole = gdp.epsilon_of_mu(longest / 8.0, 1e-5)
+    assert whole * (1 - 1e-6) <= ours <= whole * (1.0 if num_steps % bands == 0 else 1.2) + 1e-3
+    alone = accounting.epsilon(
+        noise_multiplier=8.0, sampling_prob=1.0, num_steps=-(-num_steps // bands), delta=1e-5
+    )
+    assert alone < 0.95 * whole  # control: the norm of the strategy left out
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
+    plan = bam.make_plan(
+        num_examples=1000, expected_batch_size=50, num_steps=33, target_epsilon=2.0, delta=1e-5,
+        clip_norm=1.0, accountant=accountant, mechanism="banded", mechanism_options={"bands": 4},
+    )  # fmt: skip
+    assert 1.99 < plan.epsilon <= 2.0
+    assert plan.worth.num_steps == 9
+    assert plan.worth.sampling_prob == 4 * 50 / 1000
+    spent = [plan.epsilon_after(steps) for steps in (0, 1, 4, 5, 32, 33)]
+    assert spent[0] == 0 < spent[1] == spent[2] < spent[3] < spent[4] < spent[5] == plan.epsilon
+    assert bam.PrivacyPlan.of_record(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bands": 0}, "mechanism.bands from 2"),
+        ({"bands": 1}, "mechanism.bands from 2"),
+        ({"bands": 257}, "mechanism.bands from 2"),
+        ({"bands": 21}, "at most 47"),
+        ({"bands": "many"}, "no function of"),
+        ({"bunds": 3}, "no function of"),
+    ],
+)
+def test_bands_that_cannot_be_are_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        mechanisms.make("banded", 1000, 50, options)
+    assert "\n" not in str(error.value)
+
+
+def test_only_the_banded_mechanism_takes_bands():
+    with pytest.raises(ValueError, match="poisson is no function of N and l and bands"):
+        mechanisms.make("poisson", 1000, 50, {"bands": 3})
+    with pytest.raises(ValueError, match="no options"):
+        bam.PrivacyPlan.of_record(
+            {"mechanism": "banded", "mechanism_options": [3], "epsilon": 1.0, "clip_norm": 1.0}
+        )
+
+
+# Batches.
+
+
+def test_no_example_is_twice_within_the_bands_and_each_has_probability_q():
+    mechanism = mechanisms.make("banded", 600, 60, {"bands": 5})
+    members = np.zeros((200, 600), bool)
+    for step in range(1, 201):
+        members[step - 1, mechanism.draw(11, step)] = True
+    assert checks.separated(members, 5)
+    assert not checks.separated(members, 6)  # control: five steps later it may be there again
+    sizes = members.sum(axis=1)
+    assert abs(sizes.mean() - 60) < 2
+    assert sizes.max() <= mechanism.capacity
+    parts = [np.flatnonzero(members[i::5].any(axis=0)) for i in range(5)]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
+    assert len({len(part) for part in parts}) > 1  # drawn one by one, not dealt out
+    poisson = mechanisms.make("poisson", 600, 60)
+    for step in range(1, 201):
+        members[step - 1] = False
+        members[step - 1, poisson.draw(11, step)] = True
+    assert not checks.separated(members, 5)
+
+
+# In training.
+
+
+def test_the_trainers_step_is_privatize_to_the_bit():
+    coefficients = strategy.square_root(3)
+    grads = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
+    tx = bam.privatize(CLIP, 1.5, 4.0, KEY, coefficients)
+    state = tx.init(grads[0])
+    own = first_noise(KEY, CLIP, grads[0], coefficients)
+    update = jax.jit(tx.update)
+    for _ in range(5):
+        ours, state = update(grads, state, grads[0])
+        made, own = next_noise(own, 1.5, 1.0, coefficients)
+        total, _ = bam.clipped_sum(lambda p, g: g, CLIP, grads[0], grads, noise=made)
+        assert_same_bits(ours, total / 4)
+    independent = bam.privatize(CLIP, 1.5, 4.0, KEY)
+    plain, _ = independent.update(grads, independent.init(grads[0]))
+    assert not np.array_equal(plain, ours)
+    with pytest.raises(ValueError, match="grows"):
+        bam.privatize(CLIP, 1.5, 4.0, KEY, NO_FIT)
+
+
+def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
+    plan = bam.make_plan(
+        num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
+        clip_norm=1.0, mechanism="banded", mechanism_options={"bands": 4},
+    )  # fmt: skip
+    clip = adaptive_clipping.clip(plan)
+    state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.drawing.strategy)
+    assert state.past.shape[0] == 3
+    assert state.past.shape[1] > 5
+    tx = optax.chain(bam.privatize(clip, 2.0, 50.0, KEY, plan.drawing.strategy), optax.sgd(1.0))
+    params = {"w": jnp.zeros(5)}
+    updates, _ = tx.update({"w": jnp.ones((3, 5))}, tx.init(params), params)
+    assert updates["w"].shape == (5,)
+
+
+def test_a_run_with_a_seed_resumes_to_the_bit_with_its_past_noise(tmp_path):
+    built = experiment.build(small())
+    whole = train.train(built, 5)
+    with pytest.raises(train.StoppedError):
+        train.train(built, 5, tmp_path, should_stop=after(5))
+    resumed = train.train(built, 5, tmp_path)
+    assert_same_bits(resumed.state.params, whole.state.params)
+    assert np.any(np.asarray(whole.state.noise.past))
+    said = resumed.summary["noise"]
+    assert "last 2 steps' noise times 0.5, 0.375" in said
+    assert resumed.summary["mechanism_options"] == {"bands": 3}
+
+
+def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path, monkeypatch):
+    saved = []
+    built = experiment.build(small(spare_steps=2))
+    monkeypatch.setattr(
+        train.Checkpoints, "save", lambda self, step, state, facts: saved.append((state, facts))
+    )
+    with pytest.raises(train.StoppedError):
+        train.train(built, None, tmp_path, should_stop=after(5))
+    state, facts = saved[-1]
+    assert facts["steps_begun"] == 4
+    assert not np.any(np.asarray(state.noise.past))
+    monkeypatch.setattr(train.Checkpoints, "restore", lambda self, like: (4, state, facts))
+    resumed = train.train(built, None, tmp_path)
+    # Step 4 began the second block of three: two more steps count, for which two were spare.
+    assert resumed.summary["steps_begun"] == 10
+    assert resumed.summary["steps_taken"] == 8
+    assert built.plan.epsilon_after(10) == built.plan.epsilon
+
+
+def test_an_older_runs_plan_has_no_options():
+    plan = bam.make_plan(
+        num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
+        clip_norm=1.0, accountant="rdp",
+    )  # fmt: skip
+    older = {k: v for k, v in plan.to_json().items() if k != "mechanism_options"}
+    assert report.same_plan(older, plan.to_json())
+
+
+# Audits.
+
+
+@pytest.fixture(scope="module")
+def audited():
+    config = base.get_config("dp_sgd")
+    config.model = {"name": "linear", "width": 1}
+    config.update({"num_steps": 24, "expected_batch_size": 20, "microbatch_size": 20})
+    config.mechanism.update({"name": "banded", "bands": 4})
+    return experiment.build(config, canary.canary_dataset(100))
+
+
+def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
+    p_values = whole_run.audit(audited)
+    assert checks.failures(p_values) == []
+    assert "separation" in p_values
+
+
+def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch):
+    right = noise.next_noise
+    monkeypatch.setattr(
+        "bam.step.next_noise",
+        lambda state, sigma, s, c: right(state, sigma, s, (1.0,) + (0.0,) * (len(c) - 1)),
+    )
+    wrong = experiment.build(audited.config, audited.dataset)
+    assert checks.failures(whole_run.p_values(wrong, [whole_run.record(wrong, 0)]))
+
+
+def test_batches_of_poissons_are_caught_beside_correlated_noise(audited, monkeypatch):
+    monkeypatch.setattr(
+        "bam.sampling.cyclic_sample",
+        lambda seed, step, n, q, parts: bam.sampling.poisson_sample(seed, step, n, q / parts),
+    )
+    wrong = experiment.build(audited.config, audited.dataset)
+    found = whole_run.p_values(wrong, [whole_run.record(wrong, 0)])
+    assert "separation" in checks.failures(found)
