@@ -9,6 +9,7 @@ import pytest
 import bam
 from bam import testing
 from bam.privacy.plan import make_plan
+from bam.testing import oracles as oracles_check
 from examples import (
     adaptive_clipping,
     automatic_clipping,
@@ -332,15 +333,15 @@ def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd():
         lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.1, 10),
         is_dp_sgd=lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.0, 10),
     )
-    params, batch = testing._network()
+    params, batch = oracles_check._network()
     example = jax.tree.map(lambda x: x[0], batch)
-    scheduled = penalty_schedule.oracle(testing._loss, 0.1, 10)
+    scheduled = penalty_schedule.oracle(oracles_check._loss, 0.1, 10)
     of_step = lambda step: scheduled.grad(params, example | {"step": jnp.int32(step)})  # noqa: E731
     for step, expected in (
-        (0, bam.bam_sam(testing._loss, 0.1)),
-        (5, bam.bam_sam(testing._loss, 0.05)),
-        (10, bam.dp_sgd(testing._loss)),
-        (99, bam.dp_sgd(testing._loss)),
+        (0, bam.bam_sam(oracles_check._loss, 0.1)),
+        (5, bam.bam_sam(oracles_check._loss, 0.05)),
+        (10, bam.dp_sgd(oracles_check._loss)),
+        (99, bam.dp_sgd(oracles_check._loss)),
     ):
         wanted = expected.grad(params, example)
         for a, b in zip(*map(jax.tree.leaves, (of_step(step), wanted)), strict=True):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
-from scipy import stats
+from scipy import signal, stats
 
 from bam import experiment, sampling
 from bam.data import datasets
@@ -120,7 +120,9 @@ def scores(
             batch = sampling.pad(drawn, built.capacity)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
-        return float(np.mean(jax.device_get(step_scores)))
+        # Of noise that is correlated, what is fresh: the attacker knows how it is made.
+        fresh = signal.lfilter(plan.drawing.strategy, [1.0], jax.device_get(step_scores))
+        return float(np.mean(fresh))
 
     seeds = range(first_seed, first_seed + 2 * num_trials, 2)
     present = np.array([one_trial(seed, present=True) for seed in seeds])

@@ -58,14 +58,27 @@ def noise_p_values(
 
 
 def batches_p_values(
-    members: Bool[np.ndarray, "steps examples"], plan: PrivacyPlan
+    runs: Sequence[Bool[np.ndarray, "_ examples"]], plan: PrivacyPlan
 ) -> dict[str, float]:
-    """p-values of "batches are drawn as the plan says"; none for a mechanism of one's own."""
+    """p-values of "batches are drawn as the plan says"; none for a mechanism of one's own.
+
+    `runs` has who was in the batches of each of several independent runs.
+    """
+    members = np.concatenate(runs)
     if plan.sampling_prob == 1:
         return {"all examples": float(members.all())}
     if plan.mechanism == "fixed_size":
         return fixed_size_p_values(members, plan.expected_batch_size)
+    if plan.mechanism == "banded":
+        bands = len(plan.drawing.strategy)
+        return {"separation": float(all(separated(run, bands) for run in runs))}
     return batch_p_values(members, plan.sampling_prob) if plan.mechanism == "poisson" else {}
+
+
+def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
+    """Whether no example is twice in the batches of so many steps; of one run, from its first."""
+    windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
+    return bool(np.all(windows.sum(axis=-1) <= 1))
 
 
 def batch_p_values(

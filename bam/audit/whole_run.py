@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
+from scipy import signal
 
 from bam import parts, sampling, train
 from bam.audit import checks
@@ -31,11 +32,19 @@ from bam.step import TrainState
 class Run(NamedTuple):
     """What the loop was seen to do, step by step: noise added, and examples in the batch.
 
-    The noise has every leaf of a step in one row, over its planned deviation σ·S.
+    The noise has every leaf of a step in one row, over its planned deviation σ·S. `renewed` is the
+    step after which secret randomness was drawn anew, 0 if never.
     """
 
     noise: Float[np.ndarray, "steps entries"]
     members: Bool[np.ndarray, "steps examples"]
+    renewed: int = 0
+
+    def parts(self) -> list["Run"]:
+        """The run before and after its randomness was drawn anew; itself, if it never was."""
+        cuts = [self.renewed] if self.renewed else []
+        pieces = (np.split(x, cuts) for x in (self.noise, self.members))
+        return [Run(*piece) for piece in zip(*pieces, strict=True)]
 
 
 def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
@@ -71,7 +80,7 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
             with contextlib.suppress(train.StoppedError):
                 train.train(recorded, seed, workdir, should_stop=lambda: len(noise) == cut)
         train.train(recorded, seed, workdir)
-    return Run(np.array(noise), np.array(members))
+    return Run(np.array(noise), np.array(members), renewed=cut if seed is None else 0)
 
 
 def audit(experiment: Experiment) -> dict[str, float]:
@@ -87,9 +96,11 @@ def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
     `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
-    of_noise = checks.noise_p_values([run.noise for run in runs], [leaf.size for leaf in leaves])
-    members = np.concatenate([run.members for run in runs])
-    return of_noise | checks.batches_p_values(members, experiment.plan)
+    runs = [part for run in runs for part in run.parts()]
+    strategy = experiment.plan.drawing.strategy  # of noise that is correlated, what is fresh
+    fresh = [signal.lfilter(strategy, [1.0], run.noise, axis=0) for run in runs]
+    of_noise = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
+    return of_noise | checks.batches_p_values([run.members for run in runs], experiment.plan)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:

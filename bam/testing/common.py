@@ -1,0 +1,42 @@
+"""What the checks share: how to complain, and how to compare."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bam import tree
+
+MIXED = "in a vmap over a batch it gives something else than one by one: examples mix"
+
+
+def require(holds: bool, message: str) -> None:
+    """An AssertionError with the message, unless it holds."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def row(batch: PyTree, i: int) -> PyTree:
+    """Row i of every leaf."""
+    return jax.tree.map(lambda x: x[i], batch)
+
+
+def shapes(of: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of every leaf."""
+    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(of)]
+
+
+def norm64(of: PyTree) -> float:
+    """Length in float64, which no float32 gradient overflows."""
+    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(of)]
+    return float(np.linalg.norm(np.concatenate(leaves))) if leaves else 0.0
+
+
+def close(a: PyTree, b: PyTree, rtol: float = 1e-4) -> bool:
+    """Equal up to float32 rounding of each tree's largest entries; to the bit for `rtol` 0."""
+    if not tree.same_structure(a, b) or shapes(a) != shapes(b):
+        return False
+    difference = jax.tree.map(
+        lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b
+    )
+    return norm64(difference) <= rtol * norm64(b) + (1e-12 if rtol else 0.0)

@@ -1,0 +1,206 @@
+"""The check of a per-example transform."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from bam import tree
+from bam.engine import ROUNDING, clipped_sum
+from bam.testing.common import MIXED, close, norm64, require, row, shapes
+from bam.transforms import finish
+from bam.tree import Grads, Params
+
+MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
+SPECIAL = (math.nan, math.inf, -math.inf)
+# What a noised mean may be, everywhere and in every step, before a state must stop to move with it.
+EXTREME_MEANS = (0.0, 1.0, -1.0, 1e3, -1e3, 1e30, -1e30)
+NUM_LATER_STEPS = 40
+
+
+def check_transform(
+    transform: optax.GradientTransformation,
+    params: Params | None = None,
+    *,
+    keeps_structure: bool = True,
+) -> None:
+    """Checks that a per-example transform keeps what the guarantee asks of it.
+
+    * it declares a finite `sensitivity`, and no gradient gets past it: huge, tiny, denormal, NaN or
+      infinite, in all leaves or one; of parameters in 1, 2, 3 or 20 leaves, float32 and bfloat16;
+      and in later steps, whatever means its `finish` has seen;
+    * structure, shapes and dtypes of the gradient are kept, and what is finite stays finite;
+    * its output depends on the one gradient it is given: called again it is the same, its state
+      does not remember an example, and `vmap` over a batch is a loop over its rows;
+    * compiled and not compiled are the same;
+    * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
+      most the sensitivity.
+
+    Give your parameters if the transform is for one structure alone; by default several are tried.
+    Give `keeps_structure=False` for a transform with a `finish` that adds more than the gradient to
+    the sum; then what `finish` returns must have the gradient's structure.
+    """
+    others = () if params is not None else tuple(_shapes_to_try())
+    if params is None:
+        params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
+    require(
+        getattr(transform, "sensitivity", None) is not None,
+        "it declares no sensitivity: return a bam.BoundedTransformation, not an optax one",
+    )
+    sensitivity: float = transform.sensitivity
+    require(
+        math.isfinite(sensitivity) and sensitivity >= 0,
+        f"its sensitivity {sensitivity} is not a finite bound",
+    )
+    state = transform.init(params)
+    jitted = jax.jit(lambda grads, state: transform.update(grads, state, params)[0])
+    tried = list(_gradients(params))
+    outputs = []
+    for name, grads in tried:
+        bounded, _ = transform.update(grads, state, params)
+        outputs.append(bounded)
+        if keeps_structure:
+            require(
+                tree.same_structure(bounded, grads),
+                "its output has another structure than the gradient; if it adds something to the "
+                "sum for its finish, check it with keeps_structure=False",
+            )
+            require(
+                shapes(bounded) == shapes(grads),
+                f"shapes or dtypes change from {shapes(grads)} to {shapes(bounded)}",
+            )
+        _check_norm(bounded, sensitivity, name)
+        require(
+            close(jitted(grads, state), bounded), f"compiled it gives something else for {name}"
+        )
+    for (name, grads), before in zip(tried, outputs, strict=True):
+        again, _ = transform.update(grads, state, params)
+        require(
+            close(again, before, 0.0),
+            f"called twice with {name} it gives two results: it remembers what it has seen",
+        )
+    _check_rows(transform, params, state, [grads for _, grads in tried], outputs, sensitivity)
+    for description, other in others:
+        _check_bound(transform, other, transform.init(other), sensitivity, f" ({description})")
+    if getattr(transform, "finish", None) is not None:
+        for mean in EXTREME_MEANS:
+            later = _later_state(transform, state, outputs[0], mean)
+            when = f" after {NUM_LATER_STEPS} steps with means of {mean:g}"
+            _check_bound(transform, params, later, sensitivity, when)
+    if not keeps_structure:
+        private_grad, next_state = finish(transform, outputs[0], state)
+        require(
+            shapes(private_grad) == shapes(params),
+            "what its finish returns is not like the parameters",
+        )
+        require(
+            tree.same_structure(next_state, state),
+            "its finish returns a state of another structure",
+        )
+
+
+def _check_bound(
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: PyTree,
+    sensitivity: float,
+    when: str,
+) -> None:
+    """The bound, for one kind of parameters and one state; all gradients in one call."""
+    names, rows = zip(*_gradients(params), strict=True)
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    bounded = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
+    for i, name in enumerate(names):
+        _check_norm(row(bounded, i), sensitivity, name, when)
+
+
+def _check_norm(bounded: PyTree, sensitivity: float, name: str, when: str = "") -> None:
+    norm = norm64(bounded)
+    require(math.isfinite(norm), f"its output for {name} is not finite{when}")
+    require(
+        norm <= sensitivity * ROUNDING + 1e-30,
+        f"its output for {name} has norm {norm:.6g}, above its sensitivity {sensitivity:.6g}{when}",
+    )
+
+
+def _later_state(
+    transform: optax.GradientTransformation, state: PyTree, like: PyTree, value: float
+) -> PyTree:
+    """The state after many steps whose noised means had this value everywhere."""
+    mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
+    for _ in range(NUM_LATER_STEPS):
+        state = finish(transform, mean, state)[1]
+    return state
+
+
+def _shapes_to_try() -> Iterator[tuple[str, Params]]:
+    yield "one leaf", {"w": jnp.ones(4)}
+    yield "three leaves", {str(i): jnp.ones((2, i + 1)) for i in range(3)}
+    yield "twenty leaves", {str(i): jnp.ones(2) for i in range(20)}
+    yield "three leaves of bfloat16", {str(i): jnp.ones(5, jnp.bfloat16) for i in range(3)}
+
+
+def _check_rows(
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: PyTree,
+    rows: list[Grads],
+    outputs: list[PyTree],
+    sensitivity: float,
+) -> None:
+    """The facts about batches: vmap is a loop, masked rows are inert, one row moves little."""
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+    batched = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
+    for i, alone in enumerate(outputs):
+        require(close(row(batched, i), alone), MIXED)
+
+    @jax.jit
+    def total(mask: jax.Array) -> PyTree:
+        grad_fn = lambda params, grads: grads  # noqa: E731
+        return clipped_sum(grad_fn, transform, params, batch, mask=mask, microbatch_size=3)[0]
+
+    none = np.zeros(len(rows), bool)
+    require(norm64(total(none)) == 0, "rows that are masked out count for something")
+    for i in range(len(rows)):
+        only = none.copy()
+        only[i] = True
+        moved = norm64(jax.tree.map(jnp.subtract, total(~none), total(~only)))
+        # Sums of many rows round more than one row does.
+        require(
+            moved <= sensitivity * (1 + 1e-4) + 1e-30,
+            f"one example moves the sum by {moved:.6g}, more than its sensitivity {sensitivity}",
+        )
+
+
+def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
+    """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
+    rng = np.random.default_rng(0)
+    leaves: list[Array] = jax.tree.leaves(params)
+    structure: Any = jax.tree.structure(params)
+    directions = [np.asarray(rng.normal(size=x.shape), np.float64) for x in leaves]
+    with np.errstate(over="ignore"):
+        for size in MAGNITUDES:
+            scaled = [_as(x.dtype, size * d) for d, x in zip(directions, leaves, strict=True)]
+            yield f"a gradient of size {size:g}", structure.unflatten(scaled)
+        for size in (1e-6, 1.0, 1e6):
+            for hot in range(len(leaves)):
+                tried = [
+                    _as(x.dtype, (size if i == hot else 0.0) * np.ones(x.shape))
+                    for i, x in enumerate(leaves)
+                ]
+                yield f"a gradient of size {size:g} in leaf {hot} alone", structure.unflatten(tried)
+        for value in SPECIAL:
+            for hot in range(len(leaves)):
+                tried = [_as(x.dtype, d) for d, x in zip(directions, leaves, strict=True)]
+                tried[hot] = jnp.full_like(tried[hot], value)
+                yield f"a gradient with {value} in leaf {hot}", structure.unflatten(tried)
+
+
+def _as(dtype: np.dtype, values: np.ndarray | np.float64) -> Array:
+    limit = float(jnp.finfo(dtype).max)
+    return jnp.asarray(np.asarray(np.clip(values, -limit, limit)).astype(dtype))
