@@ -63,6 +63,15 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
     return found
 
 
+def noise_in_sums(strategy: Sequence[float], num_steps: int) -> float:
+    r"""Deviation of $\sum_{s \le t} n_s$ over that of z, as a root mean square over t = 1 … T.
+
+    What gradient descent at one rate is off by. Of independent noise it is $\sqrt{(T + 1)/2}$.
+    """
+    of_one = np.cumsum(noise_of(strategy, num_steps))  # what z_1 leaves in the sum of t steps
+    return float(np.sqrt(np.mean(np.cumsum(of_one**2))))
+
+
 def check(strategy: Sequence[float]) -> None:
     """Raises ValueError, in one line, for a strategy whose noise would not be what is declared."""
     if len(strategy) == 0 or strategy[0] != 1:

@@ -118,10 +118,13 @@ def test_what_a_strategy_makes_of_the_noise_is_what_is_fresh_of_it(bands):
     assert spread == pytest.approx(np.linalg.norm(strategy.noise_of(coefficients, 12)), rel=0.1)
 
 
-def test_the_sum_of_all_noise_is_smaller_than_of_independent_noise():
-    coefficients = strategy.square_root(8)
-    ours = np.linalg.norm(np.cumsum(strategy.noise_of(coefficients, 64)))
-    assert ours * strategy.norm(coefficients) < 0.75 * math.sqrt(64)
+def test_sums_hold_less_noise_than_of_independent_noise():
+    assert strategy.noise_in_sums((1.0,), 7) == pytest.approx(2.0)
+    by_hand = math.sqrt((1 + (1 + 0.5**2)) / 2)  # z_1, and then z_2 + z_1 / 2
+    assert strategy.noise_in_sums((1.0, 0.5), 2) == pytest.approx(by_hand)
+    ours = strategy.square_root(8)
+    at_one_privacy = strategy.norm(ours) * strategy.noise_in_sums(ours, 64)
+    assert at_one_privacy < 0.6 * strategy.noise_in_sums((1.0,), 64)
 
 
 def shift_of(x, others, outputs, coefficients):
