@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
 
-Four files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py` and
-this one.
+Five files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py`,
+`strategy.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
