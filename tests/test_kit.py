@@ -8,6 +8,8 @@ import pytest
 
 import bam
 from bam import testing
+from bam.noise import next_noise
+from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
 from bam.testing import oracles as oracles_check
 from examples import (
@@ -21,6 +23,11 @@ from examples import (
     slaclip,
 )
 from tests.cases import ORACLES
+
+
+def of_four_bands(num_examples, batch_size):
+    return mechanisms.banded(num_examples, batch_size, bands=4)
+
 
 PLAN = make_plan(
     num_examples=1000, expected_batch_size=100, num_steps=20, target_epsilon=2.0, delta=1e-5,
@@ -347,3 +354,40 @@ def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd():
         for a, b in zip(*map(jax.tree.leaves, (of_step(step), wanted)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     assert float(optax.tree.norm(optax.tree.sub(of_step(0), of_step(10)))) > 1e-3
+
+
+# Mechanisms.
+
+
+@pytest.mark.parametrize("make", [mechanisms.poisson, of_four_bands])
+def test_our_mechanisms_conform(make):
+    testing.check_mechanism(make)
+
+
+def wrong_mechanism(**changes):
+    return lambda n, l: of_four_bands(n, l)._replace(**changes)  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (wrong_mechanism(draw=mechanisms.poisson(1000, 50).draw), "twice within them"),
+        (wrong_mechanism(draw=lambda seed, step: np.array([5, 3])), "sorted, different rows"),
+        (wrong_mechanism(draw=lambda seed, step: np.arange(9)), "same batch"),
+        (wrong_mechanism(epsilon=mechanisms.poisson(1000, 50).epsilon), "worth"),
+        (wrong_mechanism(epsilon=lambda **of: 1.0), "no step"),
+    ],
+)
+def test_a_broken_mechanism_is_refused_and_told_why(make, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_mechanism(make)
+
+
+def test_noise_of_another_covariance_than_declared_is_refused(monkeypatch):
+    right = next_noise
+    monkeypatch.setattr(
+        "bam.testing.mechanisms.next_noise",
+        lambda state, sigma, s, c: right(state, sigma, s, (*c[:-1], 0.0)),
+    )
+    with pytest.raises(AssertionError, match="another covariance"):
+        testing.check_mechanism(of_four_bands)

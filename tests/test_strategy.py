@@ -373,3 +373,33 @@ def test_batches_of_poissons_are_caught_beside_correlated_noise(audited, monkeyp
     wrong = experiment.build(audited.config, audited.dataset)
     found = whole_run.p_values(wrong, [whole_run.record(wrong, 0)])
     assert "separation" in checks.failures(found)
+
+
+@pytest.fixture(scope="module")
+def of_parts_as_a_whole():
+    """Two parts in turn, each drawn whole: no amplification, so that an audit is nearly tight."""
+    config = base.get_config("dp_sgd")
+    config.model = {"name": "linear", "width": 1}
+    config.update({"num_steps": 4, "expected_batch_size": 10, "microbatch_size": 10})
+    config.update({"epsilon": 12.0, "accountant": "rdp"})
+    config.mechanism.update({"name": "banded", "bands": 2})
+    return config
+
+
+def epsilon_lower(config, num_trials):
+    worth = experiment.build(config, canary.canary_dataset(20)).plan.worth
+    assert (worth.sampling_prob, worth.num_steps) == (1.0, 2)
+    found = canary.lower_bound(
+        *canary.scores(config, 20, num_trials), sampling_prob=1.0, num_steps=2, delta=config.delta
+    )
+    return found.epsilon_lower
+
+
+def test_a_canary_beside_correlated_noise_shows_no_more_than_claimed(of_parts_as_a_whole):
+    found = epsilon_lower(of_parts_as_a_whole, 150)
+    assert 0.35 * of_parts_as_a_whole.epsilon < found <= of_parts_as_a_whole.epsilon
+
+
+def test_a_canary_that_is_twice_within_the_bands_shows_more(of_parts_as_a_whole, monkeypatch):
+    monkeypatch.setattr("bam.sampling.cyclic_sample", lambda seed, step, n, q, parts: np.arange(n))
+    assert epsilon_lower(of_parts_as_a_whole, 150) > of_parts_as_a_whole.epsilon

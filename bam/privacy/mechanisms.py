@@ -53,7 +53,7 @@ class Mechanism(NamedTuple):
       strategy: how noise is correlated over steps, see `bam.strategy`; (1.0,): it is not. `draw`
         must never have an example twice within so many steps as it has numbers.
       worth: `(σ, T) -> PoissonSteps` that show an attacker no less, of Gaussian noise that is not
-        correlated; None where there are none, or they are not known.
+        correlated; None where there are none, or they are not known. Replace it with `epsilon`.
     """
 
     adjacency: str

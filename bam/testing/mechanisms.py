@@ -6,10 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from scipy import signal
 
 from bam import transforms
-from bam.noise import first_noise, next_noise
+from bam.grid import GaussianNoise
+from bam.noise import NoiseState, first_noise, next_noise
+from bam.privacy import accounting
 from bam.privacy.mechanisms import Mechanism
 from bam.testing.common import require
 
@@ -29,7 +32,8 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
       takes earlier noise back shows the earlier gradient;
     * the noise that `bam.next_noise` makes of the strategy has the covariance that it declares:
       $C n$ is independent, with deviation σ·S, over steps and entries;
-    * ε is 0 for no step, grows with the steps, falls with σ, and `noise_multiplier` is enough.
+    * ε is 0 for no step, grows with the steps, falls with σ, and `noise_multiplier` is enough; it
+      is that of the Poisson-sampled steps that the record says it is worth, if it does.
 
     What it cannot show is that ε is right.
     """
@@ -38,8 +42,8 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
     _check_batches(mechanism, num_examples)
     _check_noise(mechanism.strategy)
     delta = 1e-6
-    accountant = next((a for a in ("pld", "rdp") if _has(mechanism, a)), None)
-    require(accountant is not None, "it has an ε by neither accountant, pld nor rdp")
+    accountant = next((a for a in ("rdp", "pld") if _has(mechanism, a)), "")
+    require(bool(accountant), "it has an ε by neither accountant, pld nor rdp")
 
     def epsilon(sigma: float, num_steps: int) -> float:
         return mechanism.epsilon(
@@ -54,6 +58,14 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
         target_epsilon=1.0, num_steps=NUM_STEPS, delta=delta, accountant=accountant
     )
     require(epsilon(sigma, NUM_STEPS) <= 1.0, "its noise_multiplier is too small for its own ε")
+    if mechanism.worth is not None:
+        steps = mechanism.worth(2.0, NUM_STEPS)
+        of_these = accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
+        require(
+            math.isclose(of_these, over_steps[-1], rel_tol=1e-6),
+            "its ε is not that of the steps it says it is worth: with another ε or draw, another "
+            "worth, or None",
+        )
 
 
 def _has(mechanism: Mechanism, accountant: str) -> bool:
@@ -93,11 +105,15 @@ def _check_noise(strategy: tuple[float, ...]) -> None:
     """The covariance of the noise that the loop would add, in units of what is declared."""
     clip, sigma = transforms.clip_by_l2_norm(1.0), 2.0
     state = first_noise(jax.random.key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
-    step = jax.jit(lambda state: next_noise(state, sigma, clip.sensitivity, strategy))
+
+    @jax.jit
+    def step(state: NoiseState) -> tuple[GaussianNoise, Array, NoiseState]:
+        noise, state = next_noise(state, sigma, clip.sensitivity, strategy)
+        return noise, noise.of(jnp.arange(NUM_ENTRIES, dtype=jnp.uint32)), state
+
     rows = []
     for _ in range(NUM_STEPS):
-        noise, state = step(state)
-        drawn = noise.of(jnp.arange(NUM_ENTRIES, dtype=jnp.uint32))
+        noise, drawn, state = step(state)
         rows.append(np.asarray(drawn) * noise.spacing / sigma)
     fresh = signal.lfilter(strategy, [1.0], np.array(rows), axis=0)
     covariance = fresh @ fresh.T / NUM_ENTRIES
