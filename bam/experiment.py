@@ -20,6 +20,7 @@ from bam import (
     pretrained,
     public_clip,
     sampling,
+    strategy,
     tree,
     tuning,
 )
@@ -211,6 +212,7 @@ def build(
             batch_size=config.microbatch_size,
         )
         noise_std = plan.noise_multiplier * sensitivity / plan.expected_batch_size
+        noise_std *= strategy.norm(strategy.noise_of(plan.drawing.strategy, plan.num_steps))
         measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
         return measured | {"plain/loss": jnp.mean(losses)}
 

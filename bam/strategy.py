@@ -50,7 +50,7 @@ def square_root(bands: int) -> tuple[float, ...]:
     return tuple(float(c) for c in np.round(coefficients * UNITS) / UNITS)
 
 
-def norm(strategy: Sequence[float]) -> float:
+def norm(strategy: Sequence[float] | np.ndarray) -> float:
     r"""$\|c\|_2$: how much further one example moves what noise has to hide."""
     return math.hypot(*strategy)
 

@@ -76,6 +76,24 @@ def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
         assert float(output.getvalue()) == pytest.approx(plan["epsilon"], rel=1e-6)
 
 
+def test_a_release_of_correlated_noise_says_how_and_its_commands_give_its_epsilon(tmp_path):
+    config = tiny(**{"mechanism.name": "banded", "mechanism.bands": 2})
+    train.train(train.build(config, own_data()), None, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "out")
+    text = (tmp_path / "out/PRIVACY.md").read_text()
+    plan = files.read_json(tmp_path / "run/plan.json")
+    assert "less the whole part of the last 1 steps' noise times 0.5" in text
+    assert "one of 2 parts" in text
+    assert "--num_steps=2" in text  # three steps, two parts: an example is in two of them at most
+    commands = re.findall(r"^python -c \"(.*)\"$", text, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(command, {})
+        assert float(output.getvalue()) == pytest.approx(plan["epsilon"], rel=1e-6)
+    assert files.read_json(tmp_path / "out/config.json")["mechanism"]["bands"] == 2
+
+
 def test_a_mechanism_of_ones_own_is_not_released(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
