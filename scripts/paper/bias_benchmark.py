@@ -46,6 +46,7 @@ def _extension(name: str, key: str = "", values: tuple[float, ...] = (0.0,)) -> 
     return Entry(*extensions.EXTENSIONS[name], key, values)
 
 
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of Adam, whose steps do not depend on C
 ENTRIES = {
     "dp_sgd": Entry("dp_sgd", {}),
     "dp_sat": Entry("dp_sat", {}, "method.radius", (0.02, 0.05, 0.1)),
@@ -56,8 +57,8 @@ ENTRIES = {
     "psac": _extension("psac", "clip.r", (0.01, 0.1, 1.0)),
     "adaptive": _extension("adaptive", "clip.quantile", (0.3, 0.5, 0.7)),
     "slaclip": _extension("slaclip", "clip.num_slots", (10, 50)),
-    "adam_bc": _extension("adam_bc", "optimizer.learning_rate", (1e-3, 3e-3, 1e-2)),
-    "low_pass": _extension("low_pass", "optimizer.learning_rate", (1e-3, 3e-3, 1e-2)),
+    "adam_bc": _extension("adam_bc", "optimizer.learning_rate", RATES),
+    "low_pass": _extension("low_pass", "optimizer.learning_rate", RATES),
 }
 FIRST_SEED = 1000  # of the search: others than those of the final runs
 SET_HERE = {"dataset.holdout", "clip.name", "optimizer.name", "optimizer.learning_rate"}
