@@ -103,7 +103,7 @@ def panels(
         if chart.log_x:
             log_axis(axis, {x for line in chart.lines for x in line.x})
         if chart.percent:
-            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+            axis.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         axis.set_xlabel(chart.x_label)
         axis.set_title(chart.title, fontsize=11)
     for axis in list(axes.flat)[len(charts) :]:
