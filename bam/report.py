@@ -29,6 +29,7 @@ CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
 BEFORE = {"mechanism.name": "poisson", "mechanism": "poisson", "selection": None}
+BEFORE |= {"unit": "example"}
 
 
 class RunFiles:

@@ -11,6 +11,7 @@ from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.selection import Selection
+from bam.privacy.units import UNITS, worded
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -25,7 +26,8 @@ class PrivacyPlan:
     """The privacy of a run, fixed before its first step. All fields are public.
 
     Attributes:
-      num_examples: N, the number of training examples, treated as public.
+      num_examples: N, the number of training examples, treated as public; of users, where those
+        are the unit.
       expected_batch_size: l.
       sampling_prob: q = l/N.
       num_steps: the most steps the run may begin; ε covers them all.
@@ -40,6 +42,8 @@ class PrivacyPlan:
         "MODULE:FUNCTION".
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
+      unit: what neighbouring data sets differ in one of: an "example", or a "user" with all of
+        its examples.
     """
 
     num_examples: int
@@ -55,6 +59,7 @@ class PrivacyPlan:
     spare_steps: int = 0
     mechanism: str = "poisson"
     selection: Selection | None = None
+    unit: str = "example"
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
@@ -75,6 +80,7 @@ class PrivacyPlan:
         if record.get("selection"):
             facts["selection"] = Selection(**record["selection"])
         plan = cls(**facts)
+        _check_unit(plan.unit, plan.selection)
         if plan.drawing.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         return plan
@@ -82,7 +88,10 @@ class PrivacyPlan:
     @functools.cached_property
     def drawing(self) -> Mechanism:
         """The record that the sampler, the accountant and every statement read."""
-        return mechanisms.make(self.mechanism, self.num_examples, self.expected_batch_size)
+        drawing = mechanisms.make(self.mechanism, self.num_examples, self.expected_batch_size)
+        return drawing._replace(
+            batches=worded(drawing.batches, self.unit), sampling=worded(drawing.sampling, self.unit)
+        )
 
     @property
     def training_steps(self) -> int:
@@ -138,7 +147,7 @@ class PrivacyPlan:
             best = f" for the best of a random number of such runs, {mean} on average"
         return (
             f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
-            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} examples\n"
+            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} {self.unit}s\n"
             f"{self.training_steps} steps{spare}, {self.drawing.batches}\n"
             f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
             f"clip norm {self.clip_norm:.4g}"
@@ -157,6 +166,7 @@ def make_plan(
     spare_steps: int = 0,
     mechanism: str = "poisson",
     selection: Selection | None = None,
+    unit: str = "example",
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -174,14 +184,17 @@ def make_plan(
         `bam.ledger`; from 0 to one less.
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
+      unit: "example", or "user" where each of the N is a user with all of its examples.
 
     Raises:
       ValueError: if an argument is out of range.
     """
+    _check_unit(unit, selection)
     if not 1 <= expected_batch_size <= num_examples:
+        counted = "training examples" if unit == "example" else "users"
         raise ValueError(
-            f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
-            f"training examples, {num_examples}"
+            f"expected_batch_size {expected_batch_size} must be from 1 to the number of {counted}, "
+            f"{num_examples}"
         )
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
@@ -192,7 +205,7 @@ def make_plan(
     if not 0 < delta < 1 / num_examples:
         raise ValueError(
             f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
-            "a larger delta would allow publishing an example outright"
+            f"a larger delta would allow publishing {worded('an example', unit)} outright"
         )
     if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
@@ -235,5 +248,16 @@ def make_plan(
         spare_steps=spare_steps,
         mechanism=mechanism,
         selection=selection,
+        unit=unit,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
+
+
+def _check_unit(unit: str, selection: Selection | None) -> None:
+    if unit not in UNITS:
+        raise ValueError(f"unknown unit of privacy {unit!r}; choose from {', '.join(UNITS)}")
+    if selection and unit != "example":
+        raise ValueError(
+            "a choice among runs is accounted for examples: their scores count examples, of which "
+            f"{worded('an example', unit)} has several"
+        )
