@@ -250,7 +250,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         accountant=config.accountant,
         mechanism=config.mechanism.name,
         selection=Selection(**section) if section else None,
-        unit="user" if users.group_size(config) else "example",
+        group_size=users.group_size(config),
     )
 
 

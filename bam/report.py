@@ -28,8 +28,8 @@ CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
-BEFORE = {"mechanism.name": "poisson", "mechanism": "poisson", "selection": None}
-BEFORE |= {"unit": "example"}
+BEFORE: JsonObject = {"mechanism.name": "poisson", "mechanism": "poisson", "selection": None}
+BEFORE |= {"unit": "example", "group_size": 0}
 
 
 class RunFiles:

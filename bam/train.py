@@ -12,7 +12,7 @@ import numpy as np
 
 from bam import devices, pretrained, sampling
 from bam.checkpoint import Checkpoints
-from bam.data import datasets, users
+from bam.data import datasets
 from bam.experiment import Experiment, build
 from bam.files import JsonObject
 from bam.noise import threefry_key
@@ -217,7 +217,6 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "mean": experiment.dataset.mean.tolist(),
         "std": experiment.dataset.std.tolist(),
         "features": experiment.config.features.name,
-        "group_size": users.group_size(experiment.config),
         "model": experiment.config.model.name,
         "num_params": experiment.num_params,
         "num_frozen": experiment.num_frozen,

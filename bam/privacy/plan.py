@@ -44,6 +44,7 @@ class PrivacyPlan:
         the whole search.
       unit: what neighbouring data sets differ in one of: an "example", or a "user" with all of
         its examples.
+      group_size: k, the most examples used of a user; 0 where examples are the unit.
     """
 
     num_examples: int
@@ -60,6 +61,7 @@ class PrivacyPlan:
     mechanism: str = "poisson"
     selection: Selection | None = None
     unit: str = "example"
+    group_size: int = 0
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
@@ -80,7 +82,7 @@ class PrivacyPlan:
         if record.get("selection"):
             facts["selection"] = Selection(**record["selection"])
         plan = cls(**facts)
-        _check_unit(plan.unit, plan.selection)
+        _check_unit(plan.unit, plan.group_size, plan.selection)
         if plan.drawing.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         return plan
@@ -166,7 +168,7 @@ def make_plan(
     spare_steps: int = 0,
     mechanism: str = "poisson",
     selection: Selection | None = None,
-    unit: str = "example",
+    group_size: int = 0,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -184,17 +186,18 @@ def make_plan(
         `bam.ledger`; from 0 to one less.
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
-      unit: "example", or "user" where each of the N is a user with all of its examples.
+      group_size: k ≥ 1 where each of the N is a user with at most k examples, all of which are
+        protected together; 0: each is an example.
 
     Raises:
       ValueError: if an argument is out of range.
     """
-    _check_unit(unit, selection)
+    unit = "user" if group_size else "example"
+    _check_unit(unit, group_size, selection)
     if not 1 <= expected_batch_size <= num_examples:
-        counted = "training examples" if unit == "example" else "users"
         raise ValueError(
-            f"expected_batch_size {expected_batch_size} must be from 1 to the number of {counted}, "
-            f"{num_examples}"
+            f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
+            f"{UNITS[unit].many}, {num_examples}"
         )
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
@@ -249,15 +252,13 @@ def make_plan(
         mechanism=mechanism,
         selection=selection,
         unit=unit,
+        group_size=group_size,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
-def _check_unit(unit: str, selection: Selection | None) -> None:
-    if unit not in UNITS:
-        raise ValueError(f"unknown unit of privacy {unit!r}; choose from {', '.join(UNITS)}")
-    if selection and unit != "example":
-        raise ValueError(
-            "a choice among runs is accounted for examples: their scores count examples, of which "
-            f"{worded('an example', unit)} has several"
-        )
+def _check_unit(unit: str, group_size: int, selection: Selection | None) -> None:
+    if unit not in UNITS or group_size < 0 or (unit == "user") != (group_size > 0):
+        raise ValueError(f"a unit of privacy {unit!r} with a group_size of {group_size} is none")
+    if selection and unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
