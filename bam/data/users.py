@@ -121,7 +121,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
 
 
 def in_one_row(
-    views: Num[Array, "k views h w c"], labels: Int[Array, " k"]
+    views: Num[Array, "k views h w c"], labels: Int[np.ndarray | Array, " k"]
 ) -> tuple[Num[Array, "inputs h w c"], Int32[Array, " inputs"], Bool[Array, " inputs"]]:
     """All views of a user's examples as inputs of one row, their labels, and which are there."""
     inputs = views.reshape(-1, *views.shape[2:])
