@@ -17,7 +17,7 @@ import bam
 from bam import examples, experiment, export, parts, report, statement, train
 from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, users
-from bam.privacy import gdp, groups
+from bam.privacy import gdp, groups, units
 from configs import base
 from tests.cases import assert_same_bits, norm64, random_images
 
@@ -182,9 +182,12 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
     assert not report.same_plan(earlier, plan.to_json())
     with pytest.raises(ValueError, match="unit = 'example', not 'user'"):
         report.check_plan(None, earlier, plan)
-    for wrong in ({"unit": "household"}, {"group_size": 0}, {"unit": "example"}):
+    for wrong in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
+        recorded = plan.to_json() | dict(zip(("unit", "group_size"), wrong, strict=True))
         with pytest.raises(ValueError, match="a unit of privacy"):
-            bam.PrivacyPlan.of_record(plan.to_json() | wrong)
+            bam.PrivacyPlan.of_record(recorded)
+        with pytest.raises(ValueError, match="a unit of privacy"):
+            units.unit_of(recorded)
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
             num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
@@ -340,6 +343,11 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
 def test_what_cannot_be_with_users_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         experiment.build(config_of(**changes))
+
+
+def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
+    with pytest.raises(ValueError, match=r"4 users of 1000000000000 examples each: .* GiB"):
+        build(size=10**12)
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,9 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
             "the data have ids of users: set dataset.group_size, the most examples used of each"
         )
     images, labels = dataset.train
+    num_users = len(np.unique(ids))
+    check_memory(num_users * size * images[0].nbytes, f"{num_users} users of {size} examples each")
     rows = table(np.asarray(ids), size)
-    check_memory(rows.size * images[0].nbytes, f"{len(rows)} users of {size} examples each")
     own = np.where(rows == EMPTY, rows[:, :1], rows)
     train = Split(images[own], np.where(rows == EMPTY, EMPTY, labels[own]).astype(labels.dtype))
     return dataset._replace(train=train, users=None)

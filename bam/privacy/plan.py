@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bam.privacy import mechanisms
+from bam.privacy import mechanisms, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
@@ -82,7 +82,7 @@ class PrivacyPlan:
         if record.get("selection"):
             facts["selection"] = Selection(**record["selection"])
         plan = cls(**facts)
-        _check_unit(plan.unit, plan.group_size, plan.selection)
+        units.check(plan.unit, plan.group_size)
         if plan.drawing.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         return plan
@@ -193,7 +193,7 @@ def make_plan(
       ValueError: if an argument is out of range.
     """
     unit = "user" if group_size else "example"
-    _check_unit(unit, group_size, selection)
+    units.check(unit, group_size)
     if not 1 <= expected_batch_size <= num_examples:
         raise ValueError(
             f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
@@ -216,6 +216,8 @@ def make_plan(
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
     if selection and (accountant != "rdp" or target_epsilon == math.inf):
         raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if selection and unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
     if selection and mechanism not in ("poisson", "full_batch"):
         raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
     drawing = mechanisms.make(mechanism, num_examples, expected_batch_size)
@@ -255,10 +257,3 @@ def make_plan(
         group_size=group_size,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
-
-
-def _check_unit(unit: str, group_size: int, selection: Selection | None) -> None:
-    if unit not in UNITS or group_size < 0 or (unit == "user") != (group_size > 0):
-        raise ValueError(f"a unit of privacy {unit!r} with a group_size of {group_size} is none")
-    if selection and unit == "user":
-        raise ValueError("a choice among runs is scored by examples: it is not private for users")

@@ -55,9 +55,17 @@ UNITS = {
 
 
 def unit_of(plan: Mapping[str, Any]) -> Unit:
-    """What is said of the unit of a recorded plan, of an earlier version too."""
-    words = UNITS[plan.get("unit", "example")]
-    return Unit(*(text.replace("{k}", f"{plan.get('group_size', 0)}") for text in words))
+    """What is said of the unit of a recorded plan, of an earlier version too; or a ValueError."""
+    name, size = plan.get("unit", "example"), plan.get("group_size", 0)
+    check(name, size)
+    return Unit(*(text.replace("{k}", f"{size}") for text in UNITS[name]))
+
+
+def check(name: object, group_size: object) -> None:
+    """Refuses, with a ValueError, a unit that there is not, or with no such k; 0 of examples."""
+    of_users = name == "user" and type(group_size) is int and group_size > 0
+    if not of_users and (name, group_size) != ("example", 0):
+        raise ValueError(f"a unit of privacy {name!r} with a group_size of {group_size!r} is none")
 
 
 def worded(text: str, unit: str) -> str:
