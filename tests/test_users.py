@@ -182,12 +182,13 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
     assert not report.same_plan(earlier, plan.to_json())
     with pytest.raises(ValueError, match="unit = 'example', not 'user'"):
         report.check_plan(None, earlier, plan)
-    for wrong in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
-        recorded = plan.to_json() | dict(zip(("unit", "group_size"), wrong, strict=True))
-        with pytest.raises(ValueError, match="a unit of privacy"):
-            bam.PrivacyPlan.of_record(recorded)
+    for unit, size in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
+        recorded = plan.to_json() | {"unit": unit, "group_size": size}
         with pytest.raises(ValueError, match="a unit of privacy"):
             units.unit_of(recorded)
+        if isinstance(unit, str) and isinstance(size, int):
+            with pytest.raises(ValueError, match="a unit of privacy"):
+                bam.PrivacyPlan.of_record(recorded)
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
             num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
