@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Num
 from bam import (
     devices,
     diagnostics,
+    examples,
     models,
     oracles,
     parts,
@@ -24,11 +25,11 @@ from bam import (
     tree,
     tuning,
 )
-from bam.data import augment, datasets
+from bam.data import augment, datasets, users
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
-from bam.step import ExampleAt, TrainState, first_state, ordinary_step, private_step, step_key
+from bam.step import TrainState, first_state, ordinary_step, private_step, step_key
 from bam.transforms import clip_by_l2_norm, finish
 from bam.tree import Grads, Params
 
@@ -42,7 +43,7 @@ class Experiment:
 
     Attributes:
       config: the configuration it was built from, with what was chosen for its "auto" keys.
-      dataset: the data, on the host.
+      dataset: the data, on the host; of users, see `users.grouped`.
       plan: the privacy plan of a run.
       sensitivity: S of the per-example transform: the noise on the sum has deviation σ·S.
       num_params: number of trained numbers.
@@ -104,7 +105,8 @@ def build(
     if dataset is None:
         dataset = parts.make_dataset(config.dataset, config.features, say)
     datasets.check(dataset)
-    shape = dataset.train.images.shape[1:]
+    dataset = users.grouped(dataset, users.group_size(config))
+    shape = dataset.train.images.shape[-3:]
     mesh = devices.mesh(devices.visible() if hardware is None else hardware)
 
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
@@ -147,7 +149,7 @@ def build(
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
-        given = state, batch, _example_at(config, dataset, train, state.step)
+        given = state, batch, examples.example_at(config, dataset, train, state.step)
         loss = pretrained.with_frozen(model.loss, state.frozen)
         options: dict[str, Any] = {
             "expected_batch_size": plan.expected_batch_size,
@@ -180,7 +182,7 @@ def build(
         state: TrainState, train: datasets.Split, indices: Array
     ) -> tuple[diagnostics.Means, diagnostics.Means]:
         example_at = functools.partial(
-            _example_at(config, dataset, train, state.step), step_key(state)
+            examples.example_at(config, dataset, train, state.step), step_key(state)
         )
 
         def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
@@ -203,7 +205,7 @@ def build(
     ) -> dict[str, Float[Array, ""]]:
         own, plain = means(state, train, indices)
         example_at = functools.partial(
-            _example_at(config, dataset, train, state.step), step_key(state)
+            examples.example_at(config, dataset, train, state.step), step_key(state)
         )
         params = pretrained.merge(state.params, state.frozen)
         losses = jax.lax.map(
@@ -254,25 +256,8 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         mechanism=config.mechanism.name,
         mechanism_options={k: v for k, v in config.mechanism.items() if k != "name" and v},
         selection=Selection(**section) if section else None,
+        group_size=users.group_size(config),
     )
-
-
-def _example_at(
-    config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
-) -> ExampleAt:
-    """Makes the examples of a split on device: their images are this step's views of them."""
-    shape = dataset.train.images.shape[1:]
-    options = {"num_views": config.augment.views}
-    options |= {"shift": config.augment.shift, "flip": config.augment.flip}
-
-    def example_at(step_key: Array, index: Array) -> dict[str, Array]:
-        # The second key, and the step, are for oracles of one's own; no loss reads them.
-        views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        views = augment.views(views_key, split.images[index].reshape(shape), **options)
-        inputs = datasets.prepare(dataset, views, config.input_clip_norm)
-        return {"image": inputs, "label": split.labels[index], "key": own_key, "step": step}
-
-    return example_at
 
 
 def _check_parts(
@@ -288,9 +273,9 @@ def _check_parts(
     example = parts.example_like(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     logits = jax.eval_shape(model.logits, params, example["image"])
-    if logits.shape != (config.augment.views, num_classes):
+    if logits.shape != (inputs := parts.num_inputs(config), num_classes):
         raise ValueError(
-            f"model {config.model.name} makes logits {logits.shape} of {config.augment.views} "
+            f"model {config.model.name} makes logits {logits.shape} of {inputs} "
             f"inputs: one row of {num_classes} for each is needed"
         )
     trained, frozen = pretrained.split(params, config.trainable)
@@ -328,6 +313,7 @@ def _check(config: ConfigDict) -> None:
     learning_rate = config.optimizer.get("learning_rate", 1.0)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
+    users.check(config)
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip")))
     of_pixels = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (of_pixels and config.augment.flip == "none"):

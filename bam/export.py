@@ -47,7 +47,7 @@ SETTINGS = {
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
-    "dataset": ("name", "source", "holdout", "num_classes"),
+    "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
     "features": ("name", "groups", "whiten", "mirror"),
     "augment": ("views", "shift", "flip"),
     "optimizer": ("name", "learning_rate", "momentum", "per_clip_norm"),

@@ -31,7 +31,7 @@ import optax
 from jaxtyping import PyTree
 
 from bam import models, oracles, pretrained, tree
-from bam.data import datasets, features
+from bam.data import datasets, features, users
 from bam.data.scattering import scattering
 from bam.extras import needs
 from bam.privacy.plan import PrivacyPlan
@@ -172,7 +172,7 @@ RETURNED = {
     "clip": ("init", "update"),
     "optimizer": ("init", "update"),
     "model": ("init", "apply"),
-    "dataset": datasets.Dataset._fields,
+    "dataset": tuple(x for x in datasets.Dataset._fields if x != "users"),
     "features": ("__call__",),
 }
 
@@ -228,12 +228,21 @@ def make_model(section: ConfigDict, num_classes: int) -> nn.Module:
 
 def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
+    inputs = num_inputs(config)
+    each = (inputs,) if users.group_size(config) else ()
+    of_users = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
     return {
-        "image": jax.ShapeDtypeStruct((config.augment.views, *shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct((), jnp.int32),
+        "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
+        "label": jax.ShapeDtypeStruct(each, jnp.int32),
         "key": jax.eval_shape(lambda: jax.random.key(0)),
         "step": jax.ShapeDtypeStruct((), jnp.int32),
+        **of_users,
     }
+
+
+def num_inputs(config: ConfigDict) -> int:
+    """How many inputs a network is given at once: K views, of a user those of k examples."""
+    return int(config.augment.views * max(1, users.group_size(config)))
 
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:
@@ -276,16 +285,20 @@ _datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods shar
 def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.Dataset:
     options = wanted.dataset.as_configdict().to_dict()
     name, holdout = options.pop("name"), options.pop("holdout", 0)
+    groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
     if ":" in name:
         is_set = {key: value for key, value in options.items() if value}
         loaded = _make("dataset", {}, {"name": name} | is_set)
         datasets.check(loaded)
     else:
         loaded = datasets.load(name, **options)
+    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
+    if groups:
+        has_columns = name == "folder" or options.get("source") == "parquet"
+        loaded = users.with_ids(loaded, groups, folder if has_columns else None)
     feature_map = make_features(wanted.features)
     if feature_map is None:
         return datasets.hold_out(loaded, holdout)
-    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
     if wanted.features.get("cache"):
         folder = Path(wanted.features.cache).expanduser()
     elif folder is not None:

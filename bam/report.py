@@ -29,7 +29,8 @@ CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
 BEFORE: JsonObject = {
-    "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None
+    "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
+    "unit": "example", "group_size": 0,
 }  # fmt: skip
 
 

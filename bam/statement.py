@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bam.files import JsonObject
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.recheck import check
+from bam.privacy.units import unit_of, worded
 
 DIGITS = 4
 NOT_RECORDED = "not recorded"
@@ -28,7 +29,7 @@ CLIPS = {
 
 
 class Neighbours(NamedTuple):
-    """What the words of a statement say of two data sets that differ in one example."""
+    """What the words of a statement say of two data sets that differ in one example, or user."""
 
     could: str  # the same weights could have come out …
     tests: str  # somebody tests whether …
@@ -57,6 +58,12 @@ NEIGHBOURS = {
         "the longest gradient of one example; another in its place moves the sum by up to 2S",
     ),
 }
+
+
+def neighbours_of(plan: JsonObject) -> Neighbours:
+    """What the words of a recorded plan's statement say of its neighbours."""
+    words = NEIGHBOURS[plan["adjacency"]]
+    return Neighbours(*(worded(text, unit_of(plan).name) for text in words))
 
 
 def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
@@ -108,14 +115,18 @@ def privacy(
         "# Privacy of this model",
         *([NOMINAL.format(epsilon=epsilon)] if nominal else []),
         _OPENING.format(
-            data=data, kind="*nominal* " if nominal else "", epsilon=epsilon, delta=delta
+            data=data,
+            kind="*nominal* " if nominal else "",
+            epsilon=epsilon,
+            delta=delta,
+            each=unit_of(plan).each,
         ),
         *([CHOSEN.format(mean=f"{plan['selection']['trials_mean']:g}")] if chosen else []),
         in_words(plan, nominal),
         facts(config, plan, summary, nominal),
         unaccounted(config, summary, diagnosed),
         check(plan),
-        LIMITS.format(exported_by=exported_by),
+        limits(plan, exported_by),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -128,7 +139,7 @@ settings would give with secret randomness; it is no protection of the people in
 
 _OPENING = """\
 The weights in this folder were trained on {data}, with {kind}({epsilon}, {delta})-differential
-privacy for each single training example. Nothing else in the folder was computed from the data; it
+privacy for {each}. Nothing else in the folder was computed from the data; it
 repeats what is treated as public (listed below)."""
 
 CHOSEN = """\
@@ -145,19 +156,20 @@ def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
         f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
         for alarm in FALSE_ALARMS
     )
-    lower = "" if plan.get("selection") else NEIGHBOURS[plan["adjacency"]].lower
+    neighbours, unit = neighbours_of(plan), unit_of(plan)
+    lower = "" if plan.get("selection") else neighbours.lower
     one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
-    neighbours = NEIGHBOURS[plan["adjacency"]]
-    two = rounded(2 * epsilon, up=True), rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
+    double = rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
+    several = unit.several.format(two=f"({rounded(2 * epsilon, up=True)}, {double})")
     return f"""\
 ## In plain words
 
-**What is protected.** Each single training example: one row of the data set, that is one image or
-record with its label. Random noise was added during training, so that the same weights could have
-come out {neighbours.could} too; ε and δ limit how much less likely that would have been.
+**What is protected.** {unit.protected} Random noise
+was added during training, so that the same weights could have come out {neighbours.could}
+too; ε and δ limit how much less likely that would have been.
 
 **From whom.** From anyone who has {what}, whatever else they have: the program, all settings
-below, every other training example, other data, and any amount of computing short of what it takes
+below, every other {unit.others}, other data, and any amount of computing short of what it takes
 to find the random numbers that were used{" (here: the seed)" if nominal else ""}; see "noise".
 
 **What ε and δ mean.** Suppose somebody tests whether {neighbours.tests}.
@@ -173,17 +185,16 @@ The same on both sides would be perfect privacy; 100 on the right, none. These l
 and δ alone{lower}.
 The right side is at most e^ε times the left plus δ, and the same holds of "no". A
 smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
-is {rounded(delta, up=True)}. It has to be far below one in the number of training examples:
-a δ of {one_in} would allow publishing an example outright.
+is {rounded(delta, up=True)}. It has to be far below one in the number of {unit.many}:
+a δ of {one_in} would allow publishing {worded("an example", unit.name)} outright.
 
 **What is not protected.**
 
-- *People with several examples.* The promise is per example. With two, a person has
-  ({two[0]}, {two[1]}) instead; with more examples, less protection still.{neighbours.versions}
+- {several}{neighbours.versions}
 - *What holds for people in general.* A model that learns from many that a habit goes with an
   illness says so of everybody with that habit, in the data or not.
-- *What is treated as public:* the number of training examples ({num_examples}), their size and
-  format, the classes, the constants that normalise the inputs, and all settings.
+- *What is treated as public:* the number of {unit.many} ({num_examples}), {unit.public},
+  the classes, the constants that normalise the inputs, and all settings.
 - *Anything released besides {what}.* Other models and figures from the same data add their ε
   to this one, roughly. The run's own folder, checkpoints above all, is not for release.
 - *Test examples,* and what else stands under "Looked at without accounting"."""
@@ -193,17 +204,22 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
     """Every number and choice that the guarantee rests on."""
     versions, clip = summary["versions"], config["clip"]["name"]
     noise_std = plan["noise_multiplier"] * summary["sensitivity"]
+    unit, neighbours = unit_of(plan), neighbours_of(plan)
     own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
     source = "**a seed** (see the top)" if nominal else "secret and never saved"
     rows: list[tuple[str, object, object]] = [
-        ("unit of privacy", "one training example", ""),
-        ("adjacency", ADJACENCIES[plan["adjacency"]][1], f"`{plan['adjacency']}`"),
+        ("unit of privacy", unit.fact, ""),
+        (
+            "adjacency",
+            worded(ADJACENCIES[plan["adjacency"]][1], unit.name),
+            f"`{plan['adjacency']}`",
+        ),
         ("ε, rounded up", rounded(plan["epsilon"], up=True), plan["epsilon"]),
         ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
         ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
         ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
         *_choice(plan),
-        ("N, number of training examples", "", plan["num_examples"]),
+        (f"N, number of {unit.many}", "", plan["num_examples"]),
         ("l, batch size, or what it is on average", "", plan["expected_batch_size"]),
         ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
         ("sampling", summary["sampling"], f"`{plan.get('mechanism', 'poisson')}`"),
@@ -211,9 +227,9 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
         ("steps begun, lost ones included", "", summary.get("steps_begun", NOT_RECORDED)),
         ("steps taken", "", summary.get("steps_taken", NOT_RECORDED)),
         ("method", "", f"`{config['method']['name']}`"),
-        ("each example's gradient is", CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
+        (unit.gradient, CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
         ("C, clip norm", "", plan["clip_norm"]),
-        ("S, sensitivity", NEIGHBOURS[plan["adjacency"]].sensitivity, summary["sensitivity"]),
+        ("S, sensitivity", neighbours.sensitivity, summary["sensitivity"]),
         (
             "σ, noise multiplier, rounded down",
             rounded(plan["noise_multiplier"], up=False),
@@ -235,7 +251,7 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
     return f"""\
 ## Facts
 
-Each step takes the gradients of a batch, bounds each example's own, adds them up, adds noise
+Each step takes the gradients of a batch, bounds each {unit.name}'s own, adds them up, adds noise
 once, and divides by l. Training uses the training examples for nothing else.
 
 | fact | in words, or rounded | exactly, as used |
@@ -320,10 +336,13 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | other releases from the same data | not known to this file |"""
 
 
-LIMITS = """\
+def limits(plan: JsonObject, exported_by: str) -> str:
+    """What no record can show; `exported_by` is version and commit of the code that writes it."""
+    person = unit_of(plan).person
+    return f"""\
 ## What this file cannot show
 
 A program ({exported_by})
-wrote it from the records of the run. That training went as recorded, on data with one example
-per person if that is claimed, and that nothing else was released, is the word of whoever releases
-the model."""
+wrote it from the records of the run. That training went as recorded, on data with
+{person} if that is claimed, and that nothing else was released, is the word of
+whoever releases the model."""

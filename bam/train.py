@@ -214,7 +214,7 @@ def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) ->
         "method": experiment.config.method.name,
         "dataset": experiment.dataset.name,
         "num_classes": experiment.dataset.num_classes,
-        "image_shape": list(experiment.dataset.train.images.shape[1:]),
+        "image_shape": list(experiment.dataset.train.images.shape[-3:]),
         "mean": experiment.dataset.mean.tolist(),
         "std": experiment.dataset.std.tolist(),
         "features": experiment.config.features.name,

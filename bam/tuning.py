@@ -75,11 +75,12 @@ def tuned(
     config.convolution = layers.formulation(config.convolution)
     if config.microbatch_size != "auto":
         return config
-    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[1:]
+    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[-3:]
+    inputs = parts.num_inputs(config)
     platform = jax.default_backend()
     on_cpu = platform == "cpu"
     largest = min(num_examples, config.expected_batch_size)
-    tried = CPU_SIZES if on_cpu else accelerator_sizes(platform, config.augment.views)
+    tried = CPU_SIZES if on_cpu else accelerator_sizes(platform, inputs)
     sizes = [size for size in tried if size <= largest] or [largest]
     if on_cpu and _operations(config, dataset.num_classes, shape) > LARGE_EXAMPLE:
         sizes = sizes[:1]
@@ -90,7 +91,7 @@ def tuned(
         how = [config.precision, config.convolution, config.trainable]
         size = fastest(
             functools.partial(_sum, config, dataset.num_classes, shape, mesh),
-            [*sections, *how, dataset.num_classes, shape],
+            [*sections, *how, dataset.num_classes, shape, inputs],
             sizes,
             mesh.size if mesh else 1,
             say,
@@ -123,7 +124,7 @@ def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> mode
 
 def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(1), index)
-    views = jax.random.normal(key, (config.augment.views, *shape))
+    views = jax.random.normal(key, (parts.num_inputs(config), *shape))
     step = jnp.zeros((), jnp.int32)
     return {"image": views, "label": index % num_classes, "key": key, "step": step}
 

@@ -25,7 +25,7 @@ OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
 # Keys of the config that no release repeats: secrets, places, how it was computed and not what.
 STAY_BEHIND = {
     "seed", "dataset.path", "public_clip.path", "features.cache", "microbatch_size", "convolution",
-    "dry_run", "init_from",
+    "dry_run", "init_from", "dataset.groups",
 }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["epsilon"] == 3.0 and settings["model"] == {"name": "linear", "width": 16}
     assert settings["dataset"] == {
-        "name": "folder", "source": "", "holdout": 0, "num_classes": 0,
+        "name": "folder", "source": "", "holdout": 0, "num_classes": 0, "group_size": 0,
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from scipy import signal, stats
 
 from bam import experiment, sampling
-from bam.data import datasets
+from bam.data import datasets, users
 from bam.extras import needs
 from bam.privacy import accounting, gdp
 from bam.step import NOISE_STREAM, stream_key, with_noise_key
@@ -61,27 +61,38 @@ class Audit(NamedTuple):
 
 
 def canary_dataset(
-    num_examples: int, num_classes: int = 4, num_features: int = 4
+    num_examples: int, num_classes: int = 4, num_features: int = 4, canary_size: int = 1
 ) -> datasets.Dataset:
     """N examples of which the first is the canary: the only one whose first feature is not zero.
 
     For a linear model. Its `test` split is the training split without the canary: a row of zeros
-    stands in its place.
+    stands in its place. A canary of several examples, all alike, is the first `canary_size` rows.
     """
     rng = np.random.default_rng(0)
     images = rng.normal(size=(num_examples, 1, 1, num_features)).astype(np.float32)
     images[..., 0] = 0
-    images[CANARY] = 0
+    images[:canary_size] = 0
     labels = rng.integers(num_classes, size=num_examples).astype(np.int32)
+    labels[:canary_size] = labels[CANARY]
     without = datasets.Split(images.copy(), labels)
-    images[CANARY, ..., 0] = CANARY_VALUE
+    images[:canary_size, ..., 0] = CANARY_VALUE
     zeros, ones = np.zeros(num_features, np.float32), np.ones(num_features, np.float32)
     split = datasets.Split(images, labels)
     return datasets.Dataset("canary", split, without, num_classes, zeros, ones)
 
 
+def users_dataset(num_users: int, examples_each: int) -> datasets.Dataset:
+    """As `canary_dataset`, of users with so many examples each: the first *user* is the canary."""
+    dataset = canary_dataset(num_users * examples_each, canary_size=examples_each)
+    return dataset._replace(users=np.repeat(np.arange(num_users), examples_each))
+
+
 def scores(
-    config: ConfigDict, num_examples: int, num_trials: int, first_seed: int = 0
+    config: ConfigDict,
+    num_examples: int,
+    num_trials: int,
+    first_seed: int = 0,
+    canary_size: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
@@ -91,15 +102,24 @@ def scores(
     which the canary took part and near 0 otherwise. Where neighbours replace an example, the runs
     "without" have another in its place, of the opposite gradient: there it is near -1.
 
-    The config is of a linear model; its `dataset` section is not read. N counts the canary.
+    The config is of a linear model; of its `dataset` section only `group_size` is read. N counts
+    the canary. If that is k > 0, the canary is a whole user: N users have `canary_size` examples
+    each, or k of them. Without users a `canary_size` above 1 shows what somebody with so many
+    examples is given away by a run that protects single ones.
     """
-    built = experiment.build(config, canary_dataset(num_examples))
+    size = users.group_size(config)
+    dataset = canary_dataset(num_examples, canary_size=canary_size)
+    if size:
+        dataset = users_dataset(num_examples, canary_size)
+    built = experiment.build(config, dataset)
     plan = built.plan
-    others = built.dataset.test
+    others = dataset.test
     if plan.adjacency == "replace_one":  # by the example whose gradient is the canary's opposite
         images = others.images.copy()
-        images[CANARY, ..., 0] = -CANARY_VALUE
+        images[:canary_size, ..., 0] = -CANARY_VALUE
         others = others._replace(images=images)
+    others = users.grouped(dataset._replace(train=others), size).train
+    rows = 1 if size else canary_size
     with_canary, without = (built.place(split) for split in (built.dataset.train, others))
     start = built.init(0)
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))  # a step takes its state's memory
@@ -116,7 +136,7 @@ def scores(
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = plan.drawing.draw(seed, step)
             if not present and plan.adjacency == "add_or_remove_one":
-                drawn = drawn[drawn != CANARY]  # every other example is drawn as before
+                drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
             batch = sampling.pad(drawn, built.capacity)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))

@@ -30,7 +30,7 @@ from scipy import optimize, special, stats
 from bam import experiment, parts, sampling, train, tree
 from bam.audit import canary
 from bam.audit.whole_run import flat
-from bam.data import datasets
+from bam.data import datasets, users
 from bam.experiment import Experiment
 from bam.extras import needs
 from bam.oracles import LossFn, Oracle
@@ -78,13 +78,17 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
     of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. ValueError if
-    the config is not private, its batches are not Poisson's, or m is not from 1 to the number of
-    parameters.
+    the config is not private, or of users, its batches are not Poisson's, or m is not from 1 to the
+    number of parameters.
     """
     if config.method.name == "non_private":
         raise ValueError("a non-private run claims no ε to audit")
     if config.mechanism.name != "poisson":
         raise ValueError(f"one run is audited of Poisson batches, not of {config.mechanism.name}")
+    if users.group_size(config):
+        raise ValueError(
+            "one run is audited of examples, not of users: dataset.group_size must be 0"
+        )
     config = config.copy_and_resolve_references()
     with config.unlocked():
         method = config.method.to_dict()

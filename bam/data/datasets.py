@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Num
+from jaxtyping import Array, Float, Float32, Integer, Num
 
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
@@ -31,6 +31,8 @@ class Dataset(NamedTuple):
         published statistics of well-known sets or round numbers, never computed from the files
         that are read; ε does not cover what the published ones say of their training sets.
       std: `[channels]`, likewise.
+      users: `[N]`, the id of the user that each training row belongs to; None: there are none. See
+        `bam.data.users`.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Dataset(NamedTuple):
     num_classes: int
     mean: Float32[np.ndarray, " c"]
     std: Float32[np.ndarray, " c"]
+    users: Integer[np.ndarray, " n"] | None = None
 
 
 class _Facts(NamedTuple):
@@ -214,6 +217,13 @@ def check(dataset: Dataset) -> None:
                 f"{name} label {labels[bad][0]} of row {np.flatnonzero(bad)[0]} is not from 0 to "
                 f"{dataset.num_classes - 1}"
             )
+    ids = getattr(dataset, "users", None)
+    rows = dataset.train.labels.shape
+    if ids is not None and not (np.shape(ids) == rows and np.issubdtype(ids.dtype, np.integer)):
+        raise DataError(
+            f"ids of users of {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected a whole "
+            f"number for each of the {rows[0]} training examples"
+        )
     channels = dataset.train.images.shape[-1:]
     if not np.shape(dataset.mean) == np.shape(dataset.std) == channels:
         raise DataError(

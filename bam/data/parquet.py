@@ -5,6 +5,7 @@ fill the memory by repeating a large image. Within a row group a file that lies 
 still take what the format allows: 2 GiB for a page, and 2 GiB for different images.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from bam.data.common import DataError, Split, check_labels, check_memory, check_size, decode_images
 from bam.extras import needs
@@ -59,6 +61,51 @@ def read(
         whole = len(images) == 1  # else its shards are put together, in twice the memory
         splits.append(Split(*(x[0] if whole else np.concatenate(x) for x in (images, labels))))
     return splits[0], splits[1], num_classes
+
+
+def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
+    """An id for each training row, in the order of `read`: a column of whole numbers, or of text.
+
+    A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, of another type,
+    or has no value in a row.
+    """
+    with needs("data"):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+    ids = [np.zeros(0, np.int64)]
+    for file in _files(path, "train"):
+        try:
+            schema = pq.read_schema(file)
+            kind = schema.field(_column(schema, (column,), file)).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+                raise DataError(f"{file}: column {column} is {kind}, neither an integer nor text")
+            with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
+                for group in range(table.num_row_groups):
+                    declared = table.metadata.row_group(group).total_byte_size
+                    check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
+                    for part in table.read_row_group(group, columns=[column])[column].chunks:
+                        if part.null_count:
+                            raise DataError(f"{file}: column {column} has rows without a value")
+                        coded = (
+                            part
+                            if pa.types.is_dictionary(part.type)
+                            else pc.dictionary_encode(part)
+                        )
+                        different = np.array([_number(x) for x in coded.dictionary.to_pylist()])
+                        ids.append(different.astype(np.int64)[coded.indices.to_numpy()])
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+    return np.concatenate(ids)
+
+
+def _number(value: int | str) -> np.int64:
+    """A whole number as it is; a text's first 64 bits of BLAKE2."""
+    if isinstance(value, str):
+        value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest())
+    return np.uint64(value % 2**64).astype(np.int64)
 
 
 def _files(folder: Path, split: str) -> list[Path]:

@@ -51,7 +51,8 @@ class Model(NamedTuple):
       init: `key -> params`.
       logits: `(params, inputs [n, ...]) -> [n, classes]`, rows independent.
       loss: `(params, example) -> scalar`, the cross-entropy of one example
-        `{"image": [views, ...], "label": int}`, averaged over its views.
+        `{"image": [views, ...], "label": int}`, averaged over its views; of a user, with all views
+        of its examples, a label for each, and `"present": [views]`, over those that are there.
     """
 
     init: Callable[[Array], Params]
@@ -142,6 +143,7 @@ def as_functions(
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         views = logits(params, example["image"])
         labels = jnp.broadcast_to(example["label"], views.shape[:1])
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(views, labels))
+        losses = optax.softmax_cross_entropy_with_integer_labels(views, labels)
+        return jnp.mean(losses, where=example.get("present"))
 
     return Model(jax.jit(init), logits, loss)  # op by op, init would compile every layer

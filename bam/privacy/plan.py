@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bam.privacy import mechanisms
+from bam.privacy import mechanisms, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
 from bam.privacy.selection import Selection
+from bam.privacy.units import UNITS, worded
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -25,7 +26,8 @@ class PrivacyPlan:
     """The privacy of a run, fixed before its first step. All fields are public.
 
     Attributes:
-      num_examples: N, the number of training examples, treated as public.
+      num_examples: N, the number of training examples, treated as public; of users, where those
+        are the unit.
       expected_batch_size: l.
       sampling_prob: q = l/N.
       num_steps: the most steps the run may begin; ε covers them all.
@@ -41,6 +43,9 @@ class PrivacyPlan:
       mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
+      unit: what neighbouring data sets differ in one of: an "example", or a "user" with all of
+        its examples.
+      group_size: k, the most examples used of a user; 0 where examples are the unit.
     """
 
     num_examples: int
@@ -57,6 +62,8 @@ class PrivacyPlan:
     mechanism: str = "poisson"
     selection: Selection | None = None
     mechanism_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unit: str = "example"
+    group_size: int = 0
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
@@ -79,6 +86,7 @@ class PrivacyPlan:
         if record.get("selection"):
             facts["selection"] = Selection(**record["selection"])
         plan = cls(**facts)
+        units.check(plan.unit, plan.group_size)
         if plan.drawing.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         return plan
@@ -86,8 +94,11 @@ class PrivacyPlan:
     @functools.cached_property
     def drawing(self) -> Mechanism:
         """The record that the sampler, the accountant and every statement read."""
-        return mechanisms.make(
+        drawing = mechanisms.make(
             self.mechanism, self.num_examples, self.expected_batch_size, self.mechanism_options
+        )
+        return drawing._replace(
+            batches=worded(drawing.batches, self.unit), sampling=worded(drawing.sampling, self.unit)
         )
 
     @property
@@ -150,7 +161,7 @@ class PrivacyPlan:
             best = f" for the best of a random number of such runs, {mean} on average"
         return (
             f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
-            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} examples\n"
+            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} {self.unit}s\n"
             f"{self.training_steps} steps{spare}, {self.drawing.batches}\n"
             f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
             f"clip norm {self.clip_norm:.4g}"
@@ -170,6 +181,7 @@ def make_plan(
     mechanism: str = "poisson",
     mechanism_options: Mapping[str, Any] | None = None,
     selection: Selection | None = None,
+    group_size: int = 0,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -188,14 +200,18 @@ def make_plan(
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
       mechanism_options: of it, by name.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
+      group_size: k ≥ 1 where each of the N is a user with at most k examples, all of which are
+        protected together; 0: each is an example.
 
     Raises:
       ValueError: if an argument is out of range.
     """
+    unit = "user" if group_size else "example"
+    units.check(unit, group_size)
     if not 1 <= expected_batch_size <= num_examples:
         raise ValueError(
             f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
-            f"training examples, {num_examples}"
+            f"{UNITS[unit].many}, {num_examples}"
         )
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
@@ -206,7 +222,7 @@ def make_plan(
     if not 0 < delta < 1 / num_examples:
         raise ValueError(
             f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
-            "a larger delta would allow publishing an example outright"
+            f"a larger delta would allow publishing {worded('an example', unit)} outright"
         )
     if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
@@ -214,6 +230,8 @@ def make_plan(
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
     if selection and (accountant != "rdp" or target_epsilon == math.inf):
         raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if selection and unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
     if selection and mechanism not in ("poisson", "full_batch"):
         raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
     options = dict(mechanism_options or {})
@@ -251,5 +269,7 @@ def make_plan(
         mechanism=mechanism,
         mechanism_options=options,
         selection=selection,
+        unit=unit,
+        group_size=group_size,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))

@@ -92,6 +92,6 @@ The second does so without bam, and may differ in late digits{warned}:
 python -c "{alone}"
 ```
 {attacker}
-That q is l/N, and that the noise is σ times what one example can move, stands in the table. That
+That q is l/N, and that the noise is σ times S, stands in the table. That
 the program does what the table says can be read, and tested, in its code at that commit (where it
 says "modified", with changes that are in no commit)."""

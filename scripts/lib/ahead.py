@@ -40,7 +40,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
         platform = "tpu" if kind.platform == "tpu" else "gpu"
-        first = tuning.accelerator_sizes(platform, config.augment.views)[0]
+        first = tuning.accelerator_sizes(platform, parts.num_inputs(config))[0]
         first = min(first, config.expected_batch_size, len(dataset.train.labels))
         sizes = [first, *tuning.smaller(first)]
     for size in sizes:
@@ -106,7 +106,7 @@ def compile_step(
 
     rows = built.capacity
     batch = jax.eval_shape(lambda: sampling.pad(np.arange(0), rows))
-    train = jax.eval_shape(lambda: built.place(dataset.train))
+    train = jax.eval_shape(lambda: built.place(built.dataset.train))
     arguments = (jax.eval_shape(lambda: built.init(0)), train, batch)
     started = time.perf_counter()
     try:

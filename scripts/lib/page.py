@@ -16,6 +16,7 @@ from bam.files import JsonObject, as_object, read_json
 from bam.privacy import accounting, gdp, recheck
 from bam.privacy.mechanisms import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.units import unit_of, worded
 from bam.report import as_json, flat
 from bam.statement import rounded
 from configs import base
@@ -168,7 +169,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         _statement(run, config, public) if run.private else "",
         _settings(config),
         _again(run, config, public),
-        f"<footer>{markup.markdown(statement.LIMITS.format(exported_by=made_by))}</footer>",
+        f"<footer>{markup.markdown(statement.limits(run.plan, made_by))}</footer>",
     ]
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     title = html.escape(about.replace("`", "") if public else run.name)
@@ -227,7 +228,7 @@ def _key_numbers(run: Run, epsilon: float, public: bool) -> str:
     steps = run.summary.get("steps_taken", run.begun)
     training = plan["num_steps"] - plan.get("spare_steps", 0)
     shown.append(("steps", f"{steps:,}", f"of {training:,}"))
-    shown.append(("training examples", f"{plan['num_examples']:,}", "treated as public"))
+    shown.append((unit_of(plan).many, f"{plan['num_examples']:,}", "treated as public"))
     numbers = "".join(
         f"<div><dt>{name}</dt><dd>{value}<small>{more}</small></dd></div>"
         for name, value, more in shown
@@ -269,8 +270,8 @@ def _privacy(run: Run, epsilon: float) -> str:
     charts += chart("ε over training", "steps begun", lines)
     heading = ("wrong about others, %", *(f"right at most, %, by {name}" for name in limits))
     return f"""<h2>What an attacker can gain</h2>
-<p>An attacker has the weights, all settings and every other training example, and
-{_ATTACKS[plan["adjacency"]]}</p>
+<p>An attacker has the weights, all settings and every other {unit_of(plan).others}, and
+{worded(_ATTACKS[plan["adjacency"]], unit_of(plan).name)}</p>
 <div class="charts">
 {charts}
 </div>

@@ -58,6 +58,7 @@ PAGES = {
         "costs": "docs/results/selection/digits_epsilon.md",
         "digits": "docs/results/selection/digits.md",
     },
+    "docs/users.md": {"digits": "docs/results/users/digits.md"},
     "docs/scaling.md": {"measured": "benchmarks/scaling_cpu.md"},
 }
 

@@ -1,0 +1,145 @@
+"""Users in the place of examples: an id for each training row, and at most k examples of each.
+
+A user is a row of the training split then: it is drawn, and its gradient is that of the mean loss
+of its examples, bounded as one. So a run is private for adding or removing *all* of a user's rows.
+That needs ids that are right: whoever has two of them is two users.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Int32, Int64, Integer, Num
+
+from bam.data import datasets, parquet
+from bam.data.common import DataError, Split, check_memory
+from bam.data.datasets import Dataset
+from bam.extras import needs
+
+with needs("train"):
+    from ml_collections import ConfigDict
+
+EMPTY = -1  # in place of a row number, and of a label
+
+
+def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
+    """The rows of each user, at most k of them; -1 where there are fewer.
+
+    Users are in the order of their ids, so one user more or less changes nothing of the others but
+    their number. Of a user with more than k rows those are kept that are evenly spaced, in the
+    order of the source, among its own: nobody else's rows have a say in it.
+
+    Args:
+      ids: of the user that each row belongs to.
+      size: k ≥ 1.
+
+    Examples:
+      >>> table(np.array([7, 5, 7, 7, 9, 7]), size=2).tolist()
+      [[1, -1], [0, 3], [4, -1]]
+    """
+    order = np.argsort(ids, kind="stable")
+    _, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
+    place, start, count = np.arange(size), starts[:, None], counts[:, None]
+    nth = np.where(count > size, place * count // size, place)
+    rows = order[start + np.minimum(nth, count - 1)]
+    return np.where(place < count, rows, EMPTY).astype(np.int64)
+
+
+def group_size(config: ConfigDict) -> int:
+    """k, the most examples used of a user; 0: each example is its own unit of privacy."""
+    return int(config.dataset.get("group_size", 0))
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses, with a ValueError, settings that cannot be together with users."""
+    size = group_size(config)
+    if size < 0:
+        raise ValueError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
+    if config.dataset.get("groups", "") and not size:
+        raise ValueError(
+            "dataset.groups needs dataset.group_size, the most examples used of a user: at least 1"
+        )
+    refused = {
+        "dataset.holdout": "sets examples aside, not users",
+        "method.ascent_views": "would ascend by a user's first example alone",
+        "public_clip.quantile": "is of gradients of examples, not of users: set clip_norm instead",
+    }
+    for key, why in refused.items():
+        section, name = key.split(".")
+        if size and config[section].get(name, 0):
+            raise ValueError(f"{key} with dataset.group_size: it {why}")
+
+
+def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
+    """A data set with the ids of its training rows, as a config's `dataset.groups` names them.
+
+    `groups` is a `.npy` file of whole numbers, one for each row in the order of the source, or a
+    column of the Parquet files in `folder` (None: there are none). DataError for ids that are
+    missing, damaged, or not as many as there are rows.
+    """
+    if dataset.users is not None:
+        raise DataError(f"{dataset.name} has ids of its own: dataset.groups must be empty")
+    if groups.endswith(".npy"):
+        ids = _from_npy(Path(groups).expanduser())
+    elif folder is None:
+        raise DataError(
+            f"dataset.groups {groups!r} is no .npy file; columns are those of Parquet files alone"
+        )
+    else:
+        ids = parquet.read_ids(folder, groups)
+    made = dataset._replace(users=ids)
+    datasets.check(made)
+    return made
+
+
+def grouped(dataset: Dataset, size: int) -> Dataset:
+    """The data set whose training rows are users; with a size of 0 the same data set.
+
+    `train` has images `[U, k, h, w, c]` and labels `[U, k]`. Where a user has fewer than k
+    examples, the label is -1 and the image, which counts for nothing, the first of its own.
+    DataError if there are ids without a size, or a size without ids.
+    """
+    ids = getattr(dataset, "users", None)
+    if ids is None and size:
+        raise DataError(
+            f"dataset.group_size is {size}, but the data have no ids of users: dataset.groups names"
+            " them"
+        )
+    if ids is None:
+        return dataset
+    if not size:
+        raise DataError(
+            "the data have ids of users: set dataset.group_size, the most examples used of each"
+        )
+    images, labels = dataset.train
+    num_users = len(np.unique(ids))
+    check_memory(num_users * size * images[0].nbytes, f"{num_users} users of {size} examples each")
+    rows = table(np.asarray(ids), size)
+    own = np.where(rows == EMPTY, rows[:, :1], rows)
+    train = Split(images[own], np.where(rows == EMPTY, EMPTY, labels[own]).astype(labels.dtype))
+    return dataset._replace(train=train, users=None)
+
+
+def in_one_row(
+    views: Num[Array, "k views h w c"], labels: Int[np.ndarray | Array, " k"]
+) -> tuple[Num[Array, "inputs h w c"], Int32[Array, " inputs"], Bool[Array, " inputs"]]:
+    """All views of a user's examples as inputs of one row, their labels, and which are there."""
+    inputs = views.reshape(-1, *views.shape[2:])
+    repeated = jnp.repeat(labels, views.shape[1], total_repeat_length=len(inputs))
+    return inputs, jnp.maximum(repeated, 0), repeated != EMPTY
+
+
+def keys_of(key: Array, num: int) -> Array:
+    """A key for the views of each of a user's examples; of a single one, its own."""
+    return jax.random.split(key, num) if num > 1 else key[None]
+
+
+def _from_npy(file: Path) -> np.ndarray:
+    if not file.is_file():
+        raise DataError(f"{file}: missing")
+    try:  # mapped: what the file declares takes no memory before it is known to be there
+        ids = np.load(file, mmap_mode="r", allow_pickle=False)
+        return np.array(ids)
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise DataError(f"{file}: not a readable .npy file: {error}") from error

@@ -1,0 +1,82 @@
+"""What neighbouring data sets differ in one of, an example or a user with all of its examples.
+
+Here are the words for it, in which plans and statements differ.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Unit(NamedTuple):
+    """What is said of a unit of privacy; `{k}` is the most examples used of a user."""
+
+    name: str
+    many: str  # N counts …
+    each: str  # privacy for …
+    protected: str  # what that is
+    others: str  # an attacker may have every other …
+    several: str  # whoever has more than one; `{two}` is the guarantee of two
+    public: str  # what is public beside the number of units
+    fact: str  # the unit, in a table
+    gradient: str  # what is bounded
+    person: str  # what data have if people are claimed to be protected
+
+
+UNITS = {
+    "example": Unit(
+        name="example",
+        many="training examples",
+        each="each single training example",
+        protected="Each single training example: one row of the data set, that is one image or\n"
+        "record with its label.",
+        others="training example",
+        several="*People with several examples.* The promise is per example. With two, a person "
+        "has\n  {two} instead; with more examples, less protection still.",
+        public="their size and format",
+        fact="one training example",
+        gradient="each example's gradient is",
+        person="one example per person",
+    ),
+    "user": Unit(
+        name="user",
+        many="users",
+        each="each single user, for all training examples of that user together",
+        protected="Each single user: all training examples that carry one id, together. At most\n"
+        "{k} of each user's were used.",
+        others="user's training examples",
+        several="*People with several ids.* The promise is per id, for all of its examples "
+        "together. With\n  two ids, a person has {two} instead; with more, less protection still.",
+        public="the most\n  examples used of each ({k}), the size and format of examples",
+        fact="one user: all training examples with one id, of which at most {k} are used",
+        gradient="the gradient of each user's mean loss is",
+        person="one id per person",
+    ),
+}
+
+
+def unit_of(plan: Mapping[str, Any]) -> Unit:
+    """What is said of the unit of a recorded plan, of an earlier version too; or a ValueError."""
+    name, size = plan.get("unit", "example"), plan.get("group_size", 0)
+    check(name, size)
+    return Unit(*(text.replace("{k}", f"{size}") for text in UNITS[name]))
+
+
+def check(name: object, group_size: object) -> None:
+    """Refuses, with a ValueError, a unit that there is not, or with no such k; 0 of examples."""
+    of_users = name == "user" and type(group_size) is int and group_size > 0
+    if not of_users and (name, group_size) != ("example", 0):
+        raise ValueError(f"a unit of privacy {name!r} with a group_size of {group_size!r} is none")
+
+
+def worded(text: str, unit: str) -> str:
+    """A text that is about examples, as the units of privacy, said of another unit.
+
+    Examples:
+      >>> worded("an example is in a batch of 40 examples", "user")
+      'a user is in a batch of 40 users'
+      >>> worded("an example", "example")
+      'an example'
+    """
+    if unit == "example":
+        return text
+    return text.replace("an example", f"a {unit}").replace("example", unit)

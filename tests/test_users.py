@@ -1,0 +1,456 @@
+"""Users in the place of examples: their rows, gradients and plan, and what is given away."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+import bam
+from bam import examples, experiment, export, parts, report, statement, train
+from bam.audit import canary, checks, one_run, whole_run
+from bam.data import datasets, users
+from bam.privacy import gdp, groups, units
+from configs import base
+from tests.cases import assert_same_bits, norm64, random_images
+
+IMAGES = random_images("toy", 12, 6, 0.4, 0.3)
+IDS = np.array([7, 5, 7, 7, 9, 7, 5, 7, 9, 7, 7, 3])  # 3: 1 row, 5: 2, 7: 7, 9: 2
+
+
+def config_of(method="dp_sgd", size=3, **changes):
+    config = base.get_config(method)
+    config.update({"num_steps": 3, "microbatch_size": 2, "accountant": "rdp", "epsilon": 4.0})
+    config.expected_batch_size = 2
+    config.model = {"name": "linear", "width": 1}
+    config.dataset.group_size = size
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def build(ids=IDS, images=IMAGES, **options):
+    return experiment.build(config_of(**options), images._replace(users=ids))
+
+
+# The rows of users.
+
+
+def test_a_user_keeps_at_most_k_evenly_spaced_rows_and_users_are_in_the_order_of_their_ids():
+    assert users.table(IDS, 3).tolist() == [[11, -1, -1], [1, 6, -1], [0, 3, 7], [4, 8, -1]]
+    assert users.table(IDS, 1).tolist() == [[11], [1], [0], [4]]
+    assert users.table(np.arange(4), 2).tolist() == [[0, -1], [1, -1], [2, -1], [3, -1]]
+
+
+def test_no_user_has_a_say_in_which_rows_of_another_are_kept():
+    ids = np.random.default_rng(0).integers(0, 20, 200)
+    whole = users.table(ids, 5)
+    for user in range(20):
+        kept = np.flatnonzero(ids != user)
+        without = users.table(ids[kept], 5)
+        as_before = np.where(without < 0, -1, kept[without])
+        np.testing.assert_array_equal(as_before, np.delete(whole, user, axis=0))
+        own = whole[user][whole[user] >= 0]
+        assert (ids[own] == user).all()
+        assert len(own) == min(5, np.sum(ids == user)) == len(set(own.tolist()))
+
+
+def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
+    made = users.grouped(IMAGES._replace(users=IDS), 3)
+    assert made.train.images.shape == (4, 3, 4, 4, 1)
+    labels = IMAGES.train.labels
+    assert made.train.labels.tolist() == [
+        [labels[11], -1, -1], [labels[1], labels[6], -1], labels[[0, 3, 7]].tolist(),
+        [labels[4], labels[8], -1],
+    ]  # fmt: skip
+    np.testing.assert_array_equal(made.train.images[2], IMAGES.train.images[[0, 3, 7]])
+    assert made.test is IMAGES.test
+    assert users.grouped(IMAGES, 0) is IMAGES
+
+
+# The gradient of a user.
+
+
+def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
+    views = {"augment.views": 3, "augment.shift": 1}
+    ordinary = experiment.build(config_of("bam_sam", 0, **views), IMAGES)
+    of_users = build(np.arange(12), method="bam_sam", size=1, **views)
+    found = [train.train(built, seed=0).state.params for built in (ordinary, of_users)]
+    assert_same_bits(*found)
+    images, labels = of_users.dataset.train
+    other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
+    wrong = train.train(dataclasses.replace(of_users, dataset=other), seed=0)  # the control
+    assert norm64(wrong.state.params) != norm64(found[0])
+
+
+def gradients(built, split=None, clipped=False):
+    """Of each user alone, at the first weights."""
+    placed = built.place(split or built.dataset.train)
+    state = built.init(0)
+    rows = [built.means(state, placed, jnp.array([i]))[0] for i in range(built.plan.num_examples)]
+    return [jax.device_get(row.clipped if clipped else row.gradient) for row in rows]
+
+
+@functools.cache
+def three_each():
+    return build()
+
+
+def test_a_users_gradient_is_the_mean_of_those_of_its_examples():
+    alone = gradients(experiment.build(config_of(size=0), IMAGES))
+    of_users = gradients(three_each())
+    for found, rows in zip(of_users, ([11], [1, 6], [0, 3, 7], [4, 8]), strict=True):
+        mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *(alone[row] for row in rows))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, mean)
+
+
+def test_a_users_gradient_is_bounded_as_one_however_many_examples_it_has():
+    large = IMAGES._replace(train=IMAGES.train._replace(labels=np.zeros(12, np.int32)))
+    ids = np.repeat([0, 1], [10, 2])
+    own = {"clip_norm": 0.1}
+    clipped = gradients(build(ids, large, size=10, **own), clipped=True)
+    assert [norm64(g) <= 0.1 * (1 + 1e-5) for g in clipped] == [True, True]
+    alone = gradients(experiment.build(config_of(size=0, **own), large), clipped=True)
+    added = jax.tree.map(lambda *x: np.sum(x, axis=0), *alone[:10])
+    assert norm64(added) > 3 * 0.1  # the control: what a person gives to a run that bounds examples
+
+
+def test_an_empty_place_adds_nothing_whatever_it_holds():
+    built = three_each()
+    images, labels = (x.copy() for x in built.dataset.train)
+    expected = gradients(built)
+    images[labels < 0] = 255 - images[labels < 0]
+    for found, right in zip(
+        gradients(built, datasets.Split(images, labels)), expected, strict=True
+    ):
+        assert_same_bits(found, right)
+    images[labels >= 0] = 255 - images[labels >= 0]  # the control
+    wrong = gradients(built, datasets.Split(images, labels))
+    assert all(norm64(a) != norm64(b) for a, b in zip(wrong, expected, strict=True))
+
+
+def test_every_example_of_a_user_has_views_of_its_own():
+    same = np.broadcast_to(IMAGES.train.images[:1], (12, 4, 4, 1))
+    alike = IMAGES._replace(train=IMAGES.train._replace(images=same), users=np.repeat([0, 1], 6))
+    config = config_of(size=6, **{"augment.views": 2, "augment.shift": 2})
+    grouped = users.grouped(alike, 6)
+    placed = datasets.Split(*map(jnp.asarray, grouped.train))
+    made = examples.example_at(config, grouped, placed, jnp.int32(0))
+    found = jax.jit(made)(jax.random.key(0), jnp.int32(0))
+    like = parts.example_like(config, (4, 4, 1))
+    assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
+        k: (x.shape, x.dtype) for k, x in like.items()
+    }
+    different = {np.asarray(view).tobytes() for view in found["image"]}
+    assert len(different) > 8  # of 12, of 25 that can be
+    assert found["present"].all()
+
+
+# The plan.
+
+
+def test_the_plan_counts_users():
+    plan = three_each().plan
+    assert (plan.num_examples, plan.sampling_prob) == (4, 0.5)
+    assert (plan.unit, plan.group_size) == ("user", 3)
+    assert "add/remove one of 4 users" in plan.describe()
+    assert plan.drawing.sampling.startswith("Poisson: each user is in each batch")
+    assert bam.PrivacyPlan(**plan.to_json()) == bam.PrivacyPlan.of_record(plan.to_json()) == plan
+    ordinary = experiment.build(config_of(size=0), IMAGES).plan
+    assert "of 12 examples" in ordinary.describe()
+    with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
+        build(delta=0.26)
+    with pytest.raises(ValueError, match="to the number of users, 4"):
+        build(expected_batch_size=5)
+
+
+def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up():
+    plan = three_each().plan
+    of_examples = bam.make_plan(
+        num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
+        clip_norm=1.0, accountant="rdp",
+    )  # fmt: skip
+    earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
+    assert bam.PrivacyPlan.of_record(earlier) == of_examples
+    assert report.same_plan(earlier, of_examples.to_json())
+    assert not report.same_plan(earlier, plan.to_json())
+    with pytest.raises(ValueError, match="unit = 'example', not 'user'"):
+        report.check_plan(None, earlier, plan)
+    for unit, size in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
+        recorded = plan.to_json() | {"unit": unit, "group_size": size}
+        with pytest.raises(ValueError, match="a unit of privacy"):
+            units.unit_of(recorded)
+        if isinstance(unit, str) and isinstance(size, int):
+            with pytest.raises(ValueError, match="a unit of privacy"):
+                bam.PrivacyPlan.of_record(recorded)
+    with pytest.raises(ValueError, match="not private for users"):
+        bam.make_plan(
+            num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
+            clip_norm=1.0, accountant="rdp", group_size=3,
+            selection=bam.privacy.selection.Selection(5.0, 1.0, 10.0),
+        )  # fmt: skip
+
+
+# What is said.
+
+
+def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tmp_path):
+    ids = tmp_path / "ids.npy"
+    np.save(ids, np.arange(1437) // 4)
+    own = {"dataset.groups": str(ids), "num_steps": 2, "expected_batch_size": 64}
+    built = experiment.build(config_of(size=4, **own))
+    summary = train.train(built, 0, tmp_path / "run").summary
+    assert (summary["unit"], summary["group_size"]) == ("user", 4)
+    assert (summary["num_examples"], summary["image_shape"]) == (360, [8, 8, 1])
+    export.export(tmp_path / "run", tmp_path / "out", nominal=True)
+    said = (tmp_path / "out" / "config.json").read_text()
+    assert json.loads(said)["dataset"]["group_size"] == 4
+    assert "groups" not in json.loads(said)["dataset"]
+    assert "ids.npy" not in said
+    text = " ".join((tmp_path / "out" / "PRIVACY.md").read_text().split())
+    for words in (
+        "privacy for each single user, for all training examples of that user together",
+        "Each single user: all training examples that carry one id, together. At most 4 of each",
+        "could have come out without that user too",
+        "one given user was among the training users",
+        "*People with several ids.* The promise is per id",
+        "the number of users (360), the most examples used of each (4),",
+        "| adjacency | one user added or removed |",
+        "| N, number of users | | 360 |",
+        "each user is in each batch independently",
+        "| the gradient of each user's mean loss is | scaled down",
+        "on data with one id per person if that is claimed",
+    ):
+        assert words in text
+    for wrong in ("per example", "single training example", "one example", "number of training"):
+        assert wrong not in text
+    # The control: the same of a run that protects examples.
+    as_examples = summary | {"unit": "example", "group_size": 0}
+    plan = built.plan.to_json() | {"unit": "example", "group_size": 0}
+    config = report.as_json(built.config)
+    how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
+    other = " ".join(statement.privacy(config, plan, as_examples, **how).split())
+    assert "Each single training example: one row" in other
+    assert "The promise is per example" in other
+    assert "user" not in other.replace("each user is in", "")
+
+
+# Where ids come from.
+
+
+def write_parquet(folder, *shards, **columns):
+    encoded = [{"bytes": png(image)} for image in IMAGES.train.images]
+    whole = pa.table({"image": encoded, "label": IMAGES.train.labels, **columns})
+    for i, (start, end) in enumerate(shards):
+        name = f"train-{i:05}-of-{len(shards):05}.parquet"
+        pq.write_table(whole.slice(start, end - start), folder / name, row_group_size=5)
+    pq.write_table(whole.slice(0, 3), folder / "test.parquet")
+
+
+def png(image):
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image[..., 0]).save(file, "png")
+    return file.getvalue()
+
+
+def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_path):
+    names = [f"writer {i}" for i in IDS]
+    write_parquet(
+        tmp_path, (0, 7), (7, 12), number=IDS, text=names, half=IDS / 2, some=[None, *names[1:]],
+        coded=pa.array(names).dictionary_encode(),
+    )  # fmt: skip
+
+    def load(column):
+        config = config_of(size=3, **{"dataset.name": "folder", "dataset.path": str(tmp_path)})
+        config.dataset.update({"groups": column, "num_classes": 3})
+        return parts.make_dataset(config.dataset, config.features)
+
+    np.testing.assert_array_equal(load("number").users, IDS)
+    np.testing.assert_array_equal(load("number").train.images, IMAGES.train.images)
+    text, coded = load("text").users, load("coded").users
+    np.testing.assert_array_equal(text, coded)
+    assert [np.flatnonzero(text == x).tolist() for x in text] == [
+        np.flatnonzero(x == IDS).tolist() for x in IDS
+    ]
+    for column, message in {
+        "half": "column half is double, neither an integer nor text",
+        "some": "column some has rows without a value",
+        "writer": "no column writer among image, label",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            load(column)
+
+
+def with_ids_of_its_own(**options):
+    assert not options  # neither `groups` nor `group_size` is an option of the function
+    return IMAGES._replace(users=IDS)
+
+
+def mirrored(**options):
+    return lambda images: images[:, :, ::-1]
+
+
+def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
+    own = {"dataset.name": f"{__name__}:with_ids_of_its_own"}
+    plain = experiment.build(config_of(size=3, **own)).dataset.train
+    changed = experiment.build(
+        config_of(size=3, **own, **{"features.name": f"{__name__}:mirrored"})
+    ).dataset.train
+    np.testing.assert_array_equal(plain.labels, three_each().dataset.train.labels)
+    np.testing.assert_array_equal(changed.labels, plain.labels)
+    expected = (plain.images[..., ::-1, :] / 255).astype(np.float16)
+    np.testing.assert_allclose(changed.images, expected, atol=1e-3)
+    with pytest.raises(ValueError, match=r"set dataset\.group_size"):
+        experiment.build(config_of(size=0, **own))
+    with pytest.raises(ValueError, match="has ids of its own"):
+        experiment.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
+
+
+def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
+    built, other = three_each(), build(np.roll(IDS, 1))
+    with pytest.raises(train.StoppedError):
+        train.train(built, 0, tmp_path, should_stop=lambda: True)
+    with pytest.raises(ValueError, match="other training data"):
+        train.train(other, 0, tmp_path)
+    assert train.train(built, 0, tmp_path).summary["steps_taken"] == 3
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": -1}, "group_size must be at least 1"),
+        ({"size": 0, "dataset.groups": "ids.npy"}, "dataset.groups needs dataset.group_size"),
+        ({"size": 3}, "the data have no ids of users"),
+        ({"dataset.groups": "missing.npy"}, "missing.npy: missing"),
+        ({"dataset.groups": "writer"}, "no .npy file; columns are those of Parquet"),
+        ({"dataset.holdout": 5}, "dataset.holdout with dataset.group_size"),
+        ({"method": "bam_sam", "method.ascent_views": 1}, "method.ascent_views with"),
+        ({"public_clip.quantile": 0.5}, "public_clip.quantile with"),
+    ],
+)
+def test_what_cannot_be_with_users_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.build(config_of(**changes))
+
+
+def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
+    with pytest.raises(ValueError, match=r"4 users of 1000000000000 examples each: .* GiB"):
+        build(size=10**12)
+
+
+@pytest.mark.parametrize(
+    "ids", [IDS[:-1], IDS.astype(float), IDS > 5, IDS[:, None], np.array(["a"] * 12)]
+)
+def test_ids_that_are_no_whole_number_for_each_row_are_refused(ids, tmp_path):
+    with pytest.raises(ValueError, match="expected a whole number for each of the 12"):
+        datasets.check(IMAGES._replace(users=ids))
+    np.save(tmp_path / "ids.npy", ids)
+    with pytest.raises(ValueError, match="expected a whole number for each of the 12"):
+        users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
+
+
+def test_a_file_of_ids_that_is_damaged_or_holds_code_is_refused(tmp_path):
+    file = tmp_path / "ids.npy"
+    np.save(file, IDS)
+    whole = file.read_bytes()
+    for damaged in (whole[:-8], whole[:20], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"ids\.npy: not a readable"):
+            users.with_ids(IMAGES, str(file), None)
+    np.save(file, np.array([print] * 12), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"ids\.npy: not a readable"):
+        users.with_ids(IMAGES, str(file), None)
+
+
+def test_one_run_is_audited_of_examples_only():
+    with pytest.raises(ValueError, match="not of users"):
+        one_run.build(config_of(), 5)
+
+
+# The audit, whose canary is a whole user.
+
+AUDITED = {"sampling_prob": 1.0, "num_steps": 4, "delta": 1e-5}
+
+
+def audited(size, **changes):
+    config = config_of(size=size, **{"num_steps": 4, "expected_batch_size": 8, **changes})
+    config.optimizer.update({"name": "sgd", "learning_rate": 1e-3})
+    config.microbatch_size = 1
+    return config
+
+
+def test_a_canary_that_is_a_whole_user_gives_away_no_more_than_is_claimed():
+    scores = canary.scores(audited(3, method="bam_sam"), 8, 120, canary_size=4)
+    assert 1.0 < canary.lower_bound(*scores, **AUDITED).epsilon_lower <= 4.0
+
+
+def test_examples_bounded_one_by_one_and_claimed_for_their_user_are_caught():
+    scores = canary.scores(audited(0), 8, 50, canary_size=4)
+    assert canary.lower_bound(*scores, **AUDITED).epsilon_lower > 4.0
+
+
+def test_whole_runs_of_users_are_what_the_plan_says():
+    config = audited(2, num_steps=60, expected_batch_size=20)
+    built = experiment.build(config, canary.users_dataset(80, 3))
+    run = whole_run.record(built, 0)
+    assert run.members.shape == (60, 80)
+    assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
+
+
+# What protecting examples is worth to a user.
+
+RUN = {"noise_multiplier": 4.0, "num_steps": 4, "delta": 1e-5}
+
+
+def test_without_sampling_a_group_is_an_example_of_so_many_times_the_norm():
+    found = groups.epsilon_of_group(**RUN, sampling_prob=1.0, group_size=3, spacing=0.02)
+    assert found == pytest.approx(gdp.epsilon_of_mu(3 * 2 / 4.0, 1e-5), rel=1e-3)
+
+
+def test_a_group_of_one_is_an_example_and_larger_ones_lose_more():
+    one, two = (
+        groups.epsilon_of_group(**RUN, sampling_prob=0.25, group_size=m, spacing=0.02)
+        for m in (1, 2)
+    )
+    assert one == pytest.approx(bam.epsilon(**RUN, sampling_prob=0.25), rel=1e-2)
+    assert 1.5 * one < two
+    for wrong in ({"group_size": 0}, {"noise_multiplier": 0.0}, {"sampling_prob": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            groups.epsilon_of_group(**{**RUN, "sampling_prob": 0.25, "group_size": 2, **wrong})
+
+
+def test_a_group_of_one_step_has_the_delta_of_its_mixture():
+    sigma, q, m = 2.0, 0.25, 3
+    epsilon = groups.epsilon_of_group(
+        noise_multiplier=sigma, sampling_prob=q, num_steps=1, delta=1e-3, group_size=m, spacing=0.01
+    )
+    x = np.linspace(-25, 25, 400_001)
+    without = stats.norm.pdf(x, 0, sigma)
+    weights = stats.binom.pmf(np.arange(m + 1), m, q)
+    with_all = sum(w * stats.norm.pdf(x, j, sigma) for j, w in enumerate(weights))
+    deltas = [
+        np.trapezoid(np.maximum(p - math.exp(epsilon) * r, 0), x)
+        for p, r in ((with_all, without), (without, with_all))
+    ]
+    assert max(deltas) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_what_holds_for_any_mechanism_is_the_epsilon_of_an_example_times_the_number():
+    epsilon, delta = groups.of_example(3.0, 1e-5, 4)
+    assert epsilon == 0.75
+    grown = sum(math.exp(i * epsilon) * delta for i in range(4))  # composed one after the other
+    assert grown == pytest.approx(1e-5)
+    assert groups.of_example(3.0, 1e-5, 1) == (3.0, 1e-5)
