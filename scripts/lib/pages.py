@@ -20,6 +20,7 @@ PAGES = {
         "accuracy": "docs/figures/bias_accuracy.md",
         "on features": "docs/figures/scattering/figure2_effects.md",
     },
+    "docs/bias_benchmark.md": {"bias benchmark": "docs/results/bias_benchmark.md"},
     "docs/privacy.md": {
         "audit": "docs/audit.md",
         "one run": "docs/audit_one_run.md",
