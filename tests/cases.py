@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import bam
 from bam.data import datasets
@@ -110,6 +111,11 @@ def mlp_batch(num_rows, dtype=np.float32):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(num_rows, 3)), 2.0 * rng.normal(size=num_rows)
     return jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+
+
+def mostly(values, slow):
+    """For `parametrize`: one of the values only in the slow suite."""
+    return [pytest.param(x, marks=pytest.mark.slow) if x == slow else x for x in values]
 
 
 def row(batch, i):

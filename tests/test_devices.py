@@ -10,7 +10,15 @@ import pytest
 import bam
 from bam import devices, engine, grid, train
 from configs import base
-from tests.cases import ORACLES, assert_close, assert_same_bits, distance, mlp_batch, mlp_loss
+from tests.cases import (
+    ORACLES,
+    assert_close,
+    assert_same_bits,
+    distance,
+    mlp_batch,
+    mlp_loss,
+    mostly,
+)
 from tests.cases import mlp_params as make_params
 
 PARAMS = make_params()
@@ -125,7 +133,9 @@ def config_of(method):
     return config
 
 
-@pytest.mark.parametrize("method", [m for m in base.METHODS if m in ORACLES])
+@pytest.mark.parametrize(
+    "method", mostly([m for m in base.METHODS if m in ORACLES], slow="bam_sam")
+)
 def test_a_run_is_the_same_on_any_number_of_devices(use, method):
     results = {}
     for num_devices in (1, 2, 4, 8) if method == "dp_sgd" else (1, 8):

@@ -36,7 +36,7 @@ def tiny(name, **changes):
     return config
 
 
-@pytest.mark.parametrize("name", extensions.EXTENSIONS)
+@pytest.mark.parametrize("name", sorted({*extensions.EXTENSIONS} - {"dp_sgd", "bam_sam"}))
 def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
     built = train.build(tiny(name, checkpoint__every=5))
     whole = train.train(built, 0)
