@@ -25,7 +25,7 @@ def failures(p_values: Mapping[str, float], level: float = LEVEL) -> list[str]:
 
 
 def noise_p_values(
-    runs: Sequence[Float[np.ndarray, "steps entries"]], leaf_sizes: Sequence[int]
+    runs: Sequence[Float[np.ndarray, "_ entries"]], leaf_sizes: Sequence[int]
 ) -> dict[str, float]:
     """Two-sided p-values of "all entries of all steps' noise are independent, standard normal".
 
