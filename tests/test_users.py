@@ -16,7 +16,7 @@ from scipy import stats
 import bam
 from bam import examples, experiment, export, parts, report, statement, train
 from bam.audit import canary, checks, one_run, whole_run
-from bam.data import datasets, users
+from bam.data import datasets, parquet, users
 from bam.privacy import gdp, groups, units
 from configs import base
 from tests.cases import assert_same_bits, norm64, random_images
@@ -289,6 +289,16 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
     }.items():
         with pytest.raises(ValueError, match=message):
             load(column)
+
+
+def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_refused(tmp_path):
+    for shard, ids in enumerate(([7, 8], ["7", "8"])):
+        pq.write_table(pa.table({"writer": ids}), tmp_path / f"train-{shard:05}-of-00002.parquet")
+    with pytest.raises(ValueError, match="column writer is string, in other files numbers or text"):
+        parquet.read_ids(tmp_path, "writer")
+    narrow = pa.table({"writer": pa.array([7, 8], pa.int32())})
+    pq.write_table(narrow, tmp_path / "train-00001-of-00002.parquet")
+    assert parquet.read_ids(tmp_path, "writer").tolist() == [7, 8, 7, 8]
 
 
 def with_ids_of_its_own(**options):

@@ -67,14 +67,15 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
     """An id for each training row, in the order of `read`: a column of whole numbers, or of text.
 
     A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, of another type,
-    or has no value in a row.
+    has no value in a row, or is numbers in one file and text in another: of 7 and "7" nobody knows
+    whether they are one user, and taken for two they would have the guarantee of two.
     """
     with needs("data"):
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-    ids = [np.zeros(0, np.int64)]
+    ids, kinds = [np.zeros(0, np.int64)], set[bool]()
     for file in _files(path, "train"):
         try:
             schema = pq.read_schema(file)
@@ -82,6 +83,11 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
                 raise DataError(f"{file}: column {column} is {kind}, neither an integer nor text")
+            kinds.add(pa.types.is_string(kind))
+            if len(kinds) > 1:
+                raise DataError(
+                    f"{file}: column {column} is {kind}, in other files numbers or text"
+                )
             with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
                 for group in range(table.num_row_groups):
                     declared = table.metadata.row_group(group).total_byte_size
