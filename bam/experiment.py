@@ -27,6 +27,7 @@ from bam import (
 )
 from bam.data import augment, datasets, users
 from bam.extras import needs
+from bam.noise import first_noise, next_noise
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
 from bam.step import TrainState, first_state, ordinary_step, private_step, step_key
@@ -288,6 +289,13 @@ def _check_parts(
         state = clip.init(params)
         return finish(clip, clip.update(grads, state, params)[0], state)[0]
 
+    def drawn(params: Params) -> Array | None:
+        state = first_noise(jax.random.key(0), clip, params, plan.drawing.strategy)
+        noise, _ = next_noise(state, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy)
+        return noise.drawn
+
+    if plan.epsilon < math.inf:
+        jax.eval_shape(drawn, trained)  # it has room for so many parameters
     if not tree.same_structure(jax.eval_shape(private, trained, grads), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
 

@@ -8,9 +8,10 @@ the spare ones. Lost steps are made up for out of the spare ones; without any le
 earlier by as many.
 
 Noise that is correlated over b steps is kept in memory alone, as the key is, so a run that goes on
-begins it anew. Then an example may take part twice within b steps, of which the first is hidden by
-the old noise and the second by the new: together they are what they would be if the old noise had
-gone on to the end of its b steps. Those steps count as begun.
+begins it anew, and draws its parts of the data anew. Then an example may take part twice within b
+steps, of which the first is hidden by the old noise and the second by the new: together they are
+what they would be if the old noise had gone on to the end of its b steps, the mechanism's period.
+Those steps count as begun.
 
 With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
 the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
@@ -96,9 +97,19 @@ class Ledger:
                 raise BlockingIOError(f"another process is training in {self._path.parent}")
         self.begun += 1
 
-    def end_block(self, length: int) -> None:
-        """Counts as begun what is left of a block of steps; none where lost steps cost nothing."""
-        while self._path and self.begun % length and self.begun < self._plan.num_steps:
+    def end_period(self, length: int) -> None:
+        """Counts as begun what is left of a period; none where lost steps cost nothing.
+
+        ValueError if steps were begun and the length is 0: then it is not known what going on adds.
+        """
+        if not self._path or not self.begun:
+            return
+        if not length:
+            raise ValueError(
+                "a run without a seed cannot go on with a mechanism that declares no period: its "
+                "draws begin anew, and what that adds is not known; choose another --workdir"
+            )
+        while self.begun % length and self.begun < self._plan.num_steps:
             self.begin()
 
     def force(self) -> None:

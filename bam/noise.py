@@ -204,7 +204,8 @@ def privatize(
       key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
         `jax.random.key(i)` can be guessed by trying all i.
       strategy: of noise that is correlated over steps, see `bam.strategy`. It needs batches in
-        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`).
+        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
+        from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
 
     Returns:
       An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of

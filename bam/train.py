@@ -120,7 +120,7 @@ def train(
                 )
         taken = max(0, done)
         ledger = files.open_ledger(taken, saved)
-        ledger.end_block(len(plan.drawing.strategy))
+        ledger.end_period(plan.drawing.period)
         end = ledger.last_step(taken)
         if restored is not None and taken < end and facts["identity"]["data"] != data:
             raise ValueError(
@@ -286,7 +286,7 @@ def _correlation(strategy: Sequence[float]) -> str:
     """What is to be said of noise that is not independent, after what is said of all noise."""
     if len(strategy) == 1:
         return ""
-    weights = ", ".join(f"{c:g}" for c in strategy[1:])
+    weights = ", ".join(str(c) for c in strategy[1:])
     return (
         f"; a step's is fresh noise less the whole part of the last {len(strategy) - 1} steps' "
         f"noise times {weights}"

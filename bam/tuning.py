@@ -125,8 +125,12 @@ def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> mode
 def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(1), index)
     views = jax.random.normal(key, (parts.num_inputs(config), *shape))
-    step = jnp.zeros((), jnp.int32)
-    return {"image": views, "label": index % num_classes, "key": key, "step": step}
+    like = parts.example_like(config, shape)
+    label = jnp.broadcast_to(index % num_classes, like["label"].shape)
+    example = {"image": views, "label": label, "key": key, "step": jnp.zeros((), jnp.int32)}
+    if "present" in like:
+        example["present"] = jnp.ones(like["present"].shape, bool)
+    return example
 
 
 def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> float:

@@ -172,6 +172,27 @@ def test_a_recorded_plan_runs_no_code_and_has_the_neighbours_of_its_batches(tmp_
         bam.PrivacyPlan.of_record(own)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accountant": "gdp"},
+        {"sampling_prob": 0.004},
+        {"expected_batch_size": 0, "sampling_prob": 0.0},
+        {"mechanism": "banded", "mechanism_options": {"bands": 2}, "selection": (8.0, 1.0, 10.0)},
+        {"selection": {"foo": 1}},
+        {"selection": [1]},
+        {"mechanism": []},
+        {"num_examples": "many"},
+        {"delta": None},
+    ],
+)
+def test_a_record_that_no_plan_leaves_behind_is_a_value_error(changes):
+    record = bam.make_plan(**PLAN).to_json()
+    assert bam.PrivacyPlan.of_record(record).epsilon == record["epsilon"]
+    with pytest.raises(ValueError):
+        bam.PrivacyPlan.of_record(record | changes)
+
+
 def of_an_unknown_adjacency(num_examples, batch_size):
     return mechanisms.poisson(num_examples, batch_size)._replace(adjacency="nobody")
 

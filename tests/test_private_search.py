@@ -89,6 +89,7 @@ def test_the_same_command_draws_nothing_again(searched):
     for other, message in (
         (("--trials_shape=0",), "is of another search"),
         (("--learning_rates=0.1",), "is of another search"),
+        (("--config.ema_decay=0.5",), "is of another search"),
     ):
         refused = search(workdir, *other)
         assert refused.returncode == 2 and message in refused.stderr

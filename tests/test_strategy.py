@@ -1,5 +1,6 @@
 """Noise that is correlated over steps is what its strategy declares, and hides what ε says."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,7 +13,7 @@ import pytest
 from jax_privacy.matrix_factorization import toeplitz
 
 import bam
-from bam import experiment, grid, noise, report, strategy, train
+from bam import experiment, grid, ledger, noise, report, strategy, train
 from bam.audit import canary, checks, whole_run
 from bam.engine import ROUNDING
 from bam.noise import first_noise, next_noise, threefry_key
@@ -259,6 +260,31 @@ def test_no_example_is_twice_within_the_bands_and_each_has_probability_q():
     assert not checks.separated(members, 5)
 
 
+def members_of(draw, num_steps=120, num_examples=300):
+    members = np.zeros((num_steps, num_examples), bool)
+    for step in range(1, num_steps + 1):
+        members[step - 1, draw(step)] = True
+    return members
+
+
+def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
+    plan = bam.make_plan(
+        num_examples=300, expected_batch_size=60, num_steps=120, target_epsilon=2.0, delta=1e-5,
+        clip_norm=1.0, accountant="rdp", mechanism="banded", mechanism_options={"bands": 4},
+    )  # fmt: skip
+    right = [members_of(lambda step, seed=seed: plan.drawing.draw(seed, step)) for seed in (1, 2)]
+    assert checks.failures(checks.batches_p_values(right, plan), 1e-4) == []
+    rng = np.random.default_rng(0)
+    dealt = rng.permutation(300).reshape(4, 75)  # all parts of one size
+    wrong = {
+        "batch mean": lambda step: np.arange(step % 4, 300, 4),  # all of a part, each time
+        "parts": lambda step: dealt[step % 4][rng.random(75) < 0.8],
+        "separation": lambda step: np.flatnonzero(rng.random(300) < 0.2),
+    }
+    for check, draw in wrong.items():
+        assert check in checks.failures(checks.batches_p_values([members_of(draw)], plan)), check
+
+
 # In training.
 
 
@@ -326,6 +352,37 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
     assert resumed.summary["steps_begun"] == 10
     assert resumed.summary["steps_taken"] == 8
     assert built.plan.epsilon_after(10) == built.plan.epsilon
+
+
+def test_a_mechanism_without_a_period_cannot_go_on_without_a_seed(tmp_path):
+    own = mechanisms.banded(100, 10, bands=2)._replace(period=0)
+    plan = bam.make_plan(
+        num_examples=100, expected_batch_size=10, num_steps=8, target_epsilon=9.0, delta=1e-5,
+        clip_norm=1.0, accountant="rdp",
+    )  # fmt: skip
+    path = tmp_path / "steps_begun"
+    ledger.create(path)
+    with contextlib.closing(ledger.Ledger(path, plan, 0, 0)) as counted:
+        counted.end_period(own.period)  # nothing is begun yet
+        counted.begin()
+        with pytest.raises(ValueError, match="declares no period"):
+            counted.end_period(own.period)
+        counted.end_period(5)
+        assert counted.begun == path.stat().st_size == 5
+        counted.end_period(5)
+        assert counted.begun == 5
+    with pytest.raises(ValueError, match="period is shorter"):
+        mechanisms.make("tests.test_strategy:of_too_short_a_period", 100, 10)
+
+
+def of_too_short_a_period(num_examples, batch_size):
+    return mechanisms.banded(num_examples, batch_size, bands=3)._replace(period=2)
+
+
+def test_noise_without_room_for_the_parameters_is_refused_before_any_step():
+    config = small(bands=8, epsilon=1e-3, delta=1e-6, accountant="rdp")
+    with pytest.raises(ValueError, match="too many for noise"):
+        experiment.build(config)
 
 
 def test_an_older_runs_plan_has_no_options():

@@ -70,9 +70,35 @@ def batches_p_values(
     if plan.mechanism == "fixed_size":
         return fixed_size_p_values(members, plan.expected_batch_size)
     if plan.mechanism == "banded":
-        bands = len(plan.drawing.strategy)
-        return {"separation": float(all(separated(run, bands) for run in runs))}
+        return banded_p_values(runs, plan)
     return batch_p_values(members, plan.sampling_prob) if plan.mechanism == "poisson" else {}
+
+
+def banded_p_values(
+    runs: Sequence[Bool[np.ndarray, "_ examples"]], plan: PrivacyPlan
+) -> dict[str, float]:
+    """p-values of "each example is in a part of its own draw, and drawn there with probability bq".
+
+    `separation` is 0 if an example is twice within b steps, else 1. In every b steps each example
+    has one turn, so those are as `batch_p_values` has them. `parts`: examples' turns are spread
+    over the b steps as independent draws are, neither less nor more evenly.
+    """
+    bands, num_examples = len(plan.drawing.strategy), plan.num_examples
+    turns, of_parts = [], []
+    for run in runs:
+        whole = run[: len(run) // bands * bands].reshape(-1, bands, num_examples)
+        turns.append(whole.any(axis=1))
+        counts = whole.any(axis=0).sum(axis=1)
+        if counts.sum() >= 10 * bands:  # for χ² to be near its law
+            law, found = stats.chi2(bands - 1), stats.chisquare(counts).statistic
+            of_parts.append(2 * min(law.cdf(found), law.sf(found)))
+    prob = bands * plan.expected_batch_size / num_examples
+    blocks = np.concatenate(turns)
+    alike = batch_p_values(blocks, prob) if prob < 1 else {"all examples": float(blocks.all())}
+    return alike | {
+        "separation": float(all(separated(run, bands) for run in runs)),
+        "parts": min(1.0, float(len(of_parts) * min(of_parts, default=1.0))),
+    }
 
 
 def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:

@@ -219,7 +219,9 @@ def check(dataset: Dataset) -> None:
             )
     ids = getattr(dataset, "users", None)
     rows = dataset.train.labels.shape
-    if ids is not None and not (np.shape(ids) == rows and np.issubdtype(ids.dtype, np.integer)):
+    if ids is not None and not (
+        np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
+    ):
         raise DataError(
             f"ids of users of {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected a whole "
             f"number for each of the {rows[0]} training examples"

@@ -52,6 +52,9 @@ class Mechanism(NamedTuple):
         that was found, and never one of a larger ε.
       strategy: how noise is correlated over steps, see `bam.strategy`; (1.0,): it is not. `draw`
         must never have an example twice within so many steps as it has numbers.
+      period: steps in which draws and noise of one seed hang together. A run without a seed has
+        another seed whenever it goes on; the steps that a period then lacks count as begun, so ε
+        must cover T steps in pieces of whole periods. 0: not known, and such a run cannot go on.
       worth: `(σ, T) -> PoissonSteps` that show an attacker no less, of Gaussian noise that is not
         correlated; None where there are none, or they are not known. Replace it with `epsilon`.
     """
@@ -64,6 +67,7 @@ class Mechanism(NamedTuple):
     epsilon: Callable[..., float]
     noise_multiplier: Callable[..., float]
     strategy: tuple[float, ...] = strategies.INDEPENDENT
+    period: int = 0
     worth: Callable[[float, int], PoissonSteps] | None = None
 
 
@@ -103,7 +107,13 @@ def make(
         raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
     if mechanism.adjacency not in ADJACENCIES:
         raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
-    strategies.check(mechanism.strategy)
+    try:
+        strategies.check(mechanism.strategy)
+        known = mechanism.period == 0 or mechanism.period >= len(mechanism.strategy)
+    except TypeError as error:
+        raise ValueError(f"mechanism {name}: {error}") from None
+    if not known:
+        raise ValueError(f"mechanism {name}: its period is shorter than its strategy; 0: not known")
     return mechanism
 
 
@@ -123,6 +133,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
         capacity=sampling.usual_capacity(num_examples, prob),
         epsilon=functools.partial(accounting.epsilon, sampling_prob=prob),
         noise_multiplier=functools.partial(accounting.noise_multiplier, sampling_prob=prob),
+        period=1,
         worth=lambda sigma, num_steps: PoissonSteps(sigma, prob, num_steps),
     )
 
@@ -185,6 +196,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         strategy=strategy,
+        period=bands,
         worth=worth,
     )
 
@@ -218,6 +230,7 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
         capacity=batch_size,
         epsilon=epsilon,
         noise_multiplier=_searched(epsilon),
+        period=1,
     )
 
 

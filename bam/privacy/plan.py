@@ -70,8 +70,15 @@ class PrivacyPlan:
         """The plan that a `plan.json` holds, of an earlier version too; see `to_json`.
 
         Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
-        of one's own, and for one whose neighbours are others than those recorded.
+        of one's own, and for whatever `make_plan` would not have made.
         """
+        try:
+            return cls._of_record(record)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"this is no record of a plan: {error}") from None
+
+    @classmethod
+    def _of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
         name = record.get("mechanism", "poisson")
         if name not in mechanisms.MECHANISMS:
             raise ValueError(
@@ -89,6 +96,14 @@ class PrivacyPlan:
         units.check(plan.unit, plan.group_size)
         if plan.drawing.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
+        prob = plan.expected_batch_size / plan.num_examples
+        right = 1 <= plan.expected_batch_size <= plan.num_examples and 0 < plan.delta < 1
+        if not right or not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9):
+            raise ValueError("the records disagree: q is not l/N, or δ is no probability")
+        if plan.accountant not in ("pld", "rdp"):
+            raise ValueError(f"accountant {plan.accountant!r} is no guarantee")
+        if plan.selection:
+            _check_selection(plan.accountant, plan.epsilon, plan.unit, plan.mechanism)
         return plan
 
     @functools.cached_property
@@ -228,12 +243,8 @@ def make_plan(
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
-    if selection and (accountant != "rdp" or target_epsilon == math.inf):
-        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
-    if selection and unit == "user":
-        raise ValueError("a choice among runs is scored by examples: it is not private for users")
-    if selection and mechanism not in ("poisson", "full_batch"):
-        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
+    if selection:
+        _check_selection(accountant, target_epsilon, unit, mechanism)
     options = dict(mechanism_options or {})
     drawing = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
     sampling_prob = expected_batch_size / num_examples
@@ -273,3 +284,13 @@ def make_plan(
         group_size=group_size,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
+
+
+def _check_selection(accountant: str, epsilon: float, unit: str, mechanism: str) -> None:
+    """Refuses a choice among runs that nothing here accounts for."""
+    if accountant != "rdp" or epsilon == math.inf:
+        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
+    if mechanism not in ("poisson", "full_batch"):
+        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")

@@ -97,7 +97,7 @@ def search(
     workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
     workdir.chmod(0o700)
     with _alone(workdir):
-        drawn = _drawn(workdir / "trials.json", sorted(grid), plan)
+        drawn = _drawn(workdir / "trials.json", grid, plan)
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is not None:
                 continue
@@ -110,6 +110,11 @@ def search(
             except train.StoppedError:
                 say("stopped; the same command goes on from there")
                 return None
+            except (OSError, ValueError) as error:  # whose number is secret, so not the folder
+                why = str(error).replace(str(folder), f"a trial of {workdir}")
+                raise ValueError(
+                    f"{why} (a new search is a second release: its ε adds to this one's)"
+                ) from None
             noise = plan.selection.score_noise_multiplier
             trial["score"] = noised_score(experiment, 0, folder, noise)
             files.write_json(workdir / "trials.json", drawn)
@@ -158,9 +163,25 @@ def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(path: Path, settings: list[str], plan: PrivacyPlan) -> dict[str, Any]:
-    """The trials: those that were drawn before, or as many as chance wants, drawn once."""
-    identity = {"settings": settings, "plan": plan.to_json() | {"clip_norm": None}}
+def _drawn(path: Path, grid: Mapping[str, ConfigDict], plan: PrivacyPlan) -> dict[str, Any]:
+    """The trials: those that were drawn before, or as many as chance wants, drawn once.
+
+    The theorem is about runs of one mechanism, so whatever a setting computes is kept with them.
+    """
+    settings = sorted(grid)
+    kept_out = (*report.CHANGEABLE, *report.AUTOMATIC)
+    identity = {
+        "settings": settings,
+        "configs": {
+            name: {
+                key: value
+                for key, value in report.flat(report.as_json(grid[name])).items()
+                if not key.startswith(kept_out)
+            }
+            for name in settings
+        },
+        "plan": plan.to_json() | {"clip_norm": None},
+    }
     if path.exists():
         found = files.read_json(path)
         if any(found.get(key) != value for key, value in identity.items()):
