@@ -35,6 +35,10 @@ PAGES = {
         "fixed size": "docs/results/batches/digits_fixed_size.md",
         "poisson": "docs/results/batches/digits_poisson.md",
     },
+    "docs/finetuning.md": {
+        "fine-tuning": "docs/results/finetuning/cifar10.md",
+        "trainable": "benchmarks/trainable_cpu.md",
+    },
     "docs/correlated.md": {
         "digits": "docs/results/correlated/digits.md",
         "digits, SGD": "docs/results/correlated/digits_sgd.md",
