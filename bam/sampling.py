@@ -78,6 +78,12 @@ def _parts(seed: int, num_examples: int, num_parts: int) -> Int64[np.ndarray, " 
     return stream.integers(num_parts, size=num_examples)
 
 
+def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
+    """Whether no example is twice in the batches of so many steps; of one run, from its first."""
+    windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
+    return bool(np.all(windows.sum(axis=-1) <= 1))
+
+
 def fixed_size_sample(
     seed: int, step: int, num_examples: int, batch_size: int
 ) -> Int64[np.ndarray, " sampled"]:

@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, plotting, pretrained, stats, train
+from bam import files, parts, plotting, pretrained, train
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
 from configs.finetune import TRAINED
@@ -108,16 +108,13 @@ def row(
 ) -> dict[str, Any]:
     """The facts of a set of runs, and their gain over those from scratch, paired by seed."""
     first = next(iter(runs.values())).summary
-    accuracy, baseline = cells.percent(runs), cells.percent(from_scratch)
-    estimate = stats.estimate(list(accuracy.values()))
-    gain = stats.paired_difference(accuracy, baseline)
+    found = cells.judged(runs, from_scratch)
     facts = ("method", "num_params", "num_frozen", "epsilon", "delta", "clip_norm", "num_steps")
     return {
         "trained": trained,
         **{key: first[key] for key in (*facts, "init_digest", "dataset", "device")},
         "num_seeds": len(runs),
-        "accuracy": estimate and estimate._asdict(),
-        "gain": gain and gain._asdict(),
+        **{key: found[key] for key in ("accuracy", "gain")},
     }
 
 

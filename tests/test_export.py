@@ -56,41 +56,40 @@ def finished(experiment, tmp_path_factory):
     return workdir, train.train(experiment, None, workdir)
 
 
+def released(folder, **mechanism):
+    """The statement of a run with that `mechanism` section, released to `out`, and its plan."""
+    config = tiny(**{f"mechanism.{key}": value for key, value in mechanism.items()})
+    train.train(train.build(config, own_data()), None, folder / "run")
+    export.export(folder / "run", folder / "out")
+    return (folder / "out/PRIVACY.md").read_text(), files.read_json(folder / "run/plan.json")
+
+
+def printed(text):
+    """What the commands in a statement print, as numbers."""
+    found = []
+    for command in re.findall(r'^python -c "(.*)"$', text, re.MULTILINE):
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(command, {})
+        found.append(float(output.getvalue()))
+    return found
+
+
 def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
-    config = tiny(**{"mechanism.name": "fixed_size"})
-    train.train(train.build(config, own_data()), None, tmp_path / "run")
-    export.export(tmp_path / "run", tmp_path / "out")
-    text = (tmp_path / "out/PRIVACY.md").read_text()
-    plan = files.read_json(tmp_path / "run/plan.json")
+    text, plan = released(tmp_path, name="fixed_size")
     assert "`replace_one`" in text
     assert "with another example in its place" in text
     assert "added or removed" not in text
     assert "Poisson" not in text
     assert "scripts.privacy" not in text  # it speaks of Poisson sampling
-    commands = re.findall(r"^python -c \"(.*)\"$", text, re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            exec(command, {})
-        assert float(output.getvalue()) == pytest.approx(plan["epsilon"], rel=1e-6)
+    assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
 
 
 def test_a_release_of_correlated_noise_says_how_and_its_commands_give_its_epsilon(tmp_path):
-    config = tiny(**{"mechanism.name": "banded", "mechanism.bands": 2})
-    train.train(train.build(config, own_data()), None, tmp_path / "run")
-    export.export(tmp_path / "run", tmp_path / "out")
-    text = (tmp_path / "out/PRIVACY.md").read_text()
-    plan = files.read_json(tmp_path / "run/plan.json")
+    text, plan = released(tmp_path, name="banded", bands=2)
     assert "less the whole part of the last 1 steps' noise times 0.5" in text
     assert "one of 2 parts" in text
     assert "--num_steps=2" in text  # three steps, two parts: an example is in two of them at most
-    commands = re.findall(r"^python -c \"(.*)\"$", text, re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(command, {})
-        assert float(output.getvalue()) == pytest.approx(plan["epsilon"], rel=1e-6)
+    assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
     assert files.read_json(tmp_path / "out/config.json")["mechanism"]["bands"] == 2
 
 

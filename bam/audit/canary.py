@@ -108,9 +108,10 @@ def scores(
     examples is given away by a run that protects single ones.
     """
     size = users.group_size(config)
-    dataset = canary_dataset(num_examples, canary_size=canary_size)
     if size:
         dataset = users_dataset(num_examples, canary_size)
+    else:
+        dataset = canary_dataset(num_examples, canary_size=canary_size)
     built = experiment.build(config, dataset)
     plan = built.plan
     others = dataset.test

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 from bam.privacy.plan import PrivacyPlan
+from bam.sampling import separated
 
 LEVEL = 1e-6
 LAGS = 10  # entries are compared within a step and up to so many steps apart
@@ -99,12 +100,6 @@ def banded_p_values(
         "separation": float(all(separated(run, bands) for run in runs)),
         "parts": min(1.0, float(len(of_parts) * min(of_parts, default=1.0))),
     }
-
-
-def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
-    """Whether no example is twice in the batches of so many steps; of one run, from its first."""
-    windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
-    return bool(np.all(windows.sum(axis=-1) <= 1))
 
 
 def batch_p_values(

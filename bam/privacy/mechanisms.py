@@ -175,11 +175,12 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     def noise_multiplier(
         *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
+        steps = worth(1.0, num_steps)
         of_one = accounting.noise_multiplier(
             target_epsilon=target_epsilon,
             delta=delta,
-            sampling_prob=of_part,
-            num_steps=-(-num_steps // bands),
+            sampling_prob=steps.sampling_prob,
+            num_steps=steps.num_steps,
             accountant=accountant,
         )
         return of_one * length * (1 + 1e-12)  # so that dividing by ‖c‖ again gives no less

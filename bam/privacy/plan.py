@@ -119,8 +119,12 @@ class PrivacyPlan:
     @property
     def worth(self) -> PoissonSteps | None:
         """The Poisson-sampled Gaussians that all T steps are worth; None: none, or not known."""
+        return self.worth_after(self.num_steps)
+
+    def worth_after(self, num_steps: int) -> PoissonSteps | None:
+        """The same of so many of its steps."""
         worth = self.drawing.worth
-        return None if worth is None else worth(self.noise_multiplier, self.num_steps)
+        return None if worth is None else worth(self.noise_multiplier, num_steps)
 
     @property
     def training_steps(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 from scipy import signal
 
-from bam import transforms
+from bam import sampling, transforms
 from bam.grid import GaussianNoise
 from bam.noise import NoiseState, first_noise, next_noise
 from bam.privacy import accounting
@@ -79,7 +79,7 @@ def _has(mechanism: Mechanism, accountant: str) -> bool:
 
 
 def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
-    members = np.zeros((NUM_STEPS, num_examples), int)
+    members = np.zeros((NUM_STEPS, num_examples), bool)
     for step in range(1, NUM_STEPS + 1):
         drawn = np.asarray(mechanism.draw(7, step))
         again = np.asarray(mechanism.draw(7, step))
@@ -88,15 +88,14 @@ def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
             np.array_equal(drawn, np.unique(drawn)) and set(drawn) <= set(range(num_examples)),
             "a batch is not of sorted, different rows of the data",
         )
-        members[step - 1, drawn] = 1
+        members[step - 1, drawn] = True
     if not members.all():
         require(len(np.unique(members, axis=0)) > 1, "all steps have the same batch")
         other = np.asarray(mechanism.draw(8, 1))
         require(not np.array_equal(other, np.flatnonzero(members[0])), "the seed does not matter")
     bands = len(mechanism.strategy)
-    windows = np.lib.stride_tricks.sliding_window_view(members, bands, axis=0).sum(axis=-1)
     require(
-        bool(np.all(windows <= 1)) or bands == 1,
+        sampling.separated(members, bands),
         f"its noise is correlated over {bands} steps, but it draws an example twice within them",
     )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import checkpoint, files, parts, report, train
+from bam import checkpoint, files, parts, report, stats, train
 from scripts.lib import cli
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -178,6 +178,19 @@ def runs_of(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
 def percent(runs: Mapping[int, Run]) -> dict[int, float]:
     """Seed -> test accuracy in %."""
     return {seed: 100 * run.summary["test_accuracy"] for seed, run in runs.items()}
+
+
+def judged(runs: Mapping[int, Run], baseline: Mapping[int, Run]) -> dict[str, Any]:
+    """Accuracy in % of runs, by seed, and the gain over a baseline's, paired, as JSON has them."""
+    ours = percent(runs)
+    accuracy = stats.estimate(list(ours.values()))
+    gain = stats.paired_difference(ours, percent(baseline))
+    return {
+        "seeds": list(ours),
+        "accuracies": list(ours.values()),
+        "accuracy": accuracy and accuracy._asdict(),
+        "gain": gain and gain._asdict(),
+    }
 
 
 def print_event(name: str, text: str) -> None:

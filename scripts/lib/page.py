@@ -100,8 +100,7 @@ class Run(NamedTuple):
 
     def worth_of(self, num_steps: int) -> PoissonSteps | None:
         """The Poisson-sampled Gaussians that so many steps are worth, if that is known."""
-        plan = PrivacyPlan.of_record(self.plan)
-        return plan.drawing.worth and plan.drawing.worth(plan.noise_multiplier, num_steps)
+        return PrivacyPlan.of_record(self.plan).worth_after(num_steps)
 
 
 def read(workdir: Path) -> Run:

@@ -158,20 +158,15 @@ def _row(
     finals: Mapping[str, cells.Cells],
     found: Mapping[str, Mapping[int, cells.Run]],
 ) -> dict[str, Any]:
-    ours, theirs = (cells.percent(found[n]) for n in (name, "dp_sgd"))
-    gain = stats.paired_difference(ours, theirs) if name != "dp_sgd" else None
-    accuracy = stats.estimate(list(ours.values()))
+    judged = cells.judged(found[name], found["dp_sgd"])
     summaries = [run.summary for run in found[name].values()]
     seconds = [run.summary["seconds"] for run in found["dp_sgd"].values()]
-    done = {seed for seed in ours if seed in theirs}  # others have no last step yet
+    done = found[name].keys() & found["dp_sgd"].keys()  # others have no last step yet
     bias = _bias(*(_of(finals[n], done) for n in (name, "dp_sgd")))
     return {
         "name": name,
         "chosen": dict(trial),
-        "accuracies": list(ours.values()),
-        "seeds": list(ours),
-        "accuracy": accuracy and accuracy._asdict(),
-        "gain": gain and gain._asdict(),
+        **(judged if name != "dp_sgd" else judged | {"gain": None}),
         "bias": {
             key: of_key._asdict()
             for key in MEASURED

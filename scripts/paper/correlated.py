@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, parts, stats, strategy, train
+from bam import files, parts, strategy, train
 from bam.privacy.accounting import rounded_up
 from scripts.lib import cells, cli, tables
 
@@ -70,8 +70,6 @@ def _row(
     independent: dict[int, cells.Run],
 ) -> dict[str, Any]:
     plan = train.build(next(iter(group.values()))).plan
-    ours, theirs = (cells.percent(of) for of in (runs, independent))
-    accuracy, gain = stats.estimate(list(ours.values())), stats.paired_difference(ours, theirs)
     assert plan.worth is not None  # Poisson batches and banded ones have it
     in_sums = strategy.noise_in_sums(plan.drawing.strategy, plan.training_steps)
     return {
@@ -82,10 +80,7 @@ def _row(
         "part_prob": plan.worth.sampling_prob,
         "noise_multiplier": plan.noise_multiplier,
         "noise_in_sums": plan.noise_multiplier * in_sums,
-        "seeds": list(ours),
-        "accuracies": list(ours.values()),
-        "accuracy": accuracy and accuracy._asdict(),
-        "gain": gain and gain._asdict(),
+        **cells.judged(runs, independent),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, parts, plotting, stats
+from bam import files, parts, plotting
 from bam.plotting import plt
 from scripts.lib import cells, cli, tables
 
@@ -42,18 +42,12 @@ def main() -> None:
         found = cells.run_missing(groups)
         rows = []
         for name, runs in found.items():
-            ours, theirs = (cells.percent(of_name) for of_name in (runs, found["dp_sgd"]))
             method = next(iter(groups[name].values())).method
-            accuracy = stats.estimate(list(ours.values()))
-            gain = stats.paired_difference(ours, theirs)
             rows.append(
                 {
                     "method": method.name,
                     "strength": parts.strength(method),
-                    "seeds": list(ours),
-                    "accuracies": list(ours.values()),
-                    "accuracy": accuracy and accuracy._asdict(),
-                    "gain": gain and gain._asdict(),
+                    **cells.judged(runs, found["dp_sgd"]),
                 }
             )
         out = Path(_OUT.value)
