@@ -175,24 +175,35 @@ def train(
 
 
 def estimate_seconds(experiment: Experiment) -> float:
-    """Seconds that a whole run trains on this device, roughly, from one timed microbatch.
+    """Seconds that a whole run trains on this device, roughly, from some timed steps.
 
-    It steps twice on a throw-away state, whose result is discarded: nothing is released, no budget
-    is spent. Evaluation, diagnostics and compilation are not counted.
+    A step costs a part of its own, of noise and optimizer, and one for each example: it is timed
+    with one microbatch, then with ever more examples until it takes a second or has all that are
+    expected. The state is thrown away: nothing is released, no budget is spent. Evaluation,
+    diagnostics and compilation are not counted.
     """
     plan, num_devices = experiment.plan, experiment.mesh.size if experiment.mesh else 1
-    # A microbatch for every device.
-    num_rows = min(experiment.config.microbatch_size * num_devices, plan.num_examples)
     on_device = experiment.place(experiment.dataset.train)
-    batch = sampling.pad(np.arange(num_rows), experiment.capacity)
     state = experiment.init(0)
-    seconds = 0.0
-    for _ in range(2):  # the first compiles
+
+    def timed(num_rows: int) -> float:
+        nonlocal state
+        batch = sampling.pad(np.arange(num_rows), experiment.capacity)
         started = time.perf_counter()
-        state = experiment.step(state, on_device, batch)
-        jax.block_until_ready(state)
-        seconds = time.perf_counter() - started
-    return seconds * plan.training_steps * max(1, plan.expected_batch_size / num_rows)
+        state = jax.block_until_ready(experiment.step(state, on_device, batch))
+        return time.perf_counter() - started
+
+    # A microbatch for every device.
+    fewest = min(experiment.config.microbatch_size * num_devices, plan.num_examples)
+    timed(fewest)  # compiles
+    num_rows, least = fewest, timed(fewest)
+    seconds = least
+    while seconds < 1 and num_rows < plan.expected_batch_size:
+        num_rows = min(2 * num_rows, plan.expected_batch_size)
+        seconds = timed(num_rows)
+    per_example = max(0.0, seconds - least) / max(1, num_rows - fewest)
+    missing = max(0, plan.expected_batch_size - fewest)
+    return (least + missing * per_example) * plan.training_steps
 
 
 def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:

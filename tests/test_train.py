@@ -1,5 +1,6 @@
 """The whole loop on the embedded digits, with logistic regression to keep compilation short."""
 
+import dataclasses
 import json
 import math
 
@@ -139,6 +140,20 @@ def test_dp_sat_ascends_along_the_last_private_gradient_only():
 
 def test_a_dry_run_estimates_the_time_and_writes_nothing(experiment):
     assert 0 < train.estimate_seconds(experiment) < 600
+
+
+def test_an_estimate_tells_the_time_of_a_step_from_that_of_its_examples(experiment, monkeypatch):
+    clock = 0.0
+
+    def step(state, on_device, batch):
+        nonlocal clock
+        clock += 0.2 + 0.001 * int(batch.mask.sum())
+        return state
+
+    monkeypatch.setattr(train.time, "perf_counter", lambda: clock)
+    plan, timed = experiment.plan, dataclasses.replace(experiment, step=step)
+    seconds = plan.training_steps * (0.2 + 0.001 * plan.expected_batch_size)
+    assert train.estimate_seconds(timed) == pytest.approx(seconds)
 
 
 def test_random_views_change_with_the_step_and_the_seed_alone():
