@@ -1,6 +1,5 @@
 """Private training: take the planned steps of an experiment, and not one more."""
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -102,7 +101,7 @@ def train(
     done, seconds, saved = -1, 0.0, 0  # at step 0 there is only the bias to measure
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
-        data = _fingerprint(dataset, files.data_key()) if workdir else None
+        data = datasets.fingerprint(files.data_key(), *dataset.train) if workdir else None
         identity = {"plan": plan.to_json(), "data": data, "init": experiment.init_digest}
         restored = checkpoints.restore(state)
         if restored is not None:
@@ -307,14 +306,6 @@ def _correlation(strategy: Sequence[float]) -> str:
 def _seed_from_system() -> int:
     """128 bits that nobody can know."""
     return int.from_bytes(devices.random_bits(4).tobytes())
-
-
-def _fingerprint(dataset: datasets.Dataset, key: bytes) -> str:
-    """Keyed BLAKE2 of the training split: without the key it confirms no guess at a row."""
-    mac = hashlib.blake2b(key=key, digest_size=16)
-    for array in dataset.train:
-        mac.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return mac.hexdigest()
 
 
 def _due(step: int, every: int) -> bool:

@@ -70,6 +70,13 @@ def given_dataset(**options):
     return datasets.load("digits")._replace(name=str(options))
 
 
+def digits_moved_by(path):
+    """Digits whose labels are moved on by the number in a file."""
+    digits, by = datasets.load("digits"), int(Path(path).read_text())
+    train = digits.train._replace(labels=(digits.train.labels + by) % 10)
+    return digits._replace(name="moved", train=train)
+
+
 # What every transform must bound, whatever it is given.
 ADVERSARIAL = {
     "zero": [0.0, 0.0, 0.0],

@@ -96,13 +96,20 @@ def test_the_same_command_draws_nothing_again(searched):
 
 
 def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
-    stopped = search(tmp_path / "s", "--max_seconds=0.001")
+    moved = tmp_path / "moved.txt"
+    data = ("--config.dataset.name=tests.cases:digits_moved_by", f"--config.dataset.path={moved}")
+    moved.write_text("0")
+    stopped = search(tmp_path / "s", "--max_seconds=0.001", *data)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.endswith("stopped; the same command goes on from there\n")
     path = tmp_path / "s" / "trials.json"
     drawn = [trial["setting"] for trial in json.loads(path.read_text())["trials"]]
     assert not (tmp_path / "s" / "chosen").exists()
-    done = search(tmp_path / "s")
+    moved.write_text("1")
+    refused = search(tmp_path / "s", *data)
+    assert refused.returncode == 2 and "is of another search" in refused.stderr
+    moved.write_text("0")
+    done = search(tmp_path / "s", *data)
     assert done.returncode == 0, done.stderr
     trials = json.loads(path.read_text())["trials"]
     assert [trial["setting"] for trial in trials] == drawn
@@ -161,6 +168,7 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
     ("flag", "message"),
     [
         ("--best=1", "no --best"),
+        ("--noprivate", "belong to --private"),
         ("--config.seed=1", "sets seed itself"),
         ("--config.accountant=pld", "sets accountant itself"),
         ("--config.checkpoint.every=0", "keeps the chosen weights"),

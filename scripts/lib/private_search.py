@@ -19,12 +19,14 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import export, files, report, score, train
+from bam.data import datasets
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import composed_epsilon
-from scripts.lib import cells, tables
+from scripts.lib import cells, cli, tables
 
+OF_PRIVATE = ("trials_mean", "trials_shape", "score", "score_noise")
 PRIVATE = flags.DEFINE_bool(
     "private", False, "--config.epsilon pays for the choice, too: docs/selection.md"
 )
@@ -37,6 +39,11 @@ SCORE = flags.DEFINE_enum(
 )
 _SCORE_NOISE = flags.DEFINE_float(
     "score_noise", 10, "of --private: standard deviation of the noise on a score, in images"
+)
+cli.ensure(
+    ("private", *OF_PRIVATE),
+    lambda private, *_: private or not any(flags.FLAGS[name].present for name in OF_PRIVATE),
+    f"--{', --'.join(OF_PRIVATE)} belong to --private",
 )
 
 # What a trial's config says that no other's does; further figures would help nobody.
@@ -97,7 +104,7 @@ def search(
     workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
     workdir.chmod(0o700)
     with _alone(workdir):
-        drawn = _drawn(workdir / "trials.json", grid, plan)
+        drawn = _drawn(workdir / "trials.json", grid, next(iter(built.values())))
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is not None:
                 continue
@@ -163,14 +170,22 @@ def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(path: Path, grid: Mapping[str, ConfigDict], plan: PrivacyPlan) -> dict[str, Any]:
+def _drawn(
+    path: Path, grid: Mapping[str, ConfigDict], experiment: train.Experiment
+) -> dict[str, Any]:
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
-    The theorem is about runs of one mechanism, so whatever a setting computes is kept with them.
+    The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
+    kept with them, and a fingerprint of the images that are trained on and judged.
     """
-    settings = sorted(grid)
+    plan, settings = experiment.plan, sorted(grid)
+    found = files.read_json(path) if path.exists() else None
+    key = str((found or {}).get("data_key") or secrets.token_hex(32))
+    data = (*experiment.dataset.train, *_judged_on(experiment))
     kept_out = (*report.CHANGEABLE, *report.AUTOMATIC)
     identity = {
+        "data_key": key,
+        "data": datasets.fingerprint(bytes.fromhex(key), *data),
         "settings": settings,
         "configs": {
             name: {
@@ -182,8 +197,7 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], plan: PrivacyPlan) -> dic
         },
         "plan": plan.to_json() | {"clip_norm": None},
     }
-    if path.exists():
-        found = files.read_json(path)
+    if found is not None:
         if any(found.get(key) != value for key, value in identity.items()):
             raise ValueError(f"{path} is of another search; choose another --workdir")
         return found
@@ -193,8 +207,9 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], plan: PrivacyPlan) -> dic
         {"setting": system.choice(settings), "score": None}
         for _ in range(plan.selection.num_trials(system.random()))
     ]
-    files.write_json(path, identity | {"trials": trials})
-    return {"trials": trials} | identity
+    drawn = identity | {"trials": trials}
+    files.write_json(path, drawn)
+    return drawn
 
 
 def noised_score(
