@@ -142,8 +142,7 @@ def noise_multiplier(
     """
     check_mechanism(sampling_prob, num_steps, delta, accountant)
     check_target(target_epsilon)
-    if num_steps == 0 or sampling_prob == 0:
-        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
+    check_has_noise(sampling_prob, num_steps)
 
     mechanism = (sampling_prob, num_steps, delta)
 
@@ -291,6 +290,12 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
     """ValueError for a σ that is negative or no number."""
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+
+
+def check_has_noise(sampling_prob: float, num_steps: int) -> None:
+    """ValueError if nothing is released that noise could be chosen for."""
+    if num_steps == 0 or sampling_prob == 0:
+        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
 
 
 def check_target(target_epsilon: float) -> None:

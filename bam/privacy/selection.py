@@ -112,20 +112,27 @@ def epsilon(
       >>> round(epsilon(Selection(8, 1, 10), **run), 2)
       4.58
     """
-    of_training = accounting.epsilon(
-        noise_multiplier=noise_multiplier,
-        sampling_prob=sampling_prob,
-        num_steps=num_steps,
-        delta=delta,
-        accountant="rdp",
-    )
-    if math.isinf(of_training):
+    accounting.check_mechanism(sampling_prob, num_steps, delta, "rdp")
+    accounting.check_noise_multiplier(noise_multiplier)
+    return _epsilon(selection, noise_multiplier, sampling_prob, num_steps, delta)
+
+
+def _epsilon(
+    selection: Selection,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    orders: tuple[float, ...] | None = None,
+) -> float:
+    """By dp-accounting's Rényi accountant, of these orders or its own."""
+    if noise_multiplier == 0 and sampling_prob > 0 and num_steps > 0:
         return math.inf
     score_noise = selection.score_noise_multiplier
     trial = _trial(score_noise, noise_multiplier, sampling_prob, num_steps)
     best = RepeatAndSelectDpEvent(trial, selection.trials_mean, selection.trials_shape)
     with accounting.without_order_warnings():
-        return float(RdpAccountant().compose(best).get_epsilon(delta))
+        return float(RdpAccountant(orders).compose(best).get_epsilon(delta))
 
 
 def noise_multiplier(
@@ -143,8 +150,8 @@ def noise_multiplier(
     a tenth of the target.
     """
     steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
-    # Of one trial alone less noise is enough: where to begin, and it checks the arguments.
-    near = accounting.noise_multiplier(target_epsilon=target_epsilon, accountant="rdp", **steps)
+    accounting.check_target(target_epsilon)
+    accounting.check_has_noise(sampling_prob, num_steps)
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
         raise ValueError(
@@ -155,7 +162,11 @@ def noise_multiplier(
     def exactly(sigma: float) -> float:
         return epsilon(selection, noise_multiplier=sigma, **steps)
 
-    return accounting.least_noise(exactly, target_epsilon, 1.5 * near, 1e-5)
+    # What is cheap finds where to begin with what is dear.
+    mechanism = (sampling_prob, num_steps, delta, accounting.FEW_ORDERS)
+    by_few_orders = lambda s: _epsilon(selection, s, *mechanism)  # noqa: E731
+    near = accounting.least_noise(by_few_orders, target_epsilon, 1.0, 1e-2)
+    return accounting.least_noise(exactly, target_epsilon, near, 1e-5)
 
 
 @functools.lru_cache(maxsize=64)
