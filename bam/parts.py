@@ -21,6 +21,7 @@ section          your function                                     returns
 
 import importlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -300,7 +301,7 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
     if feature_map is None:
         return datasets.hold_out(loaded, holdout)
     if wanted.features.get("cache"):
-        folder = Path(wanted.features.cache).expanduser()
+        folder = Path(os.path.expanduser(wanted.features.cache))
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
     made = features.extract(loaded, feature_map, _of_features(wanted.features), folder, say)

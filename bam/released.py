@@ -3,9 +3,9 @@
 What a release holds is `bam.export`'s matter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -61,11 +61,17 @@ def load(folder: Path, own_model: str = "") -> Released:
     Raises:
       ValueError: if the files are not such a release.
     """
-    facts = read_json(folder / "model.json")
+    path = folder / "model.json"
+    facts = read_json(path)
+    for key, is_right in FACTS.items():
+        if key not in facts:
+            raise ValueError(f"{path} has no {key!r}")
+        if not is_right(facts[key]):
+            raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
     try:
         built = build(facts, own_model)
-    except KeyError as error:
-        raise ValueError(f"{folder / 'model.json'} has no {error}") from None
+    except (AttributeError, KeyError, TypeError) as error:  # of an option of the model or features
+        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     try:
         named = safetensors.numpy.load_file(folder / "weights.safetensors")
     except safetensors.SafetensorError as error:
@@ -79,6 +85,26 @@ def load(folder: Path, own_model: str = "") -> Released:
         return built.model.logits(params, built.prepare(images))
 
     return Released(params, logits, built.prepare, built.model)
+
+
+def _numbers(found: object, kinds: tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(found, list) and all(type(number) in kinds for number in found)
+
+
+def _section(found: object) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("name"), str)
+
+
+# What a `model.json` must have, and whether a stranger's is of the right type.
+FACTS: Mapping[str, Callable[[Any], bool]] = {
+    "model": _section,
+    "num_classes": lambda found: type(found) is int and found > 0,
+    "image_shape": lambda found: _numbers(found, (int,)) and all(size > 0 for size in found),
+    "mean": _numbers,
+    "std": _numbers,
+    "input_clip_norm": lambda found: _numbers([found]),
+    "precision": lambda found: isinstance(found, str),
+}
 
 
 class Built(NamedTuple):
@@ -105,6 +131,8 @@ def build(facts: JsonObject, own_model: str) -> Built:
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
     section = facts.get("features") or {"name": ""}
+    if not _section(section):
+        raise TypeError(f"features is {section!r}")
     feature_map = None if ":" in section["name"] else parts.make_features(ConfigDict(section))
 
     def prepare(images: Images) -> Float[Array, "... k"]:

@@ -101,7 +101,7 @@ def train(
     done, seconds, saved = -1, 0.0, 0  # at step 0 there is only the bias to measure
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
-        data = datasets.fingerprint(files.data_key(), *dataset.train) if workdir else None
+        data = datasets.fingerprint(files.data_key(), dataset.train) if workdir else None
         identity = {"plan": plan.to_json(), "data": data, "init": experiment.init_digest}
         restored = checkpoints.restore(state)
         if restored is not None:

@@ -437,6 +437,28 @@ def test_a_stranger_s_release_is_checked_and_runs_nothing(release, tmp_path):
             export.load(spoiled(change.__name__, change))
 
 
+MISTYPED = {
+    "image_shape": (5, "8x8", [8, 8], [[1], 2, 3], [8, 8, -1]),
+    "model": ("mlp", 3, {"width": 2}, {"name": 3}, {"name": "mlp", "width": "wide"}),
+    "num_classes": ("ten", None, -1, 0.5),
+    "mean": (None, "no", {}),
+    "features": ("scattering", 3, {"no_name": 1}),
+    "precision": (3, "exact", None),
+    "input_clip_norm": ("1", [1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in MISTYPED.items() for value in values]
+)
+def test_a_stranger_s_facts_of_other_types_are_one_error(key, value, release, tmp_path):
+    folder = shutil.copytree(release, tmp_path / "mistyped")
+    edit(folder / "model.json", lambda facts: facts.update({key: value}))
+    with pytest.raises(ValueError, match=r".") as error:
+        export.load(folder)
+    assert "\n" not in str(error.value)
+
+
 def records(accountant="rdp", **changes):
     """A plan, a config and a summary without a run."""
     plan = {

@@ -1,6 +1,7 @@
 """Data sets in memory: one function for every name and source."""
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -150,10 +151,10 @@ def folder_of(
     return Path(os.path.expanduser(path)) if path and source != "sklearn" else None
 
 
-def fingerprint(key: bytes, *arrays: np.ndarray) -> str:
-    """Keyed BLAKE2 of some arrays' bytes: without the key it confirms no guess at a row."""
+def fingerprint(key: bytes, *splits: Split) -> str:
+    """Keyed BLAKE2 of some splits' bytes: without the key it confirms no guess at a row."""
     mac = hashlib.blake2b(key=key, digest_size=16)
-    for array in arrays:
+    for array in itertools.chain(*splits):
         mac.update(np.ascontiguousarray(array).view(np.uint8).data)
     return mac.hexdigest()
 

@@ -180,12 +180,12 @@ def _drawn(
     """
     plan, settings = experiment.plan, sorted(grid)
     found = files.read_json(path) if path.exists() else None
-    key = str((found or {}).get("data_key") or secrets.token_hex(32))
-    data = (*experiment.dataset.train, *_judged_on(experiment))
+    data_key = str((found or {}).get("data_key") or secrets.token_hex(32))
+    data = (experiment.dataset.train, _judged_on(experiment))
     kept_out = (*report.CHANGEABLE, *report.AUTOMATIC)
     identity = {
-        "data_key": key,
-        "data": datasets.fingerprint(bytes.fromhex(key), *data),
+        "data_key": data_key,
+        "data": datasets.fingerprint(bytes.fromhex(data_key), *data),
         "settings": settings,
         "configs": {
             name: {
