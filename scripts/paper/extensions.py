@@ -20,9 +20,14 @@ _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to 
 flags.adopt_module_key_flags(cells)
 cli.require("workdir", "out")
 
-COLUMNS = tables.text(
-    "extension", "ε", "noise on the sum", "accuracy %", "gain over DP-SGD, points"
-)
+COLUMNS: tables.Columns = {
+    "extension": lambda row: row["name"],
+    "ε": lambda row: rounded_up(row["epsilon"], ".2f"),
+    "noise on the sum": lambda row: f"{row['noise_multiplier']:.3f} × {row['sensitivity']:.3f}",
+    "seeds": lambda row: str(len(row["seeds"])),
+    "accuracy %": lambda row: tables.interval(row["accuracy"], ".2f"),
+    **tables.gain("gain", lambda row: row["name"] == "dp_sgd"),
+}
 FACTS = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
 
 
@@ -30,28 +35,18 @@ def main() -> None:
     """Trains what is missing; runs with one seed share batches and noise."""
     with cli.one_line_errors():
         found = cells.run_missing({name: _runs(name) for name in EXTENSIONS})
-        found = {name: runs for name, runs in found.items() if runs}
-        if not found:
-            return
-        rows, lines = [], []
+        rows = []
         for name, runs in found.items():
-            facts = {key: next(iter(runs.values())).summary[key] for key in FACTS}
-            ours, theirs = cells.percent(runs), cells.percent(found.get("dp_sgd", {}))
-            gains = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-            rows.append({"name": name, **facts, "accuracies": [a / 100 for a in ours.values()]})
-            lines.append(
-                [
-                    name,
-                    rounded_up(facts["epsilon"], ".2f"),
-                    f"{facts['noise_multiplier']:.3f} × {facts['sensitivity']:.3f}",
-                    tables.mean_sd(list(ours.values()), ".1f"),
-                    "–" if name == "dp_sgd" else tables.mean_sd(gains, "+.1f"),
-                ]
-            )
+            if runs:
+                summary = next(iter(runs.values())).summary
+                facts = {key: summary[key] for key in FACTS}
+                rows.append({"name": name, **facts, **cells.judged(runs, found["dp_sgd"])})
+        if not rows:
+            return
         out = Path(_OUT.value)
         out.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(out, {"device": devices.name(), "runs": rows})
-    tables.show(COLUMNS, lines, keep=out.with_suffix(".md"))
+    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 
 def _runs(name: str) -> cells.Cells:
