@@ -57,16 +57,14 @@ def paired_difference(
 def p_value(found: Estimate) -> float | None:
     """Two-sided p of Student's test that the true mean is 0; of paired differences, paired.
 
-    None for a single value.
+    None for a single value, and for equal ones: of a spread that was not seen no test can tell.
 
     Examples:
       >>> round(p_value(estimate([0.1, 0.5, 0.3, 0.9, -0.2])), 3)
       0.16
     """
-    if found.sd is None:
+    if not found.sd:
         return None
-    if found.sd == 0:
-        return float(found.mean == 0)
     t = found.mean / (found.sd / math.sqrt(found.num))
     return float(2 * stats.t.sf(abs(t), found.num - 1))
 
@@ -75,14 +73,14 @@ def detectable(found: Estimate, power: float = 0.8) -> float | None:
     """The smallest true mean that this test, at 5 %, finds with this power, were the SD `found.sd`.
 
     What a study of so many seeds can be expected to see, and so what "not significant" is worth:
-    by the noncentral t distribution. None for a single value.
+    by the noncentral t distribution. None for a single value, and for equal ones.
 
     Examples:
       >>> round(detectable(Estimate(0.0, 1.0, None, 5)), 2), round(
       ...     detectable(Estimate(0.0, 1.0, None, 10)), 2)
       (1.68, 1.0)
     """
-    if found.sd is None:
+    if not found.sd:
         return None
     freedom, scale = found.num - 1, found.sd / math.sqrt(found.num)
     limit = stats.t.ppf(0.975, freedom)
