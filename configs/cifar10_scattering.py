@@ -1,8 +1,7 @@
-"""CIFAR-10, private, on fixed scattering features: a linear model or a small CNN.
+"""CIFAR-10, private, on fixed scattering features: a linear model.
 
 Command:   python -m scripts.train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.source=parquet --config.dataset.path=FOLDER
-           The CNN: --config.model.name=tanh_cnn
 Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 49 to 94 s, of BAM 95 to 169 s.
 
@@ -12,7 +11,7 @@ Accuracy, %, δ = 1e-5, mean ± 95 % interval of five seeds, at ε = 1 and 3 of 
   2    –                          65.98 ± 0.20  65.98 ± 0.16  65.82 ± 0.16  not run
   3    67.0, 69.3                 66.72 ± 0.15  66.69 ± 0.16  66.74 ± 0.08  66.72 ± 0.09
   8    –                          67.69 ± 0.28  67.16 ± 0.32  67.79 ± 0.25  not run
-"Theirs": Tramèr and Boneh. The columns on the right are of the linear model; the CNN: not run.
+"Theirs": Tramèr and Boneh. Their small CNN: configs/cifar10_scattering_cnn.py.
 
 Departures from Tramèr and Boneh (arXiv 2011.11660): JPEG images, Poisson batches of expected size
 4096 for 10 epochs, the mean of an image's features and its mirror image's, whitening by public

@@ -57,6 +57,10 @@ PAGES = {
         "features, searched at 1, normalised": "docs/results/scattering/search_eps1_C0.1.md",
         "features, searched at 1, clipped": "docs/results/scattering/search_eps1_C50.md",
         "features, strengths": "docs/results/scattering/strengths.md",
+        "features, CNN": "docs/results/cifar10_scattering_cnn/table1.md",
+        "features, CNN searched": "docs/results/cifar10_scattering_cnn/search.md",
+        "medium": "docs/results/cifar10_medium/table1.md",
+        "medium, searched": "docs/results/cifar10_medium/search.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
     },
     "docs/selection.md": {
