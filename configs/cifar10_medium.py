@@ -15,7 +15,7 @@ augmentation instead of 16, 150 steps of 1024 expected examples instead of 900 o
 
 from ml_collections import ConfigDict
 
-from configs import base, cifar10_small
+from configs import cifar10_small
 
 
 def get_config(method: str = "bam_sam") -> ConfigDict:
@@ -25,5 +25,4 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.num_steps = 150
     config.model.width = 16
     config.optimizer.learning_rate = 5e-3  # the best of four for DP-SGD: docs/results.md
-    base.set_strength(config, dp_sat=0.02, bam_sam=0.01, bam_exact=0.01)
     return config

@@ -95,7 +95,8 @@ def search(
         searches there.
     """
     built = cells.build(grid, lambda: False)
-    plan = next(iter(built.values())).plan
+    first = next(iter(built.values()))
+    plan = first.plan
     assert plan.selection is not None
     if len({experiment.plan.noise_multiplier for experiment in built.values()}) > 1:
         raise ValueError("the settings must differ in nothing that the noise depends on")
@@ -104,7 +105,7 @@ def search(
     workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
     workdir.chmod(0o700)
     with _alone(workdir):
-        drawn = _drawn(workdir / "trials.json", grid, next(iter(built.values())))
+        drawn = _drawn(workdir / "trials.json", grid, first)
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is not None:
                 continue
