@@ -3,14 +3,14 @@
 python -m scripts.paper.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, plotting
+from bam import files, parts, plotting, train
 from bam.plotting import plt
 from scripts.lib import cells, cli, tables
 from scripts.paper import table1
@@ -21,6 +21,9 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
+_EARLIER = flags.DEFINE_string(
+    "earlier", "", "a table1.json of runs that are elsewhere: those are not trained again"
+)
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
 flags.adopt_module_key_flags(cells)
 cli.require("workdir")
@@ -36,6 +39,7 @@ FACTS = (
     "epsilon", "delta", "noise_multiplier", "num_steps", "num_params", "test_accuracy", "seconds",
     "device",
 )  # fmt: skip
+Facts = Mapping[str, Any]
 
 
 def main() -> None:
@@ -50,15 +54,31 @@ def main() -> None:
             for epsilon in _epsilons(name)
             for method in _METHODS.value
         }
-        found = (cells.run_missing if _TRAIN.value else cells.runs_of)(groups)
-        rows, facts = [], {}
-        for (name, epsilon, method), runs in found.items():
+        earlier = _earlier(groups.values())
+        missing = {
+            key: {cell: config for cell, config in group.items() if cell not in earlier}
+            for key, group in groups.items()
+        }
+        found = (cells.run_missing if _TRAIN.value else cells.runs_of)(missing)
+        facts = earlier | {
+            cell: {fact: found[key][config.seed].summary[fact] for fact in FACTS}
+            for key, group in missing.items()
+            for cell, config in group.items()
+            if config.seed in found[key]
+        }
+        percent = {
+            key: {
+                config.seed: 100 * facts[cell]["test_accuracy"]
+                for cell, config in group.items()
+                if cell in facts
+            }
+            for key, group in groups.items()
+        }
+        rows = []
+        for name, epsilon, method in groups:
             dataset = next(iter(groups[name, epsilon, method].values())).dataset.name
-            ours, baseline = (cells.percent(found[name, epsilon, m]) for m in (method, "dp_sgd"))
+            ours, baseline = (percent[name, epsilon, m] for m in (method, "dp_sgd"))
             rows.append(table1.row(name, dataset, epsilon, method, ours, baseline))
-            for cell, config in groups[name, epsilon, method].items():
-                if config.seed in runs:
-                    facts[cell] = {key: runs[config.seed].summary[key] for key in FACTS}
         workdir = Path(cells.WORKDIR.value)
         files.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
         for name in _DATASETS.value:
@@ -70,6 +90,32 @@ def main() -> None:
     total = sum(len(group) for group in groups.values())
     print(table1.CAPTION)
     print(f"{len(facts)} of {total} runs finished. Table and figures in {workdir}/")
+
+
+def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
+    """Cell -> facts of those that the table of `--earlier` has; none without it.
+
+    ValueError: if it has none, or others than those of today's configs, as far as facts tell.
+    """
+    if not _EARLIER.value:
+        return {}
+    earlier: dict[str, Facts] = {}
+    path = Path(_EARLIER.value).expanduser()
+    runs = files.read_json(path).get("runs", {})
+    for group in groups:
+        of_group = {cell: runs[cell] for cell in group if cell in runs}
+        if of_group:
+            experiment = train.build(group[next(iter(of_group))])
+            now = experiment.plan.to_json() | {"num_params": experiment.num_params}
+        for cell, facts in of_group.items():
+            for key in FACTS:
+                if key not in facts or facts[key] != now.get(key, facts[key]):
+                    was, wanted = facts.get(key, "nothing"), now.get(key, "a value")
+                    raise ValueError(f"--earlier: {cell} has {key} {was}, but needs {wanted}")
+        earlier |= of_group
+    if not earlier:
+        raise ValueError(f"--earlier: {path} has none of these runs")
+    return earlier
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
