@@ -8,6 +8,14 @@ from typing import IO, Any, TypeAlias
 JsonObject: TypeAlias = dict[str, Any]
 
 
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """The path that a config or a command names; `~NOBODY` stays as it is, a path to nothing.
+
+    `Path.expanduser` raises RuntimeError for that.
+    """
+    return Path(os.path.expanduser(text))
+
+
 def read_json(path: Path) -> JsonObject:
     """A file's JSON object; ValueError, in one line that names it, for anything else."""
     try:

@@ -21,9 +21,7 @@ section          your function                                     returns
 
 import importlib
 import math
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +29,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from bam import models, oracles, pretrained, tree
+from bam import files, models, oracles, pretrained, tree
 from bam.data import datasets, features, users
 from bam.data.scattering import scattering
 from bam.extras import needs
@@ -301,7 +299,7 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
     if feature_map is None:
         return datasets.hold_out(loaded, holdout)
     if wanted.features.get("cache"):
-        folder = Path(os.path.expanduser(wanted.features.cache))
+        folder = files.user_path(wanted.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
     made = features.extract(loaded, feature_map, _of_features(wanted.features), folder, say)

@@ -5,7 +5,6 @@ trained are frozen: no gradient, no noise and no optimizer state of them exists.
 """
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from bam import tree
+from bam import files, tree
 from bam.extras import needs
-from bam.files import write_bytes
 from bam.oracles import LossFn
 from bam.tree import Params
 
@@ -93,7 +91,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         if init_fresh:
             raise ValueError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
-    path = Path(os.path.expanduser(init_from))
+    path = files.user_path(init_from)
     path = path / "weights.safetensors" if path.is_dir() else path
     content = path.read_bytes()
     try:
@@ -136,7 +134,7 @@ def save(params: Params, path: Path) -> None:
     For weights of a model that may be public; those of a private run are released by `bam.export`.
     """
     named = traverse_util.flatten_dict(params, sep="/")
-    write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
+    files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
 
 
 def _found(key: str, pattern: str, named: Mapping[str, Any]) -> set[str]:

@@ -1,8 +1,6 @@
 """A clip norm from public data: a quantile of per-example gradient norms on another data set."""
 
 import functools
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from bam import models, parts, tree
+from bam import files, models, parts, tree
 from bam.data import datasets
 from bam.engine import per_example_sum
 from bam.extras import needs
@@ -35,7 +33,7 @@ def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     same_name = public.dataset == private.name
     if private.name == "folder" or ":" in private.name:  # one name, many data sets
         same_name &= (public.source, public.path) == (private.source, private.path)
-    paths = [Path(os.path.expanduser(x.path)).resolve() for x in (public, private) if x.path]
+    paths = [files.user_path(x.path).resolve() for x in (public, private) if x.path]
     same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:
         raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")

@@ -6,11 +6,11 @@ converts official files from disk, without a network and without TensorFlow. Wit
 says where to fetch them.
 """
 
-import os
 from pathlib import Path
 
 from absl import flags
 
+from bam import files
 from bam.data import archives, prepared
 from scripts.lib import cli
 
@@ -30,12 +30,12 @@ def main() -> None:
             raise ValueError(
                 f"--archive is required: download {url} and name the file or its folder"
             )
-        print(prepare(str(_NAME.value), Path(os.path.expanduser(_PATH.value)), _ARCHIVE.value))
+        print(prepare(str(_NAME.value), files.user_path(_PATH.value), _ARCHIVE.value))
 
 
 def prepare(name: str, path: Path, archive: str) -> Path:
     """Prepares one data set from official files, and returns its new folder; all or nothing."""
-    train, test = archives.read(name, Path(os.path.expanduser(archive)))
+    train, test = archives.read(name, files.user_path(archive))
     return prepared.write(name, train, test, path)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Integer, Num
 
+from bam import files
 from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
 
@@ -148,7 +149,7 @@ def folder_of(
     source = source or (DATASETS[name].sources[0] if name in DATASETS else "")
     if source == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return Path(os.path.expanduser(path)) if path and source != "sklearn" else None
+    return files.user_path(path) if path and source != "sklearn" else None
 
 
 def fingerprint(key: bytes, *splits: Split) -> str:

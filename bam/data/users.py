@@ -5,7 +5,6 @@ of its examples, bounded as one. So a run is private for adding or removing *all
 That needs ids that are right: whoever has two of them is two users.
 """
 
-import os
 from pathlib import Path
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32, Int64, Integer, Num
 
+from bam import files
 from bam.data import datasets, parquet
 from bam.data.common import DataError, Split, check_memory
 from bam.data.datasets import Dataset
@@ -82,7 +82,7 @@ def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     if dataset.users is not None:
         raise DataError(f"{dataset.name} has ids of its own: dataset.groups must be empty")
     if groups.endswith(".npy"):
-        ids = _from_npy(Path(os.path.expanduser(groups)))
+        ids = _from_npy(files.user_path(groups))
     elif folder is None:
         raise DataError(
             f"dataset.groups {groups!r} is no .npy file; columns are those of Parquet files alone"
