@@ -24,6 +24,7 @@ cli.require("config", "out")
 def main() -> None:
     """Writes one row per example: the image itself, then its views."""
     with cli.one_line_errors():
+        cli.check_writable(_OUT.value)
         config = _CONFIG.value
         dataset = parts.make_dataset(config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip")}

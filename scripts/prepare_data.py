@@ -10,7 +10,6 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import files
 from bam.data import archives, prepared
 from scripts.lib import cli
 
@@ -30,12 +29,12 @@ def main() -> None:
             raise ValueError(
                 f"--archive is required: download {url} and name the file or its folder"
             )
-        print(prepare(str(_NAME.value), files.user_path(_PATH.value), _ARCHIVE.value))
+        print(prepare(str(_NAME.value), Path(_PATH.value), _ARCHIVE.value))
 
 
 def prepare(name: str, path: Path, archive: str) -> Path:
     """Prepares one data set from official files, and returns its new folder; all or nothing."""
-    train, test = archives.read(name, files.user_path(archive))
+    train, test = archives.read(name, Path(archive))
     return prepared.write(name, train, test, path)
 
 

@@ -7,7 +7,7 @@ from configs import base
 from scripts import compare
 from scripts.lib import cells, tables
 from scripts.paper import logistic, table1
-from tests.cases import run_command
+from tests.cases import Command, run_command
 
 
 def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
@@ -99,13 +99,17 @@ def test_the_markdown_table_has_a_row_per_method_and_dashes_for_no_privacy():
     assert lines[2] == "| non-private | – | 50.0 | – | – | – | – | 1.0 |"
 
 
-def test_the_contact_sheet_is_drawn(tmp_path):
-    done = run_command(
-        "scripts.contact_sheet", "--config=configs/digits.py", f"--out={tmp_path}/views.png",
+def test_the_contact_sheet_is_drawn_in_the_home_folder(tmp_path):
+    """Shells leave `~` as it is after "=": it is no folder of that name."""
+    with Command(
+        "scripts.contact_sheet", "--config=configs/digits.py", "--out=~/sheets/views.png",
         "--num_examples=2", "--config.augment.views=3", "--config.augment.shift=1",
-    )  # fmt: skip
+        HOME=str(tmp_path),
+    ) as command:  # fmt: skip
+        done = command.wait()
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "views.png").stat().st_size > 5_000
+    assert (tmp_path / "sheets/views.png").stat().st_size > 5_000
+    assert not Path("~").exists()
 
 
 def test_every_method_of_the_base_config_exists():

@@ -180,9 +180,20 @@ def _quietly(main: Callable[[], None]) -> None:
     main()
 
 
+def _from_home(argument: str) -> str:
+    """`--workdir=~/runs`, of which a shell would make a folder called `~`, from the home folder.
+
+    A config keeps such a path as it was written; `bam.files.user_path` reads it.
+    """
+    name, equals, value = argument.partition("=")
+    if name.lstrip("-").startswith("config"):
+        return argument
+    return name + equals + ",".join(map(os.path.expanduser, value.split(",")))
+
+
 def _parse_flags(argv: list[str]) -> list[str]:
     try:
-        return flags.FLAGS(argv)
+        return flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
     except (AttributeError, KeyError) as error:  # how ConfigDict reports an unknown key
         key, _, hint = str(error.args[0]).partition("\\n" if "\\n" in str(error.args[0]) else "\n")
         _fail(f"the config has no key {key.strip(QUOTES)!r}. {hint.strip(QUOTES)}")

@@ -100,7 +100,7 @@ def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
     if not _EARLIER.value:
         return {}
     earlier: dict[str, Facts] = {}
-    path = files.user_path(_EARLIER.value)
+    path = Path(_EARLIER.value)
     runs = files.read_json(path).get("runs", {})
     for group in groups:
         of_group = {cell: runs[cell] for cell in group if cell in runs}
