@@ -22,7 +22,9 @@ _DATASETS = flags.DEFINE_list(
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
 _EARLIER = flags.DEFINE_string(
-    "earlier", "", "a table1.json of runs that are elsewhere: those are not trained again"
+    "earlier",
+    "",
+    "a table1.json of runs of these configs that are elsewhere: they are not trained again",
 )
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
 flags.adopt_module_key_flags(cells)
@@ -101,7 +103,7 @@ def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
         return {}
     earlier: dict[str, Facts] = {}
     path = Path(_EARLIER.value)
-    runs = files.read_json(path).get("runs", {})
+    runs = files.read_json(path).get("runs") or {}
     for group in groups:
         of_group = {cell: runs[cell] for cell in group if cell in runs}
         if of_group:
