@@ -144,7 +144,19 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
-    recorded, wanted = flat(read_json(workdir / "config.json")), flat(as_json(config))
+    if differs := difference(read_json(workdir / "config.json"), config):
+        raise ValueError(
+            f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
+        )
+    if (workdir / "summary.json").exists():
+        raise FinishedError(
+            f"{workdir} already holds a finished run; choose another --workdir or delete that one"
+        )
+
+
+def difference(recorded: JsonObject, config: ConfigDict) -> str:
+    """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
+    recorded, wanted = flat(recorded), flat(as_json(config))
     for key in sorted(recorded.keys() | wanted.keys()):
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
@@ -152,14 +164,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         if key not in recorded and not ours:
             continue  # a key that is younger than the run, and asks for nothing
         if theirs != ours and not key.startswith(CHANGEABLE):
-            raise ValueError(
-                f"{workdir} holds a run with {key} = {theirs!r}, not {ours!r}; "
-                "choose another --workdir or delete that one"
-            )
-    if (workdir / "summary.json").exists():
-        raise FinishedError(
-            f"{workdir} already holds a finished run; choose another --workdir or delete that one"
-        )
+            return f"{key} = {theirs!r}, not {ours!r}"
+    return ""
 
 
 def same_plan(first: JsonObject, second: JsonObject) -> bool:

@@ -143,7 +143,7 @@ def test_reproduce_resumes_and_prints_what_ran_and_what_did_not(tmp_path):
     assert [r["accuracies"][:2] for r in both["rows"]] == [r["accuracies"] for r in table["rows"]]
     other = run_command(*command, *elsewhere, "--config.num_steps=3")
     assert other.returncode == 2
-    assert "has noise_multiplier" in other.stderr or "has epsilon" in other.stderr
+    assert "num_steps = 2, not 3" in other.stderr
     none = run_command(*command, *elsewhere, "--epsilons=7")
     assert "has none of these runs" in none.stderr
 

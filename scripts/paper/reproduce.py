@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, plotting, train
+from bam import files, parts, plotting, report
 from bam.plotting import plt
 from scripts.lib import cells, cli, tables
 from scripts.paper import table1
@@ -42,6 +42,7 @@ FACTS = (
     "device",
 )  # fmt: skip
 Facts = Mapping[str, Any]
+PATHS = ("dataset.path", "public_clip.path", "features.cache")
 
 
 def main() -> None:
@@ -82,7 +83,13 @@ def main() -> None:
             ours, baseline = (percent[name, epsilon, m] for m in (method, "dp_sgd"))
             rows.append(table1.row(name, dataset, epsilon, method, ours, baseline))
         workdir = Path(cells.WORKDIR.value)
-        files.write_json(workdir / "table1.json", {"rows": rows, "runs": facts})
+        configs = {
+            str(Path(cell).parent): report.as_json(_anywhere(config))
+            for group in groups.values()
+            for cell, config in group.items()
+        }
+        table = {"rows": rows, "runs": facts, "configs": configs}
+        files.write_json(workdir / "table1.json", table)
         for name in _DATASETS.value:
             of_name = [row for row in rows if row["config"] == name]
             if seeds := max(len(row["seeds"]) for row in of_name):
@@ -97,27 +104,32 @@ def main() -> None:
 def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
     """Cell -> facts of those that the table of `--earlier` has; none without it.
 
-    ValueError: if it has none, or others than those of today's configs, as far as facts tell.
+    ValueError: if it has none, or if their configs are not today's.
     """
     if not _EARLIER.value:
         return {}
-    earlier: dict[str, Facts] = {}
     path = Path(_EARLIER.value)
-    runs = files.read_json(path).get("runs") or {}
-    for group in groups:
-        of_group = {cell: runs[cell] for cell in group if cell in runs}
-        if of_group:
-            experiment = train.build(group[next(iter(of_group))])
-            now = experiment.plan.to_json() | {"num_params": experiment.num_params}
-        for cell, facts in of_group.items():
-            for key in FACTS:
-                if key not in facts or facts[key] != now.get(key, facts[key]):
-                    was, wanted = facts.get(key, "nothing"), now.get(key, "a value")
-                    raise ValueError(f"--earlier: {cell} has {key} {was}, but needs {wanted}")
-        earlier |= of_group
+    table = files.read_json(path)
+    runs, configs = (table.get(key) or {} for key in ("runs", "configs"))
+    earlier = {}
+    for cell, config in (item for group in groups for item in group.items() if item[0] in runs):
+        folder = str(Path(cell).parent)
+        if folder not in configs:
+            raise ValueError(f"--earlier: {path} does not keep the config of {folder}")
+        if differs := report.difference(configs[folder], _anywhere(config)):
+            raise ValueError(f"--earlier: {folder} in {path} has {differs}")
+        earlier[cell] = runs[cell]
     if not earlier:
         raise ValueError(f"--earlier: {path} has none of these runs")
     return earlier
+
+
+def _anywhere(config: ConfigDict) -> ConfigDict:
+    """A config without what is one run's or one machine's, as the table keeps it."""
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict({key: "" for key in PATHS})
+    config.seed = None
+    return config
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
