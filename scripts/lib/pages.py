@@ -61,6 +61,8 @@ PAGES = {
         "features, CNN searched": "docs/results/cifar10_scattering_cnn/search.md",
         "medium": "docs/results/cifar10_medium/table1.md",
         "medium, searched": "docs/results/cifar10_medium/search.md",
+        "medium, searched finer": "docs/results/cifar10_medium/finer/search.md",
+        "medium, one rate": "docs/results/cifar10_medium/one_rate/table1.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
     },
     "docs/selection.md": {
