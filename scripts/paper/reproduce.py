@@ -83,11 +83,7 @@ def main() -> None:
             ours, baseline = (percent[name, epsilon, m] for m in (method, "dp_sgd"))
             rows.append(table1.row(name, dataset, epsilon, method, ours, baseline))
         workdir = Path(cells.WORKDIR.value)
-        configs = {
-            str(Path(cell).parent): report.as_json(_anywhere(config))
-            for group in groups.values()
-            for cell, config in group.items()
-        }
+        configs = {folder: report.as_json(config) for folder, config in map(_kept, groups.values())}
         table = {"rows": rows, "runs": facts, "configs": configs}
         files.write_json(workdir / "table1.json", table)
         for name in _DATASETS.value:
@@ -111,25 +107,27 @@ def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
     path = Path(_EARLIER.value)
     table = files.read_json(path)
     runs, configs = (table.get(key) or {} for key in ("runs", "configs"))
-    earlier = {}
-    for cell, config in (item for group in groups for item in group.items() if item[0] in runs):
-        folder = str(Path(cell).parent)
-        if folder not in configs:
+    earlier: dict[str, Facts] = {}
+    for group in groups:
+        of_group = {cell: runs[cell] for cell in group if cell in runs}
+        folder, config = _kept(group)
+        if of_group and folder not in configs:
             raise ValueError(f"--earlier: {path} does not keep the config of {folder}")
-        if differs := report.difference(configs[folder], _anywhere(config)):
+        if of_group and (differs := report.difference(configs[folder], config)):
             raise ValueError(f"--earlier: {folder} in {path} has {differs}")
-        earlier[cell] = runs[cell]
+        earlier |= of_group
     if not earlier:
         raise ValueError(f"--earlier: {path} has none of these runs")
     return earlier
 
 
-def _anywhere(config: ConfigDict) -> ConfigDict:
-    """A config without what is one run's or one machine's, as the table keeps it."""
+def _kept(group: cells.Cells) -> tuple[str, ConfigDict]:
+    """A group's folder, and its config as the table keeps it: not one seed's or one machine's."""
+    cell, config = next(iter(group.items()))
     config = config.copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
-    return config
+    return str(Path(cell).parent), config
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
