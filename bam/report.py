@@ -144,7 +144,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
-    if differs := difference(read_json(workdir / "config.json"), config):
+    if differs := _difference(read_json(workdir / "config.json"), config):
         raise ValueError(
             f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
         )
@@ -154,7 +154,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         )
 
 
-def difference(recorded: JsonObject, config: ConfigDict) -> str:
+def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
     recorded, wanted = flat(recorded), flat(as_json(config))
     for key in sorted(recorded.keys() | wanted.keys()):

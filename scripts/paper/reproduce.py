@@ -3,7 +3,7 @@
 python -m scripts.paper.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,6 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
-_EARLIER = flags.DEFINE_string(
-    "earlier",
-    "",
-    "a table1.json of runs of these configs that are elsewhere: they are not trained again",
-)
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
 flags.adopt_module_key_flags(cells)
 cli.require("workdir")
@@ -39,9 +34,8 @@ FIXED = {"epsilon", "dataset.name", "dataset.holdout"}
 # What to know of each run beside its accuracy.
 FACTS = (
     "epsilon", "delta", "noise_multiplier", "num_steps", "num_params", "test_accuracy", "seconds",
-    "device",
+    "device", "commit",
 )  # fmt: skip
-Facts = Mapping[str, Any]
 PATHS = ("dataset.path", "public_clip.path", "features.cache")
 
 
@@ -57,33 +51,19 @@ def main() -> None:
             for epsilon in _epsilons(name)
             for method in _METHODS.value
         }
-        earlier = _earlier(groups.values())
-        missing = {
-            key: {cell: config for cell, config in group.items() if cell not in earlier}
-            for key, group in groups.items()
-        }
-        found = (cells.run_missing if _TRAIN.value else cells.runs_of)(missing)
-        facts = earlier | {
-            cell: {fact: found[key][config.seed].summary[fact] for fact in FACTS}
-            for key, group in missing.items()
-            for cell, config in group.items()
-            if config.seed in found[key]
-        }
-        percent = {
-            key: {
-                config.seed: 100 * facts[cell]["test_accuracy"]
-                for cell, config in group.items()
-                if cell in facts
-            }
-            for key, group in groups.items()
-        }
-        rows = []
-        for name, epsilon, method in groups:
-            dataset = next(iter(groups[name, epsilon, method].values())).dataset.name
-            ours, baseline = (percent[name, epsilon, m] for m in (method, "dp_sgd"))
-            rows.append(table1.row(name, dataset, epsilon, method, ours, baseline))
+        found = (cells.run_missing if _TRAIN.value else cells.runs_of)(groups)
+        rows, facts, configs = [], {}, {}
+        for (name, epsilon, method), runs in found.items():
+            group = groups[name, epsilon, method]
+            first = next(iter(group.values()))
+            ours, baseline = (cells.percent(found[name, epsilon, m]) for m in (method, "dp_sgd"))
+            rows.append(table1.row(name, first.dataset.name, epsilon, method, ours, baseline))
+            configs[_folder(name, epsilon, method)] = _of_any_seed(first)
+            for cell, config in group.items():
+                if config.seed in runs:
+                    summary = runs[config.seed].summary
+                    facts[cell] = {key: summary.get(key) for key in FACTS}
         workdir = Path(cells.WORKDIR.value)
-        configs = {folder: report.as_json(config) for folder, config in map(_kept, groups.values())}
         table = {"rows": rows, "runs": facts, "configs": configs}
         files.write_json(workdir / "table1.json", table)
         for name in _DATASETS.value:
@@ -97,37 +77,12 @@ def main() -> None:
     print(f"{len(facts)} of {total} runs finished. Table and figures in {workdir}/")
 
 
-def _earlier(groups: Iterable[cells.Cells]) -> dict[str, Facts]:
-    """Cell -> facts of those that the table of `--earlier` has; none without it.
-
-    ValueError: if it has none, or if their configs are not today's.
-    """
-    if not _EARLIER.value:
-        return {}
-    path = Path(_EARLIER.value)
-    table = files.read_json(path)
-    runs, configs = (table.get(key) or {} for key in ("runs", "configs"))
-    earlier: dict[str, Facts] = {}
-    for group in groups:
-        of_group = {cell: runs[cell] for cell in group if cell in runs}
-        folder, config = _kept(group)
-        if of_group and folder not in configs:
-            raise ValueError(f"--earlier: {path} does not keep the config of {folder}")
-        if of_group and (differs := report.difference(configs[folder], config)):
-            raise ValueError(f"--earlier: {folder} in {path} has {differs}")
-        earlier |= of_group
-    if not earlier:
-        raise ValueError(f"--earlier: {path} has none of these runs")
-    return earlier
-
-
-def _kept(group: cells.Cells) -> tuple[str, ConfigDict]:
-    """A group's folder, and its config as the table keeps it: not one seed's or one machine's."""
-    cell, config = next(iter(group.items()))
+def _of_any_seed(config: ConfigDict) -> files.JsonObject:
+    """A config as the table keeps it: that of no one seed, and of no one machine."""
     config = config.copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
-    return str(Path(cell).parent), config
+    return report.as_json(config)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
@@ -179,7 +134,11 @@ def _seeds_of(name: str, epsilon: float, method: str) -> cells.Cells:
     """The runs behind one number of the table."""
     config = _config(name, method)
     config.epsilon = epsilon
-    return cells.of_seeds(f"{name}/epsilon{epsilon:g}/{method}", config)
+    return cells.of_seeds(_folder(name, epsilon, method), config)
+
+
+def _folder(name: str, epsilon: float, method: str) -> str:
+    return f"{name}/epsilon{epsilon:g}/{method}"
 
 
 if __name__ == "__main__":
