@@ -3,7 +3,7 @@
 Command:   python -m scripts.train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
            The CNN: --config.model.name=tanh_cnn --config.model.width=32
-Hardware:  one CPU core. A run of DP-SGD: 80 to 95 s.
+Hardware:  one CPU core. A run of DP-SGD: 79 to 94 s.
 
 Accuracy of DP-SGD at ε = 3, δ = 1e-5: 98.68 ± 0.02 %, mean ± 95 % interval of five seeds, linear
 (Tramèr and Boneh, arXiv 2011.11660: 98.7). The CNN: not run.
