@@ -103,7 +103,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
                 parts.label(method),
                 plotting.style_of(method),
             )
-        plotting.log_axis(axis, {row["epsilon"] for row in rows})
+        epsilons = {row["epsilon"] for row in rows}
+        plotting.log_axis(axis, epsilons)
+        axis.set_xlim(min(epsilons) / 1.4, max(epsilons) * 1.4)
         axis.set_xlabel("ε")
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
