@@ -62,6 +62,7 @@ PAGES = {
         "medium": "docs/results/cifar10_medium/table1.md",
         "medium, searched": "docs/results/cifar10_medium/search.md",
         "medium, searched finer": "docs/results/cifar10_medium/finer/search.md",
+        "medium, two seeds": "docs/results/cifar10_medium/two_seeds/search.md",
         "medium, one rate": "docs/results/cifar10_medium/one_rate/table1.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
     },
