@@ -1,0 +1,118 @@
+"""The numbers of docs/index.md's answer about BAM follow from the tables that commands wrote."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bam import stats
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def by_seed(table: Path) -> dict[str, dict[int, float]]:
+    """Method -> seed -> accuracy in %, of a table of one data set and ε."""
+    rows = read(table)["rows"]
+    assert len({(row["config"], row["epsilon"]) for row in rows}) == 1
+    return {r["method"]: dict(zip(r["seeds"], r["accuracies"], strict=True)) for r in rows}
+
+
+def gains() -> Iterator[stats.Estimate]:
+    """Every paired difference, in points, that the answer may speak of, from accuracies by seed."""
+    for name in ("scattering", "cifar10_small", "cifar10_medium", "cifar10_medium/one_rate"):
+        table = read(RESULTS / name / "table1.json")
+        accuracies = {
+            (r["epsilon"], r["method"]): dict(zip(r["seeds"], r["accuracies"], strict=True))
+            for r in table["rows"]
+        }
+        for (epsilon, method), ours in accuracies.items():
+            if method != "dp_sgd" and ours:
+                yield stats.paired_difference(ours, accuracies[epsilon, "dp_sgd"])
+    medium = by_seed(RESULTS / "cifar10_medium/table1.json")
+    double = by_seed(RESULTS / "cifar10_medium/double/table1.json")["dp_sgd"]
+    for method in medium:
+        yield stats.paired_difference(double, medium[method])
+    for path in RESULTS.glob("scattering/strengths*.json"):
+        first, *others = read(path)
+        for row in others:
+            yield stats.estimate(
+                [a - b for a, b in zip(row["accuracies"], first["accuracies"], strict=True)]
+            )
+    with (DOCS / "figures/scattering/batches.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "test_accuracy"]
+    trained = {
+        (r["batch size"], r["method"]): [100 * float(r[f"seed {seed}"]) for seed in range(3)]
+        for r in rows
+    }
+    for size in {size for size, _ in trained}:
+        pairs = zip(trained[size, "BAM (SAM)"], trained[size, "DP-SGD"], strict=True)
+        yield stats.estimate([a - b for a, b in pairs])
+    for lists in (
+        read(DOCS / "extensions_digits.json")["runs"],
+        read(DOCS / "demo/search.json"),
+        read(RESULTS / "bias_benchmark.json")["rows"],
+    ):
+        first, *others = lists
+        for row in others:
+            pairs = zip(row["accuracies"], first["accuracies"], strict=True)
+            yield stats.estimate([a - b for a, b in pairs])
+
+
+GAIN = r"[+−]?\d+\.\d+ ± \d+\.\d+"
+
+
+def wrong(page: str, measured: list[stats.Estimate]) -> list[str]:
+    """What a page says and no table has: gains, "±"; and what so many pairs find, as "finds"."""
+    shown = {
+        f"{gain.mean:+.2f} ± {gain.half_width:.2f}".replace("-", "−"): gain for gain in measured
+    }
+    shown |= {number.lstrip("+−"): gain for number, gain in shown.items()}  # "gains 1.05 ± 0.32"
+    gains_said, mistakes = [], []
+    for gain, finds in re.findall(rf"({GAIN})|finds ([^);]*)", page):
+        if gain:
+            gains_said.append(gain)
+            mistakes += [gain] * (gain not in shown)
+            continue
+        numbers = re.findall(r"\d+\.\d+", finds)
+        for of, number in zip(gains_said[-len(numbers) :], numbers, strict=False):
+            digits = len(number.split(".")[1])
+            if of in shown and f"{stats.detectable(shown[of]):.{digits}f}" != number:
+                mistakes.append(f"{of} finds {number}")
+        gains_said = []
+    return mistakes
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[stats.Estimate]:
+    return [gain for gain in gains() if gain.half_width]
+
+
+def test_the_answer_says_what_was_measured(measured):
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert len(re.findall(GAIN, page)) > 25
+    assert wrong(page, measured) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "other"),
+    [
+        ("+1.05 ± 0.32", "+1.15 ± 0.32"),
+        ("gains 3.40 ± 0.66", "gains 3.40 ± 0.33"),
+        ("−0.52 ± 0.07", "+0.52 ± 0.07"),
+        ("finds 0.44", "finds 0.34"),
+        ("finds 0.10, 0.26", "finds 0.10, 0.25"),
+    ],
+)
+def test_another_number_would_be_seen(measured, number, other):
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert number in page
+    assert wrong(page.replace(number, other), measured)
