@@ -19,52 +19,47 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def by_seed(table: Path) -> dict[str, dict[int, float]]:
-    """Method -> seed -> accuracy in %, of a table of one data set and ε."""
-    rows = read(table)["rows"]
-    assert len({(row["config"], row["epsilon"]) for row in rows}) == 1
-    return {r["method"]: dict(zip(r["seeds"], r["accuracies"], strict=True)) for r in rows}
+def by_seed(name: str) -> dict[tuple[float, str], dict[int, float]]:
+    """(ε, method) -> seed -> accuracy in %, of a table of one data set."""
+    return {
+        (row["epsilon"], row["method"]): dict(zip(row["seeds"], row["accuracies"], strict=True))
+        for row in read(RESULTS / name / "table1.json")["rows"]
+    }
+
+
+def paired(ours: list[float], baseline: list[float]) -> stats.Estimate:
+    """The gain of accuracies that are of the same seeds, in order."""
+    return stats.estimate([a - b for a, b in zip(ours, baseline, strict=True)])
 
 
 def gains() -> Iterator[stats.Estimate]:
     """Every paired difference, in points, that the answer may speak of, from accuracies by seed."""
     for name in ("scattering", "cifar10_small", "cifar10_medium", "cifar10_medium/one_rate"):
-        table = read(RESULTS / name / "table1.json")
-        accuracies = {
-            (r["epsilon"], r["method"]): dict(zip(r["seeds"], r["accuracies"], strict=True))
-            for r in table["rows"]
-        }
-        for (epsilon, method), ours in accuracies.items():
+        table = by_seed(name)
+        for (epsilon, method), ours in table.items():
             if method != "dp_sgd" and ours:
-                yield stats.paired_difference(ours, accuracies[epsilon, "dp_sgd"])
-    medium = by_seed(RESULTS / "cifar10_medium/table1.json")
-    double = by_seed(RESULTS / "cifar10_medium/double/table1.json")["dp_sgd"]
-    for method in medium:
-        yield stats.paired_difference(double, medium[method])
-    for path in RESULTS.glob("scattering/strengths*.json"):
-        first, *others = read(path)
-        for row in others:
-            yield stats.estimate(
-                [a - b for a, b in zip(row["accuracies"], first["accuracies"], strict=True)]
-            )
-    with (DOCS / "figures/scattering/batches.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["quantity"] == "test_accuracy"]
-    trained = {
-        (r["batch size"], r["method"]): [100 * float(r[f"seed {seed}"]) for seed in range(3)]
-        for r in rows
-    }
-    for size in {size for size, _ in trained}:
-        pairs = zip(trained[size, "BAM (SAM)"], trained[size, "DP-SGD"], strict=True)
-        yield stats.estimate([a - b for a, b in pairs])
-    for lists in (
+                yield stats.paired_difference(ours, table[epsilon, "dp_sgd"])
+    double = by_seed("cifar10_medium/double")[2.0, "dp_sgd"]
+    for ours in by_seed("cifar10_medium").values():
+        yield stats.paired_difference(double, ours)
+    for rows in (
+        *map(read, RESULTS.glob("scattering/strengths*.json")),
         read(DOCS / "extensions_digits.json")["runs"],
         read(DOCS / "demo/search.json"),
         read(RESULTS / "bias_benchmark.json")["rows"],
     ):
-        first, *others = lists
-        for row in others:
-            pairs = zip(row["accuracies"], first["accuracies"], strict=True)
-            yield stats.estimate([a - b for a, b in pairs])
+        baseline, *others = (row["accuracies"] for row in rows)
+        for ours in others:
+            yield paired(ours, baseline)
+    with (DOCS / "figures/scattering/batches.csv").open(encoding="utf-8") as file:
+        trained = {
+            (row["batch size"], row["method"]): [100 * float(row[f"seed {s}"]) for s in range(3)]
+            for row in csv.DictReader(file)
+            if row["quantity"] == "test_accuracy"
+        }
+    for size, method in trained:
+        if method == "BAM (SAM)":
+            yield paired(trained[size, method], trained[size, "DP-SGD"])
 
 
 GAIN = r"[+−]?\d+\.\d+ ± \d+\.\d+"
