@@ -2,14 +2,15 @@
 
 One example's gradient comes from an *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `bam_exact`), is
 bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`), summed by the
-*engine* (`clipped_sum`), which adds the noise (`GaussianNoise`); `privatize` is all of that in one
+*engine* (`clipped_sum`), which adds the noise (`gaussian_noise`); `privatize` is all of that in one
 transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
 """
 
 from bam import compiler  # noqa: F401 (before JAX computes anything)
+from bam.chacha import secret_key, seeded_key
 from bam.engine import clipped_sum
 from bam.grid import GaussianNoise
-from bam.noise import add_gaussian_noise, next_noise, privatize, secret_key
+from bam.noise import add_gaussian_noise, gaussian_noise, next_noise, privatize
 from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
@@ -32,10 +33,12 @@ __all__ = [
     "dp_sat",
     "dp_sgd",
     "epsilon",
+    "gaussian_noise",
     "make_plan",
     "next_noise",
     "noise_multiplier",
     "normalize",
     "privatize",
     "secret_key",
+    "seeded_key",
 ]

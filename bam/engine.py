@@ -3,28 +3,28 @@
 `clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
 training's. Both are a `per_example_sum`, whose seams are a few lines each:
 
+* where a row stands in its microbatch: `_drawn_places`, which no other row has a say in;
 * how examples are grouped: `of_group` (a `vmap` over a microbatch, or none for one example);
 * how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
 * how devices share them, and where the sum meets its noise: `of_device`.
 
-With noise, sum and noise are whole numbers (`bam.grid`) until they are added up.
+With noise, sum and noise are integers (`bam.grid`) until they are added up.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from bam import grid, tree
+from bam.chacha import Stream, blocks, nonce
 from bam.grid import GaussianNoise
+from bam.transforms import ROUNDING, BoundedTransformation
 from bam.tree import Grads, Params
-
-# What is bounded by S may be longer by this factor: the declared bound is enforced on a norm that
-# is computed in float32, and off by half of this at most. Noise is scaled to the larger bound.
-ROUNDING = 1 + 1e-5
 
 
 def clipped_sum(
@@ -33,7 +33,7 @@ def clipped_sum(
     params: Params,
     batch: PyTree,
     *,
-    mask: Bool[Array, " batch"] | None = None,
+    mask: Bool[Array, " batch"] | None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
@@ -41,15 +41,16 @@ def clipped_sum(
 ) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
-    One compilation serves every realised batch size: pad the batch to a fixed number of rows and
-    say which are real with `mask`. Memory is that of one microbatch's per-example gradients. Rows
-    never mix; a masked row counts for exactly zero whatever it holds. An example is dropped whose
-    gradient is not finite, or that the clip makes longer than it declared.
+    One compilation serves every realised batch size: pad the batch to a number of rows that does
+    not depend on who was drawn, and say which rows are real with `mask`. Memory is that of one
+    microbatch's per-example gradients. Rows never mix; a masked row counts for exactly zero
+    whatever it holds. An example is dropped whose gradient is not finite, or that a clip makes
+    longer than it declared.
 
     To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
-    grid and added as whole numbers: adding or removing an example changes the sum by at most
-    S (1 + 1e-5), to the last bit and for any number of rows, and any microbatch size and number of
-    devices add the same bounded gradients up to the same bits. Without noise sums are
+    grid and added as integers, and every row's place in a microbatch is drawn, with the noise's
+    key: so adding or removing an example changes the sum by at most S (1 + 1e-5), to the last bit,
+    for any number of rows, microbatch size and number of devices. Without noise sums are
     floating-point ones: their rounding depends on all rows, and noise added later does not cover
     that.
 
@@ -58,7 +59,8 @@ def clipped_sum(
       clip: a bounded per-example transform of sensitivity S; see `bam.transforms`.
       params: pytree of arrays, the point at which gradients are taken.
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
-      mask: `[B]`, True for real examples; None means all are.
+      mask: `[B]`, True for real examples; None says that all rows are. It has no default: padding
+        that is counted is an example counted many times.
       microbatch_size: most rows per `vmap`, at least 1. One runs without `vmap`. It trades memory
         for parallelism.
       mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
@@ -88,40 +90,53 @@ def clipped_sum(
       >>> print(total, norms)
       [0.6 1.3] [5.  0.5 0. ]
     """
-    sensitivity = getattr(clip, "sensitivity", None)
-    if sensitivity is None:
-        raise ValueError(
-            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
-            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
-        )
-    clip_state = clip.init(params) if clip_state is None else clip_state
-
-    def bounded_grad(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        grads = grad_fn(params, example)
-        norm = tree.l2_norm(grads)
-        bounded, _ = clip.update(grads, clip_state, params)
-        # Kept: a GPU's or TPU's compiler may otherwise compute what is measured below and what is
-        # summed apart from each other, rounded in other places.
-        bounded = jax.lax.optimization_barrier(bounded)
-        within = jnp.isfinite(norm)
-        if sensitivity < math.inf:
-            length = tree.l2_norm(bounded)
-            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
-            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
-        # Entries whose squares underflow have a length of 0, but are not 0.
-        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), bounded)
-        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
-
     return per_example_sum(
-        bounded_grad,
+        bounded_grad(grad_fn, clip, clip.init(params) if clip_state is None else clip_state),
         params,
         batch,
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
         noise=noise,
-        sensitivity=sensitivity,
+        sensitivity=getattr(clip, "sensitivity", math.inf),
     )
+
+
+def bounded_grad(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    clip_state: PyTree,
+) -> Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]]:
+    """One example's summand, `(params, example) -> (bounded gradient, norm before)`.
+
+    The norm is not finite where the example was dropped. ValueError if the clip declares no
+    `sensitivity`.
+    """
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
+            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
+        )
+    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
+
+    def bounded(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        # Held in one buffer: a compiler may otherwise compute the gradient whose norm is taken and
+        # the one that is bounded apart from each other, rounded in other places.
+        grads = jax.lax.optimization_barrier(grad_fn(params, example))
+        norm = tree.l2_norm(grads)
+        summand, _ = clip.update(grads, clip_state, params)
+        within = jnp.isfinite(norm)
+        if sensitivity < math.inf and not is_proved:
+            summand = jax.lax.optimization_barrier(summand)
+            length = tree.l2_norm(summand)
+            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
+            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
+        # Entries whose squares underflow have a length of 0, but are not 0.
+        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), summand)
+        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+
+    return bounded
 
 
 def plain_sum(
@@ -169,6 +184,7 @@ def per_example_sum(
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
     sensitivity: float = math.inf,
+    keep_places: bool = False,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
@@ -178,16 +194,24 @@ def per_example_sum(
     Args, besides those of `clipped_sum`:
       fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
       sensitivity: with noise, the most that the L2 norm of `summands` can be.
+      keep_places: with noise, whether rows stay at their places in the batch: the caller's law.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
-    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
+    num_rows, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
+    batch_size = num_rows
     num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
     noise = noise if noise is not None and noise.std > 0 else None
-    rows_per_carry = None
+    rows_per_carry = rows = None
     if noise is not None:
+        noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
         rows_per_carry = rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
+    if noise is not None and not keep_places and num_rows:
+        rows = _drawn_places(noise, mask, group_size, num_devices)
+        batch_size = len(rows)
+        batch = jax.tree.map(lambda x: x[jnp.minimum(rows, num_rows - 1)], batch)
+        mask = mask.at[rows].get(mode="fill", fill_value=False)
 
     def wide(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         summands, number = fn(params, example)
@@ -215,7 +239,7 @@ def per_example_sum(
         )
         if noise is not None:
             device = jax.lax.axis_index(axis) if axis else 0
-            total = grid.add_slice(noise, total, device, num_devices)
+            total = grid.add_share(noise, total, device, num_devices)
         if axis:
             total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
         return total, numbers[None, : mask.shape[0]]
@@ -243,7 +267,39 @@ def per_example_sum(
         )
         # What follows must not be merged into this rounding, or it would depend on what follows.
         total = jax.lax.optimization_barrier(total)
-    return total, numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
+    numbers = numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
+    if rows is not None:  # back to where the rows stand in the batch
+        numbers = jnp.zeros(num_rows, numbers.dtype).at[rows].set(numbers, mode="drop")
+    return total, numbers
+
+
+def _drawn_places(
+    noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
+) -> Int[Array, " places"]:
+    """The row at each place of all microbatches, drawn at random; no row's number where none is.
+
+    A compiler may round a row at one place of a `vmap` in other bits than the same row at another,
+    and a last bit can decide between a clipped gradient and none. So the rows are dealt out as
+    tickets, in a random order that looks at no row, to a fixed number of seats; a seat's place in
+    its microbatch is the row's. Seen from the other rows, the law of their places is the same with
+    and without any one row. Rows of a place that are not real then make room, so that fewer turns
+    hold the real ones: in which turn, and on which device, a row is summed is no matter, for all of
+    them run the same code.
+    """
+    num_rows = mask.shape[0]
+    num_seats = num_rows + -num_rows % (group_size * num_devices)
+    seats = jnp.arange(num_seats)
+    if group_size > 1:
+        # In 96 bits, two of 10⁶ rows share a number with probability 1e-17.
+        numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
+        drawn = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
+        *_, seats = jax.lax.sort((*drawn[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
+    seats = seats.reshape(-1, group_size)
+    is_real = mask.at[seats].get(mode="fill", fill_value=False)
+    order = jnp.argsort(~is_real, axis=0, stable=True)
+    turns = jnp.take_along_axis(seats, order, axis=0)
+    # As devices take rows in turn: the same turn of all of them, place by place.
+    return turns.reshape(-1, num_devices, group_size).swapaxes(1, 2).ravel()
 
 
 def _groups(
@@ -251,7 +307,7 @@ def _groups(
 ) -> tuple[int, int, Array]:
     """The number of rows, rows per group, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
-        raise ValueError(f"microbatch_size must be a whole number from 1, got {microbatch_size}")
+        raise ValueError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
         raise ValueError(
             "mesh must have one axis, of AxisType.Auto, as bam.devices.mesh makes it; got "

@@ -1,6 +1,7 @@
 """What a loss is given: one example with this step's views of it, or one user with several."""
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from bam.data import augment, datasets, users
@@ -26,7 +27,11 @@ def example_at(
 
     def at(step_key: Array, index: Array) -> dict[str, Array]:
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        images, labels = split.images[index].reshape(-1, *shape), split.labels[index]
+        # A padded row names no example: it is one of zeros, which counts for nothing.
+        images, labels = (
+            jnp.asarray(x).at[index].get(mode="fill", fill_value=0) for x in split[:2]
+        )
+        images = images.reshape(-1, *shape)
         example = {"key": own_key, "step": step}
         if of_users:
             keys = users.keys_of(views_key, len(images))

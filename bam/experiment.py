@@ -50,7 +50,6 @@ class Experiment:
       num_params: number of trained numbers.
       num_frozen: number of those that are not trained.
       init_digest: SHA-256 of the file of weights that training begins from; "": at random.
-      capacity: rows of a padded batch, as a rule.
       init: `seed -> TrainState`.
       place: `split -> split`, on the devices as the functions below read it.
       step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
@@ -71,7 +70,6 @@ class Experiment:
     num_params: int
     num_frozen: int
     init_digest: str
-    capacity: int
     init: Callable[[int], TrainState]
     place: Callable[[datasets.Split], datasets.Split]
     step: Callable[..., TrainState]
@@ -227,7 +225,6 @@ def build(
         num_params=tree.num_params(trained),
         num_frozen=tree.num_params(frozen),
         init_digest=weights.digest,
-        capacity=-(-plan.drawing.capacity // config.microbatch_size) * config.microbatch_size,
         init=init,
         place=place,
         step=step,
@@ -290,7 +287,7 @@ def _check_parts(
         return finish(clip, clip.update(grads, state, params)[0], state)[0]
 
     def drawn(params: Params) -> Array | None:
-        state = first_noise(jax.random.key(0), clip, params, plan.drawing.strategy)
+        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, plan.drawing.strategy)
         noise, _ = next_noise(state, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy)
         return noise.drawn
 

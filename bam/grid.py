@@ -10,10 +10,10 @@ the total a floating-point number again. Two things follow:
   x + round(Z): adding rounded noise to whole numbers is rounding the noised sum, which is
   post-processing. Every output is possible with and without any one example.
 
-`gaussian` draws round(Z), Z of standard deviation 2^20, by comparing random integers with tables of
-integers, so it is the same to the bit on every device, and its law is known exactly:
-`tests/test_grid.py` computes it. It is off by less than 1e-24 in total variation, and reaches
-±10.7 standard deviations.
+`gaussian` draws round(Z), Z of standard deviation 2^20, by comparing words of ChaCha20
+(`bam.chacha`) with tables of integers, so it is the same to the bit on every device, and its law is
+known exactly: `tests/test_grid.py` computes it. It is off by less than 1e-24 in total variation,
+and reaches ±10.7 standard deviations.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
-from jaxtyping import Array, Float, Int32, PyTree, UInt32
+from jaxtyping import Array, Float, Int32, Integer, PyTree, UInt32
 
 from bam import strategy as strategies
 from bam import tree
+from bam.chacha import Stream, blocks, nonce
 
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
 # grid that gradients are cut to.
@@ -40,8 +40,8 @@ COARSE = 768
 FINE_STD = decimal.Decimal(18 * COARSE) / 10
 # Rounding a Gaussian adds 1/12 to its variance.
 COARSE_STD = (((NOISE_STD**2 + decimal.Decimal(1) / 12) - FINE_STD**2) / COARSE**2).sqrt()
-SLOT_BITS, TABLE_BITS = 15, 96  # of the random number that looks an entry up; of all of it
-BLOCK = 2**16  # entries drawn at once: their random numbers fit a processor's cache
+SLOT_BITS, TABLE_BITS = 15, 111  # of the random number that looks an entry up; of all of it
+MOST_BLOCKS = 2**12  # of 16 words each, computed at once: they fit a processor's cache
 
 # So that neither the noise nor its spacing overflows or underflows 32-bit floats.
 LEAST_STD, MOST_STD = 1e-30, 1e30
@@ -58,23 +58,25 @@ class Total(NamedTuple):
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["key", "drawn"], meta_fields=["std"]
+    jax.tree_util.register_dataclass, data_fields=["key", "step", "drawn"], meta_fields=["std"]
 )
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
     """Noise for one sum, drawn where it is added; or before, if it depends on earlier noise.
 
     Attributes:
-      key: a JAX PRNG key that nothing else uses: not another sum, not another step.
+      key: `[8]` words, see `bam.chacha`.
       std: standard deviation of every entry, of the fresh part if `drawn`; 0 is none.
+      step: an integer from 0 to 2^32 - 1, with this key of no other sum.
       drawn: `[entries]`, the noise in multiples of the spacing; None: independent, of the key.
 
     Raises:
       ValueError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
     """
 
-    key: Array
+    key: UInt32[Array, "8"]
     std: float
+    step: Integer[Array, ""] | int = 0
     drawn: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
@@ -89,13 +91,24 @@ class GaussianNoise:
         """Of the grid that the noise lies on."""
         return spacing_of(self.std)
 
-    def words(self) -> UInt32[Array, "2"]:
-        """The key of `gaussian`, from a JAX key of any kind."""
-        return jax.random.bits(self.key, (2,), jnp.uint32)
+    def share(
+        self, num_entries: int, device: Array | int = 0, num_devices: int = 1
+    ) -> Int32[Array, " share"]:
+        """A device's share of the noise of a sum, in multiples of the spacing.
 
-    def of(self, entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
-        """The noise of numbered entries, in multiples of the spacing."""
-        return gaussian(self.words(), entries) if self.drawn is None else self.drawn[entries]
+        The shares are of equal length; one after the other they are the noise of all entries, and
+        some that are not needed. ValueError for more than 2^32 entries, or for what is no key.
+        """
+        if num_entries > 2**32:
+            raise ValueError(f"a sum of {num_entries} entries is more than there are numbers for")
+        if self.drawn is not None:
+            length = -(-num_entries // num_devices)
+            padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
+            return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
+        num_blocks = min(MOST_BLOCKS, max(1, -(-num_entries // 16)))
+        num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
+        tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
+        return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)
 
 
 def spacing_of(noise_std: float) -> float:
@@ -133,7 +146,7 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> P
     if not leaves:
         return total
     sizes = [x.size for x in leaves]
-    drawn = noise.of(jnp.arange(sum(sizes), dtype=jnp.uint32))
+    drawn = noise.share(sum(sizes))[: sum(sizes)]
     noised = []
     for x, own in zip(leaves, jnp.split(drawn, np.cumsum(sizes)[:-1]), strict=True):
         wide = tree.at_least_float32(x)
@@ -146,31 +159,22 @@ def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> P
     return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 
-def add_slice(noise: GaussianNoise, total: PyTree, device: Array | int, num_devices: int) -> PyTree:
-    """Adds one device's slice of the noise to every leaf of its own share of a sum.
+def add_share(noise: GaussianNoise, total: PyTree, device: Array | int, num_devices: int) -> PyTree:
+    """Adds one device's share of the noise to its own share of a sum.
 
-    The slices of all devices are the noise of the whole sum: entry i of all leaves in order has
-    draw number i. The tree of `Total`s that is returned is not `carried`. ValueError if there are
-    more entries than draws.
+    The shares of all devices are the noise of the whole sum: entry i of all leaves in order has
+    draw number i. The tree of `Total`s that is returned is not `carried`.
     """
     leaves: list[Total] = jax.tree.leaves(total, is_leaf=_is_total)
     sizes = [leaf.low.size for leaf in leaves]
-    if sum(sizes) > 2**32:
-        raise ValueError(f"a sum of {sum(sizes)} entries is more than the noise has numbers for")
-    slices = [-(-size // num_devices) for size in sizes]
-    begins = [device * length for length in slices]
-    entries = [
-        sum(sizes[:i]) + begin + jnp.arange(length, dtype=jnp.uint32)
-        for i, (begin, length) in enumerate(zip(begins, slices, strict=True))
-    ]
-    drawn = noise.of(jnp.concatenate(entries).astype(jnp.uint32))
+    drawn = noise.share(sum(sizes), device, num_devices)
+    if num_devices > 1:
+        zeros = jnp.zeros(num_devices * len(drawn), jnp.int32)
+        drawn = jax.lax.dynamic_update_slice_in_dim(zeros, drawn, device * len(drawn), 0)
     noised = []
-    for i, leaf in enumerate(leaves):
-        own = jax.lax.slice_in_dim(drawn, sum(slices[:i]), sum(slices[: i + 1]))
-        padded = jnp.zeros(num_devices * slices[i], jnp.int32)
-        padded = jax.lax.dynamic_update_slice_in_dim(padded, own, begins[i], 0)
-        whole = padded[: sizes[i]].reshape(leaf.low.shape)
-        noised.append(Total(leaf.high + (whole >> LIMB_BITS), leaf.low + (whole & LIMB_MASK)))
+    for leaf, begin in zip(leaves, np.cumsum([0, *sizes]), strict=False):
+        own = jax.lax.slice_in_dim(drawn, begin, begin + leaf.low.size).reshape(leaf.low.shape)
+        noised.append(Total(leaf.high + (own >> LIMB_BITS), leaf.low + (own & LIMB_MASK)))
     return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
 
 
@@ -178,18 +182,47 @@ def _is_total(x: object) -> bool:
     return isinstance(x, Total)
 
 
-def gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
-    r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, for numbered entries.
+def gaussian(
+    key: UInt32[Array, "8"],
+    step: Array | int,
+    tiles: UInt32[Array, " tiles"],
+    num_blocks: int = MOST_BLOCKS,
+) -> Int32[Array, " n"]:
+    r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, 16 · `num_blocks` for each tile.
 
-    Entry i depends on the key, two words that nothing else uses, and on i alone, so devices can
-    draw a part each. It compares 192 bits of threefry-2x32 in counter mode, the counters (i, 0),
-    (i, 1) and (i, 2), with two tables. Draws are between ±2^24.
+    Those of a tile depend on the key, the step, the tile's number and the blocks of a tile alone,
+    so devices can draw a part each. A draw compares two numbers of 111 random bits with two tables;
+    of each only the first 47 bits are drawn, unless the others decide, once in 2^32 times. Draws
+    are between ±2^24.
     """
-    num_blocks = -(-entries.size // BLOCK)
-    if num_blocks > 1:
-        rows = jnp.pad(entries, (0, -entries.size % num_blocks)).reshape(num_blocks, -1)
-        return jax.lax.map(functools.partial(_gaussian, key), rows).ravel()[: entries.size]
-    return _gaussian(key, entries)
+
+    def of_tile(tile: UInt32[Array, ""]) -> Int32[Array, "16 blocks"]:
+        def words(stream: Stream, num: int) -> UInt32[Array, "num 16 blocks"]:
+            numbers = num * num_blocks * tile + jnp.arange(num * num_blocks, dtype=jnp.uint32)
+            made = blocks(key, numbers, nonce(stream, step))
+            return made.reshape(16, num, num_blocks).swapaxes(0, 1)
+
+        coarse, fine, both = words(Stream.NOISE, 3)
+        chosen = _choose(coarse, both >> 17), _choose(fine, both & (2**15 - 1))
+        tables = _tables()
+        tied = functools.reduce(
+            jnp.logical_or,
+            (jnp.any(_of(t.first, c.slot) == c.first) for t, c in zip(tables, chosen, strict=True)),
+        )
+
+        def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "16 blocks"]:
+            a, b = (_look_up(t, c, r) for t, c, r in zip(tables, chosen, rests, strict=True))
+            return COARSE * a + b
+
+        def draw_with_ties() -> Int32[Array, "16 blocks"]:
+            rest = words(Stream.NOISE_TIES, 4)
+            return draw([(rest[0], rest[1]), (rest[2], rest[3])])
+
+        return jax.lax.cond(tied, draw_with_ties, lambda: draw([(), ()]))
+
+    if len(tiles) == 1:
+        return of_tile(tiles[0]).ravel()
+    return jax.lax.map(of_tile, tiles).ravel()
 
 
 def correlated(
@@ -206,33 +239,39 @@ def correlated(
     return fresh - ((high << 4) + (low >> 8))
 
 
-def _gaussian(key: UInt32[Array, "2"], entries: UInt32[Array, " n"]) -> Int32[Array, " n"]:
-    """`gaussian` of one block."""
-    number = jnp.arange(3, dtype=jnp.uint32)
-    counters = jnp.concatenate([jnp.tile(entries, 3), jnp.repeat(number, entries.size)])
-    words = threefry_2x32(key, counters).reshape(2, 3, entries.size)
-    coarse, fine = _tables()
-    return COARSE * _look_up(coarse, words[0]) + _look_up(fine, words[1])
+class Choice(NamedTuple):
+    """The first 47 of 111 random bits: the slot that is looked up, and 32 of its threshold."""
+
+    slot: UInt32[Array, "*n"]
+    first: UInt32[Array, "*n"]
 
 
-def _look_up(table: "AliasTable", words: UInt32[Array, "3 n"]) -> Int32[Array, " n"]:
-    """The slot that the first 15 bits name or, by the remaining 81, the alias in its place."""
-    slot = words[0] >> (32 - SLOT_BITS)
-    rest = words[0] & (2 ** (32 - SLOT_BITS) - 1), words[1], words[2]
-    # All 2^15 slots exist.
-    first, second, third, alias = (
-        jnp.asarray(column).at[slot].get(mode="promise_in_bounds") for column in table
-    )
-    below = (rest[0] < first) | (
-        (rest[0] == first) & ((rest[1] < second) | ((rest[1] == second) & (rest[2] < third)))
-    )
-    return jnp.where(below, slot, alias).astype(jnp.int32) - 2 ** (SLOT_BITS - 1)
+def _choose(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
+    """Of a word, and 15 bits more."""
+    return Choice(word >> (32 - SLOT_BITS), (word << SLOT_BITS) | more)
+
+
+def _look_up(
+    table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
+) -> Int32[Array, "*n"]:
+    """The slot or, from its threshold on, the alias; without `rest` there is no tie."""
+    below = choice.first < _of(table.first, choice.slot)
+    if rest:
+        second, third = _of(table.second, choice.slot), _of(table.third, choice.slot)
+        tied = choice.first == _of(table.first, choice.slot)
+        below |= tied & ((rest[0] < second) | ((rest[0] == second) & (rest[1] < third)))
+    slot = jnp.where(below, choice.slot, _of(table.alias, choice.slot))
+    return slot.astype(jnp.int32) - 2 ** (SLOT_BITS - 1)
+
+
+def _of(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    return jnp.asarray(column).at[slot].get(mode="promise_in_bounds")  # all 2^15 slots exist
 
 
 class AliasTable(NamedTuple):
     """Walker's alias method in whole numbers, one entry of each column for a slot.
 
-    A slot's threshold has 81 bits: 17, 32 and 32. The alias stands for random numbers from it on.
+    A slot's threshold has 96 bits, in three words. The alias stands for random numbers from it on.
     """
 
     first: UInt32[np.ndarray, " slots"]
@@ -248,10 +287,10 @@ def _tables() -> tuple[AliasTable, AliasTable]:
 
 
 def weights(std: decimal.Decimal) -> list[int]:
-    r"""Probabilities of a discrete Gaussian, $p_a \propto e^{-a^2 / 2 s^2}$, in units of 2^-96.
+    r"""Probabilities of a discrete Gaussian, $p_a \propto e^{-a^2 / 2 s^2}$, in units of 2^-111.
 
     They are of a = -2^14, …, 2^14 - 1, each rounded down, but for the one of a = 0, which makes
-    them add up to 2^96.
+    them add up to 2^111.
     """
     with decimal.localcontext(prec=90):
         scale = decimal.Decimal(2) ** 256
@@ -269,7 +308,7 @@ def weights(std: decimal.Decimal) -> list[int]:
 
 
 def alias_table(probabilities: list[int]) -> AliasTable:
-    """A table that gives just these probabilities, which add up to 2^96, by Vose's algorithm."""
+    """A table that gives just these probabilities, which add up to 2^111, by Vose's algorithm."""
     share = 2 ** (TABLE_BITS - SLOT_BITS)
     num_slots = len(probabilities)
     left, threshold, alias = list(probabilities), [share] * num_slots, list(range(num_slots))
@@ -285,7 +324,7 @@ def alias_table(probabilities: list[int]) -> AliasTable:
                 small.append(rich)
     # A full slot is its own alias: its threshold, one bit too long, may say what it likes.
     return AliasTable(
-        first=np.array([t >> 64 & 2**17 - 1 for t in threshold], np.uint32),
+        first=np.array([t >> 64 & 2**32 - 1 for t in threshold], np.uint32),
         second=np.array([t >> 32 & 2**32 - 1 for t in threshold], np.uint32),
         third=np.array([t & 2**32 - 1 for t in threshold], np.uint32),
         alias=np.array(alias, np.uint32),

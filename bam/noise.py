@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
 
-Five files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py`,
-`strategy.py` and this one.
+Six files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py`,
+`strategy.py`, `chacha.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -14,33 +14,33 @@ That ε is what it says rests further on `sampling.py` and `privacy/`.
 
 import dataclasses
 import math
-import secrets
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int, Int32, PyTree, UInt32
+from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
 from bam import grid, tree
-from bam.engine import ROUNDING, clipped_sum
+from bam.chacha import check_key
+from bam.engine import bounded_grad, per_example_sum
 from bam.grid import GaussianNoise
 from bam.strategy import INDEPENDENT, norm
 from bam.strategy import check as check_strategy
-from bam.transforms import finish, sensitivity_of
+from bam.transforms import ROUNDING, finish, sensitivity_of
 from bam.tree import Grads, Params
 
-# With less, ε is in the thousands after a single step, and whole numbers overflow.
+# With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
 
 
 class GaussianNoiseState(NamedTuple):
     """State of `add_gaussian_noise`: the key that nothing else uses, and how often it was used."""
 
-    key: Array
-    step: Int[Array, ""]
+    key: UInt32[Array, "8"]
+    step: Integer[Array, ""]
 
 
 class CorrelatedNoiseState(NamedTuple):
@@ -49,8 +49,8 @@ class CorrelatedNoiseState(NamedTuple):
     `past` is `[b - 1, entries]`, the newest first, in multiples of the noise's spacing: int32.
     """
 
-    key: Array
-    step: Int[Array, ""]
+    key: UInt32[Array, "8"]
+    step: Integer[Array, ""]
     past: Int32[Array, "past entries"]
 
 
@@ -58,12 +58,13 @@ NoiseState = GaussianNoiseState | CorrelatedNoiseState
 
 
 def first_noise(
-    key: Array,
+    key: UInt32[Array, "8"],
     clip: optax.GradientTransformation,
     params: Params,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> NoiseState:
     """The state before the first step, for sums of what `clip` makes of gradients."""
+    check_key(key)
     step = jnp.zeros((), jnp.int32)
     if len(strategy) == 1:
         return GaussianNoiseState(key, step)
@@ -88,7 +89,7 @@ def next_noise(
     r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
 
     Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
-    which is what the engine's own norms may be off by. Step t uses `fold_in(key, t)`, so what is
+    which is what norms may be off by. A step has random words of its own (`bam.chacha`), so what is
     fresh is independent across steps; within one it is across entries.
 
     With a strategy of b > 1 numbers (`bam.strategy`) noise is correlated: $n = C^{-1} z$, where z
@@ -96,9 +97,8 @@ def next_noise(
     in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
     """
     std = noise_multiplier * sensitivity * ROUNDING
-    key = jax.random.fold_in(state.key, state.step)
     if not isinstance(state, CorrelatedNoiseState) or std == 0:
-        return GaussianNoise(key, std), state._replace(step=state.step + 1)
+        return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
     # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
@@ -108,15 +108,47 @@ def next_noise(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
-    fresh = GaussianNoise(key, std / (1 - share))
-    entries = jnp.arange(num_entries, dtype=jnp.uint32)
-    drawn = grid.correlated(fresh.of(entries), state.past, strategy)
+    fresh = GaussianNoise(state.key, std / (1 - share), state.step)
+    drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
     past = jnp.concatenate([drawn[None], state.past[:-1]])
     return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
 
 
+def gaussian_noise(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    key: UInt32[Array, "8"],
+    step: Integer[Array, ""] | int = 0,
+) -> GaussianNoise:
+    r"""The noise of one sum of what `clip` makes of gradients, for `clipped_sum(…, noise=…)`.
+
+    Its deviation is σ·S (1 + 1e-5): what bounds S may be off by in 32-bit floats is covered.
+
+    Args:
+      clip: a bounded per-example transform of sensitivity S.
+      noise_multiplier: σ, at least 0.01.
+      key: `[8]` words, as `bam.secret_key()` makes them: a key of its own for each sum, or a step.
+      step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
+
+    Raises:
+      ValueError: if `clip` is not bounded, σ is out of range, or the key is none.
+
+    Examples:
+      >>> from bam import clip_by_l2_norm, secret_key
+      >>> gaussian_noise(clip_by_l2_norm(0.5), 2.0, secret_key()).std
+      1.0000100000000001
+    """
+    sensitivity = sensitivity_of(clip)
+    _check_noise(noise_multiplier, sensitivity)
+    check_key(key)
+    if noise_multiplier == 0:
+        raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
+    state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
+    return next_noise(state, noise_multiplier, sensitivity)[0]
+
+
 def add_gaussian_noise(
-    noise_multiplier: float, sensitivity: float, key: Array
+    noise_multiplier: float, sensitivity: float, key: UInt32[Array, "8"]
 ) -> optax.GradientTransformation:
     r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients, keeping dtypes.
 
@@ -124,21 +156,23 @@ def add_gaussian_noise(
     that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
     own rounding, and this one, are not covered by S.
 
-    One draw per call: call t uses `fold_in(key, t)`, and every entry has a draw of its own. The key
-    lives in the state, not in the compiled program.
+    One draw per call: every call, and every entry, has random words of its own. The key lives in
+    the state, not in the compiled program.
 
     Args:
       noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
       sensitivity: S, the L2 sensitivity of the sum, finite and at least 0.
-      key: a JAX PRNG key that is used for nothing else. `jax.random.key(i)` can be guessed by
-        trying all i: for a sum to release, use `bam.secret_key()`.
+      key: as of `privatize`.
 
     Raises:
-      ValueError: if σ or S is out of range.
+      ValueError: if σ or S is out of range, the key is none or was given to a transform before; in
+        `init`, as that of `privatize`.
     """
     _check_noise(noise_multiplier, sensitivity)
+    check_start = _claimed(key)
 
     def init(params: Params) -> GaussianNoiseState:
+        check_start(params)
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
 
     def update(total: Grads, state: NoiseState, params: PyTree = None) -> tuple[Grads, NoiseState]:
@@ -150,14 +184,34 @@ def add_gaussian_noise(
     return optax.GradientTransformation(init, update)
 
 
-def secret_key() -> Array:
-    """A typed threefry key that nobody can know, another at every call: 64 bits from the system."""
-    return threefry_key(np.frombuffer(secrets.token_bytes(8), np.uint32))
+_given: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
 
 
-def threefry_key(words: UInt32[np.ndarray, "2"]) -> Array:
-    """The typed key of these 64 bits, whatever JAX's default generator is."""
-    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+def _claimed(key: UInt32[Array, "8"]) -> Callable[[Params], None]:
+    """Takes a key for one transform; returns what checks that it starts for one set of parameters.
+
+    A key that is traced cannot be told from others.
+    """
+    check_key(key)
+    if not isinstance(key, jax.core.Tracer):
+        if _given.get(id(key)) is key:
+            raise ValueError(
+                "this key was given to a transform before, and two with one key add equal noise: "
+                "make one for each, with bam.secret_key()"
+            )
+        _given[id(key)] = key
+    started: list[object] = []
+
+    def check_start(params: Params) -> None:
+        of_these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
+        if started and started[0] != of_these:
+            raise ValueError(
+                "this transform began for other parameters before, to which it adds the same "
+                "noise: make one for each, with a key of its own"
+            )
+        started[:] = [of_these]
+
+    return check_start
 
 
 def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
@@ -183,49 +237,58 @@ def privatize(
     clip: optax.GradientTransformation,
     noise_multiplier: float,
     expected_batch_size: float,
-    key: Array,
+    key: UInt32[Array, "8"],
     strategy: Sequence[float] = INDEPENDENT,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
 
     $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
     arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
-    memory; `clipped_sum` with `noise`, then division by l, is the same to the bit in constant
-    memory. Initialise it once per key: a new state starts the noise over.
+    memory; `clipped_sum` with `noise`, then division by l, is the same in constant memory.
+    Initialise it once per key: a new state starts the noise over.
 
-    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N. Rows may be
-    added to pad it: pass `mask` (True for real examples) to `update` and padded rows count for
-    nothing, whatever they hold. An empty batch gives pure noise.
+    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N, and padded
+    to a number of rows that does not depend on who was drawn: `update` needs `mask`, True for real
+    examples, and masked rows count for nothing, whatever they hold. An empty batch is pure noise.
+
+    It is given gradients, and cannot see how they were computed. A row's must be a function of the
+    parameters, that row and randomness of its own: no BatchNorm, no statistic of the batch. And a
+    `vmap` may round a row in other bits at another place, so that the place, too, must not tell who
+    else was drawn: `bam.sampling.pad` puts rows at random ones. A batch whose real rows are packed,
+    first to last, moves all others by one when a row is missing.
 
     Args:
       clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
       noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
       expected_batch_size: l, public; never the number of rows drawn.
-      key: a JAX PRNG key used for nothing else: `bam.secret_key()` for what is released, since
-        `jax.random.key(i)` can be guessed by trying all i.
+      key: `[8]` words, used for nothing else: `bam.secret_key()` for what is released, or
+        `bam.seeded_key(seed)`, which whoever guesses the seed knows, to repeat a run. Of two
+        transforms with one key, as in `optax.multi_transform`, each can be read off the other.
       strategy: of noise that is correlated over steps, see `bam.strategy`. It needs batches in
         which no example is twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
         from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
 
     Returns:
-      An optax transform whose `update(grads, state, params, mask=None)` takes a pytree of
-      `[B, ...]` per-example gradients and returns one of `[...]`, float32 or wider. Chain any
-      optimizer after it.
+      An optax transform whose `update(grads, state, params, mask=mask)` takes a pytree of
+      `[B, ...]` per-example gradients, and `[B]` bools (or None: every row was drawn), and returns
+      a tree of `[...]`, float32 or wider. Chain any optimizer after it.
 
     Raises:
-      ValueError: if `clip` is not bounded, or a number is out of range; in `update`, if `params` is
-        given and a gradient has no leading example axis.
+      ValueError: if `clip` is not bounded, a number is out of range, or the key is none or was
+        given to a transform before; in `init`, if it began for parameters of other shapes before;
+        in `update`, without `mask`, or if `params` is given and a gradient has no leading example
+        axis.
       TypeError: in `update`, if a gradient is not of real floating-point numbers.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
-      >>> from bam import clip_by_l2_norm
+      >>> from bam import clip_by_l2_norm, secret_key
       >>> tx = optax.chain(
       ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
-      ...               key=jax.random.key(0)),
+      ...               key=secret_key()),
       ...     optax.nadam(1e-3))
-      >>> params = {"w": jnp.zeros(3)}
-      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params)
+      >>> params, mask = {"w": jnp.zeros(3)}, jnp.array([True, False, True, True])
+      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params, mask=mask)
       >>> updates["w"].shape
       (3,)
     """
@@ -234,8 +297,10 @@ def privatize(
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
     check_strategy(strategy)
+    check_start = _claimed(key)
 
     def init(params: Params) -> PrivatizeState:
+        check_start(params)
         return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
 
     def update(
@@ -243,21 +308,25 @@ def privatize(
         state: PrivatizeState,
         params: PyTree = None,
         *,
-        mask: Bool[Array, " batch"] | None = None,
+        mask: Bool[Array, " batch"] | str | None = "none given",
         **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
         _check_per_example(grads, params)
-
+        if isinstance(mask, str):
+            raise ValueError(
+                "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
+                "that counts is an example that counts many times (mask=None: all were drawn)"
+            )
         noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
-        noised, _ = clipped_sum(
-            lambda params, row: row,
-            clip,
+        noised, _ = per_example_sum(
+            bounded_grad(lambda params, row: row, clip, state.clip),
             params,
             grads,
             mask=mask,
             microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
             noise=noise,
-            clip_state=state.clip,
+            sensitivity=sensitivity,
+            keep_places=True,
         )
         mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
         private_grad, clip_state = finish(clip, mean, state.clip)

@@ -30,7 +30,7 @@ AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
 BEFORE: JsonObject = {
     "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
-    "unit": "example", "group_size": 0,
+    "unit": "example", "group_size": 0, "overflow": 0.0,
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, UInt32
 
 from bam import devices, grid
@@ -38,7 +37,7 @@ def num_correct(experiment: Experiment, params: Params, split: Split) -> int:
     return int(count(params, devices.replicate(split, experiment.mesh)))
 
 
-def noised(num_correct: int, noise_multiplier: float, key: UInt32[np.ndarray, "2"]) -> int:
+def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
     """A number, which one example changes by at most 1, with Gaussian noise, times `unit_of` τ.
 
     n becomes n·u + round(Z), Z of standard deviation 2^20: a rounding of the Gaussian mechanism
@@ -47,8 +46,7 @@ def noised(num_correct: int, noise_multiplier: float, key: UInt32[np.ndarray, "2
     Args:
       num_correct: n.
       noise_multiplier: τ, from 0.01 to 2^20.
-      key: 64 bits that nobody can know and nothing else uses: `secrets`.
+      key: as `bam.secret_key()` makes it; nothing else uses it.
     """
     unit = unit_of(noise_multiplier)
-    (drawn,) = grid.gaussian(jnp.asarray(key), jnp.zeros(1, jnp.uint32))
-    return num_correct * unit + int(drawn)
+    return num_correct * unit + int(grid.GaussianNoise(key, 1.0).share(1)[0])

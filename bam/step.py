@@ -10,18 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from bam import devices
+from bam.chacha import seeded_key
 from bam.engine import clipped_sum, plain_sum
-from bam.noise import NoiseState, first_noise, next_noise, renewed, threefry_key
+from bam.noise import NoiseState, first_noise, next_noise, renewed
 from bam.oracles import LossFn, Oracle
 from bam.sampling import PaddedBatch
 from bam.transforms import BoundedTransformation, finish
 from bam.tree import Grads, Params
 
-# Separate random streams of one seed. Sampling has its own, on the host (bam.sampling).
-INIT_STREAM, NOISE_STREAM, AUGMENT_STREAM = 0, 1, 2
+# Separate random streams of one seed, by JAX. Noise and batches have keys of their own, which are
+# cryptographic (bam.chacha).
+INIT_STREAM, AUGMENT_STREAM = 0, 2
 
 # `(key of the step, index) -> example`: one training example, with this step's views.
 ExampleAt = Callable[[Array, Int[Array, ""]], PyTree]
@@ -167,7 +169,7 @@ def first_state(
         params=params,
         averaged=jax.tree.map(jnp.copy, params),
         opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
-        noise=first_noise(stream_key(seed, NOISE_STREAM), clip, params, strategy),
+        noise=first_noise(seeded_key(seed), clip, params, strategy),
         clip=jax.tree.map(jnp.copy, clip.init(params)),
         private_grad=optax.tree.zeros_like(params),
         augment_key=stream_key(seed, AUGMENT_STREAM),
@@ -182,24 +184,26 @@ def step_key(state: TrainState) -> Array:
 
 
 def stream_key(seed: int, stream: int) -> Array:
-    """The threefry key, of 64 bits, of one random stream of a seed.
+    """JAX's key, of 64 bits, of the initial weights or of the views of a seed.
 
     All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
-    apart from each other and from the sampler's.
+    apart from each other. JAX's default generator does not matter.
     """
     words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
-    return threefry_key(words)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
-def with_noise_key(state: TrainState, key: Array) -> TrainState:
+def with_noise_key(
+    state: TrainState, key: UInt32[Array, "8"] | UInt32[np.ndarray, "8"]
+) -> TrainState:
     """A state whose future noise comes from another key; the count of draws goes on.
 
     Correlated noise then takes nothing back of earlier noise: see `bam.ledger` on what that costs.
     """
-    key = devices.put(key, state.noise.key.sharding)
-    return state._replace(noise=renewed(state.noise, key))
+    placed: Array = devices.put(key, state.noise.key.sharding)
+    return state._replace(noise=renewed(state.noise, placed))
 
 
 def without_noise_key(state: TrainState) -> TrainState:
     """The same state with zeros for a noise key and past: what may be saved of a run to release."""
-    return with_noise_key(state, threefry_key(np.zeros(2, np.uint32)))
+    return with_noise_key(state, np.zeros(8, np.uint32))

@@ -14,7 +14,6 @@ from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.experiment import Experiment, build
 from bam.files import JsonObject
-from bam.noise import threefry_key
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit, versions
 from bam.report import RunFiles, check_plan
@@ -30,7 +29,7 @@ __all__ = [
 NOISE = (
     "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so "
     "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
-    "threefry-2x32 with a key of 64 bits, which is not a cryptographic generator"
+    "ChaCha20 with a key of 256 bits"
 )
 
 
@@ -129,18 +128,17 @@ def train(
         if ledger.begun > taken:
             say(_lost(plan, ledger.begun - taken, end))
         if from_system:
-            state = with_noise_key(state, threefry_key(devices.random_bits(2)))
+            state = with_noise_key(state, devices.random_bits(8))
         if config.checkpoint.every:
             checkpoints.check_room(state)
-        rows, draw = files.start_after(done), plan.drawing.draw
+        rows, batch = files.start_after(done), plan.batch(sampling_seed, taken + 1)
         for step in range(done + 1, end + 1):
             if step > 0:
                 started = time.perf_counter()
                 ledger.begin()
-                indices = draw(sampling_seed, step)
-                state = experiment.step(
-                    state, on_device, sampling.pad(indices, experiment.capacity)
-                )
+                state = experiment.step(state, on_device, batch)
+                if step < end:  # while the devices are busy
+                    batch = plan.batch(sampling_seed, step + 1)
                 ledger.force()
                 jax.block_until_ready(state.step)
                 seconds += time.perf_counter() - started
@@ -187,7 +185,7 @@ def estimate_seconds(experiment: Experiment) -> float:
 
     def timed(num_rows: int) -> float:
         nonlocal state
-        batch = sampling.pad(np.arange(num_rows), experiment.capacity)
+        batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
         started = time.perf_counter()
         state = jax.block_until_ready(experiment.step(state, on_device, batch))
         return time.perf_counter() - started
@@ -304,8 +302,8 @@ def _correlation(strategy: Sequence[float]) -> str:
 
 
 def _seed_from_system() -> int:
-    """128 bits that nobody can know."""
-    return int.from_bytes(devices.random_bits(4).tobytes())
+    """256 bits that nobody can know."""
+    return int.from_bytes(devices.random_bits(8).tobytes())
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,6 +1,11 @@
-"""Bounding one example's gradient: optax transforms that promise a bound on their output.
+r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
-The promise is `sensitivity`; the engine drops an example that breaks it.
+The promise is `sensitivity`, S. What a transform returns may be longer by `ROUNDING`, to which the
+noise is scaled. Of the transforms of this file that is proved: with $u = 2^{-24}$, a computed norm
+is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`bam.tree.l2_norm`), and each product,
+quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine sees to it
+that the norm is of the very numbers that are scaled. Of any other transform the engine measures the
+output, and drops an example that breaks the promise.
 """
 
 import math
@@ -13,6 +18,10 @@ from jaxtyping import Array, PyTree
 
 from bam import tree
 from bam.tree import Grads
+
+# What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
+# scaled to the larger bound.
+ROUNDING = 1 + 1e-5
 
 # Below this, float32 squares underflow and a norm can no longer be compared with the bound.
 SMALLEST_CLIP_NORM = 1e-12
@@ -33,9 +42,12 @@ class BoundedTransformation(optax.GradientTransformation):
         as they are. Only here does the state change: what `update` returns of it is not used,
         because it has seen one example's gradient. `update` may return more than a gradient, for
         `finish` to read.
+      is_proved: whether the bound is proved, so that nothing needs to measure it: of this file's
+        own transforms alone.
     """
 
     sensitivity: float
+    is_proved: bool
     finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
 
     def __new__(
@@ -53,6 +65,7 @@ class BoundedTransformation(optax.GradientTransformation):
         self = super().__new__(cls, init, update)
         self.sensitivity = float(sensitivity)
         self.finish = finish
+        self.is_proved = False
         return self
 
 
@@ -85,6 +98,11 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     A ValueError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
     float32's squares.
 
+    The bound: where n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$. Else C,
+    C/n and its products with entries are rounded once each: $\|\bar g\| \le
+    C (1 + u)^3 / (1 - |\eta|) < C (1 + 5.2 \cdot 10^{-6})$. Entries below 1e-19, whose squares
+    underflow, add less than 1e-6 to that, for any C and up to 10⁸ of them.
+
     Source: Abadi et al. 2016; Algorithm 1 of arXiv 2308.12018.
 
     Examples:
@@ -100,7 +118,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
         norm = tree.l2_norm(grads)
         return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
 
-    return BoundedTransformation(_stateless, update, clip_norm)
+    return _proved(update, clip_norm)
 
 
 def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
@@ -109,6 +127,10 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
     $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
     dtypes are kept, and the sensitivity is C. γ keeps small gradients small; it is a stability
     constant of the source.
+
+    The bound: n + γ, its inverse, C and two products are rounded once each, and
+    $n + \gamma > \|g\| (1 - |\eta|)$, so $\|\bar g\| \le C (1 + u)^5 / (1 - |\eta|) <
+    C (1 + 5.4 \cdot 10^{-6})$.
 
     Raises:
       ValueError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
@@ -127,7 +149,7 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
         # In two steps: for a large C and a small norm their quotient could overflow.
         return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
 
-    return BoundedTransformation(_stateless, update, clip_norm)
+    return _proved(update, clip_norm)
 
 
 def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
@@ -140,6 +162,8 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     `clip_norm` is one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
     numbers like the parameters, the $C_k$. A ValueError refuses a bound that is negative, NaN, or
     positive but below 1e-12.
+
+    The bound is that of `clip_by_l2_norm` for each leaf, so the same factor for all together.
 
     Source: McMahan et al. 2018, "per-layer clipping".
     """
@@ -159,7 +183,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
 
         return jax.tree.map(clip_leaf, grads, leaf_bounds), state
 
-    return BoundedTransformation(_stateless, update, math.hypot(*bounds))
+    return _proved(update, math.hypot(*bounds))
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
@@ -181,14 +205,22 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
-    chained = optax.chain(*transforms)
     last = transforms[-1]
+    # Held in one buffer, so that the last one scales the very numbers whose norm it takes.
+    held = optax.stateless(lambda grads, params: jax.lax.optimization_barrier(grads))
+    chained = (
+        optax.chain(*transforms)
+        if len(transforms) == 1
+        else optax.chain(*transforms[:-1], held, last)
+    )
 
     def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
         private_grad, last_state = finish(last, mean, state[-1])
         return private_grad, (*state[:-1], last_state)
 
-    return BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
+    bounded = BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
+    bounded.is_proved = last.is_proved
+    return bounded
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
@@ -207,8 +239,13 @@ def sensitivity_of(clip: optax.GradientTransformation) -> float:
     return sensitivity
 
 
-def _stateless(params: PyTree) -> optax.EmptyState:
-    return optax.EmptyState()
+def _proved(
+    update: Callable[..., tuple[PyTree, PyTree]], sensitivity: float
+) -> BoundedTransformation:
+    """A transform without state, whose docstring proves its bound."""
+    bounded = BoundedTransformation(lambda params: optax.EmptyState(), update, sensitivity)
+    bounded.is_proved = True
+    return bounded
 
 
 def _check_clip_norm(clip_norm: float) -> None:

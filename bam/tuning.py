@@ -163,7 +163,7 @@ def _sum(
             return plain_sum(lambda p, i: loss(p, example(i)), params, indices, **how)
         oracle = parts.make_oracle(config.method, loss)
         grad_fn = lambda p, i: oracle.grad(p, example(i))  # noqa: E731
-        return clipped_sum(grad_fn, clip_by_l2_norm(1.0), params, indices, **how)[0]
+        return clipped_sum(grad_fn, clip_by_l2_norm(1.0), params, indices, mask=None, **how)[0]
 
     given = devices.replicate((*weights, np.arange(num_examples, dtype=np.int32)), mesh)
     return total.lower(*given).compile(), given

@@ -35,21 +35,22 @@ def main() -> float:
     )
     params = model.init(jax.random.key(0), images[0])
     clip = bam.clip_by_l2_norm(1.0)
-    # Secret, and new in every run: whoever guesses the 1 of jax.random.key(1) removes the noise.
-    noise_key, sampling_seed = bam.secret_key(), secrets.randbits(128)
+    # Secret, and new in every run: whoever knows them removes the noise.
+    noise_key, sampling_seed = bam.secret_key(), secrets.randbits(256)
+    capacity = sampling.usual_capacity(len(labels), q)
     tx = optax.chain(bam.privatize(clip, sigma, BATCH, key=noise_key), optax.adam(1e-2))
     state = tx.init(params)
 
     @jax.jit
-    def step(params, state, rows, mask):
-        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, images[rows], labels[rows])
-        updates, state = tx.update(grads, state, params, mask=mask)
+    def step(params, state, batch):
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, *batch.take((images, labels)))
+        updates, state = tx.update(grads, state, params, mask=batch.mask)
         return optax.apply_updates(params, updates), state
 
     for t in range(STEPS):
         rows = sampling.poisson_sample(sampling_seed, t, len(labels), q)
-        rows, mask = sampling.pad(rows, capacity=384)
-        params, state = step(params, state, rows, mask)
+        batch = sampling.pad(rows, capacity, sampling_seed, t)
+        params, state = step(params, state, batch)
     logits = model.apply(params, jnp.asarray(data.test.images.reshape(-1, 64) / 16.0))
     return float(np.mean(np.argmax(logits, axis=-1) == data.test.labels))
 

@@ -28,7 +28,7 @@ def main() -> float:
     theirs = clipping.clipped_fun(
         oracle.grad, batch_argnums=1, keep_batch_dim=False, l2_clip_norm=0.7
     )(params, batch)
-    ours, _ = bam.clipped_sum(oracle.grad, bam.clip_by_l2_norm(0.7), params, batch)
+    ours, _ = bam.clipped_sum(oracle.grad, bam.clip_by_l2_norm(0.7), params, batch, mask=None)
     largest = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(ours))
     differences = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), theirs, ours)
     return max(jax.tree.leaves(differences)) / largest

@@ -165,7 +165,7 @@ def clipped_sums():
 
 def summed(loss, params, batch, micro):
     grad, clip = bam.dp_sgd(loss).grad, bam.clip_by_l2_norm(1.0)
-    step = jax.jit(lambda p, b: bam.clipped_sum(grad, clip, p, b, microbatch_size=micro))
+    step = jax.jit(lambda p, b: bam.clipped_sum(grad, clip, p, b, mask=None, microbatch_size=micro))
     return step([jnp.asarray(p) for p in params], batch)
 
 

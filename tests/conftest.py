@@ -50,3 +50,10 @@ def one_device():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "visible", lambda: jax.devices()[:1])
         yield
+
+
+@pytest.fixture
+def without_the_tests_type_checks():
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

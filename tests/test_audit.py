@@ -361,8 +361,9 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 def test_padding_rows_that_leak_are_caught(monkeypatch):
     right = step.clipped_sum
 
-    def leaky(*arguments, mask, **options):
-        return right(*arguments, mask=jnp.ones_like(mask), **options)
+    def leaky(grad_fn, clip, params, indices, *, mask, **options):
+        indices, mask = jnp.where(mask, indices, canary.CANARY), jnp.ones_like(mask)
+        return right(grad_fn, clip, params, indices, mask=mask, **options)
 
     monkeypatch.setattr(step, "clipped_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0

@@ -58,7 +58,7 @@ def test_every_config_takes_every_method_and_trains_two_steps_of_its_own(name, f
         config.model = {"name": "convnet" if name == "imagenet32" else "linear", "width": 1}
         built = train.build(config)
         state = jax.eval_shape(lambda built=built: built.init(0))
-        batch = sampling.pad(np.arange(4), built.capacity)
+        batch = sampling.pad(np.arange(4), built.plan.capacity, 0, 0)
         stepped = jax.eval_shape(built.step, state, built.dataset.train, batch)
         assert jax.tree.map(_kind, stepped) == jax.tree.map(_kind, state)
         if method == own:

@@ -63,7 +63,7 @@ def test_the_devices_sums_add_up_to_the_sum(use, num_devices, num_rows):
 def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_devices):
     """Leaves of 12, 4 and 4 entries, so that slices of them are padded."""
     mesh, oracle = use(num_devices), bam.dp_sgd(mlp_loss)
-    noise = bam.GaussianNoise(jax.random.key(5), 2.0)
+    noise = bam.GaussianNoise(bam.seeded_key(5), 2.0)
 
     @functools.partial(jax.jit, static_argnums=0)
     def total(num_rows, noise):
@@ -84,11 +84,11 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
 def test_each_device_adds_its_noise_before_the_sums_are_added_up(use):
     """The all-reduce is the last that happens: what it returns is returned as it is."""
     mesh, oracle = use(4), bam.dp_sgd(mlp_loss)
-    key = jax.random.key(0)
+    key = bam.seeded_key(0)
 
     def total(key):
         return bam.clipped_sum(
-            oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(8), mesh=mesh,
+            oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(8), mask=None, mesh=mesh,
             noise=bam.GaussianNoise(key, 1.0),
         )[0]  # fmt: skip
 

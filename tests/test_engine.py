@@ -49,7 +49,7 @@ def plain_loop():
 @pytest.mark.parametrize("microbatch_size", [1, 2, 3, 7, 100])
 def test_any_microbatch_size_equals_a_plain_loop(microbatch_size):
     total, norms = jax.jit(
-        lambda p, b: bam.clipped_sum(GRAD, CLIP, p, b, microbatch_size=microbatch_size)
+        lambda p, b: bam.clipped_sum(GRAD, CLIP, p, b, mask=None, microbatch_size=microbatch_size)
     )(PARAMS, BATCH)
     expected_total, expected_norms = plain_loop()
     assert min(expected_norms) < 1 < max(expected_norms)  # some are clipped, some are not
@@ -151,7 +151,7 @@ def test_a_microbatch_of_one_uses_no_vmap():
         raise AssertionError("batched")
 
     run = lambda size: bam.clipped_sum(  # noqa: E731
-        lambda w, x: never_batched(x), CLIP, jnp.zeros(2), ROWS, microbatch_size=size
+        lambda w, x: never_batched(x), CLIP, jnp.zeros(2), ROWS, mask=None, microbatch_size=size
     )
     np.testing.assert_allclose(run(1)[0], CLIPPED.sum(0), rtol=1e-6)
     with pytest.raises(AssertionError, match="batched"):  # control
@@ -183,7 +183,7 @@ def test_memory_beyond_the_batch_does_not_grow_with_it():
 def test_bfloat16_gradients_are_summed_in_float32():
     rows = jnp.ones((300, 1), jnp.bfloat16)
     total, norms = bam.clipped_sum(
-        given, CLIP, jnp.zeros(1, jnp.bfloat16), rows, microbatch_size=100
+        given, CLIP, jnp.zeros(1, jnp.bfloat16), rows, mask=None, microbatch_size=100
     )
     assert total.dtype == norms.dtype == jnp.float32
     assert float(total[0]) == 300.0
@@ -229,12 +229,12 @@ def test_rows_that_disagree_are_refused():
 @pytest.mark.parametrize("bad", [0, -1])
 def test_a_microbatch_below_one_is_refused(bad):
     with pytest.raises(ValueError, match="microbatch_size"):
-        bam.clipped_sum(given, CLIP, jnp.zeros(2), ROWS, microbatch_size=bad)
+        bam.clipped_sum(given, CLIP, jnp.zeros(2), ROWS, mask=None, microbatch_size=bad)
 
 
 def test_a_transform_without_sensitivity_is_refused():
     with pytest.raises(ValueError, match="sensitivity"):
-        bam.clipped_sum(given, optax.clip_by_global_norm(1.0), jnp.zeros(2), ROWS)
+        bam.clipped_sum(given, optax.clip_by_global_norm(1.0), jnp.zeros(2), ROWS, mask=None)
 
 
 # Ordinary training's sum.
@@ -270,7 +270,7 @@ def test_what_is_summed_is_kept_as_it_was_measured():
     def private(params, batch):
         clip = bam.clip_by_l2_norm(1.0)
         grad_fn = lambda p, example: {"w": p["w"] + example["x"]}  # noqa: E731
-        return bam.clipped_sum(grad_fn, clip, params, batch, microbatch_size=2)[0]
+        return bam.clipped_sum(grad_fn, clip, params, batch, mask=None, microbatch_size=2)[0]
 
     def plain(params, batch):
         return plain_sum(lambda p, e: jnp.vdot(p["w"], e["x"]), params, batch, microbatch_size=2)

@@ -16,7 +16,7 @@ from bam.transforms import BoundedTransformation
 from tests import cases
 
 CLIP = bam.clip_by_l2_norm(1.0)
-NOISE = bam.GaussianNoise(jax.random.key(3), 1.0)
+NOISE = bam.GaussianNoise(bam.seeded_key(3), 1.0)
 
 
 def given(w, x):
@@ -101,7 +101,7 @@ def test_the_sum_is_that_of_the_cut_rows_exactly_for_any_noise(std):
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, 3000)
     rows[:2000] = 1.0  # many of the largest
-    noise = bam.GaussianNoise(jax.random.key(3), std)
+    noise = bam.GaussianNoise(bam.seeded_key(3), std)
     with jax.enable_x64(True):
         found = noised_sum(jnp.asarray(rows)[:, None], jnp.ones(3000, bool), 8, None, noise)
         pure = noised_sum(jnp.asarray(rows)[:, None], jnp.zeros(3000, bool), 8, None, noise)
@@ -126,12 +126,12 @@ def test_any_grouping_and_any_devices_give_the_same_bits():
 
 def test_noise_that_could_hide_nothing_is_refused():
     with pytest.raises(ValueError, match="would hide nothing"):
-        noised_sum(jnp.ones((2, 1)), None, 1, None, bam.GaussianNoise(jax.random.key(0), 1e-3))
+        noised_sum(jnp.ones((2, 1)), None, 1, None, bam.GaussianNoise(bam.seeded_key(0), 1e-3))
     unbounded = bam.clip_by_l2_norm(math.inf)
     with pytest.raises(ValueError, match="not bounded"):
-        bam.clipped_sum(given, unbounded, jnp.zeros(1), jnp.ones((2, 1)), noise=NOISE)
-    for make in (lambda s: bam.privatize(CLIP, s, 4, NOISE.key),
-                 lambda s: bam.add_gaussian_noise(s, 1.0, NOISE.key)):  # fmt: skip
+        bam.clipped_sum(given, unbounded, jnp.zeros(1), jnp.ones((2, 1)), mask=None, noise=NOISE)
+    for make in (lambda s: bam.privatize(CLIP, s, 4, bam.seeded_key(3)),
+                 lambda s: bam.add_gaussian_noise(s, 1.0, bam.seeded_key(3))):  # fmt: skip
         with pytest.raises(ValueError, match="hides nothing"):
             make(1e-3)
 
@@ -156,12 +156,12 @@ LIARS = {
 @pytest.mark.parametrize("noise", [None, NOISE], ids=["no noise", "noise"])
 def test_an_output_beyond_the_declared_bound_counts_for_nothing_and_is_counted(liar, noise):
     rows = jnp.array([[0.1, 0.2], [30.0, 40.0], [0.0, 0.3]])
-    total, norms = bam.clipped_sum(given, liar, jnp.zeros(2), rows, noise=noise)
+    total, norms = bam.clipped_sum(given, liar, jnp.zeros(2), rows, mask=None, noise=noise)
     kept = jnp.array([True, False, True])
     expected, _ = bam.clipped_sum(given, liar, jnp.zeros(2), rows, mask=kept, noise=noise)
     cases.assert_same_bits(total, expected)
     np.testing.assert_array_equal(np.isfinite(norms), kept)
-    private = bam.privatize(liar, 1.0, 1, NOISE.key)
+    private = bam.privatize(liar, 1.0, 1, bam.seeded_key(3))
     cases.assert_same_bits(
         *(private.update(rows, private.init(None), mask=m)[0] for m in (None, kept))
     )
@@ -190,18 +190,18 @@ def without_the_tests_type_checks():
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32, bool])
 def test_what_is_not_real_floating_point_is_refused_by_name(dtype, without_the_tests_type_checks):
     rows = {"w": jnp.ones((3, 2)), "b": jnp.ones((3, 2), dtype)}
-    private = bam.privatize(CLIP, 1.0, 3, NOISE.key)
+    private = bam.privatize(CLIP, 1.0, 3, bam.seeded_key(3))
     one_row = jax.tree.map(lambda x: x[0], rows)
     with pytest.raises(TypeError, match=r"^b is of "):
-        private.update(rows, private.init(one_row))
+        private.update(rows, private.init(one_row), mask=None)
     with pytest.raises(TypeError, match=r"^b is of "):
-        bam.clipped_sum(given, CLIP, one_row, rows)
+        bam.clipped_sum(given, CLIP, one_row, rows, mask=None)
     for clip in (CLIP, bam.normalize(1.0), bam.clip_per_layer(1.0)):
         with pytest.raises(TypeError, match=r"^b is of "):
             clip.update(one_row, clip.init(one_row))
     to_complex = lying(lambda g, s, p=None: (jax.tree.map(lambda x: x * 1000j, g), s))
     with pytest.raises(TypeError, match="complex"):
-        bam.clipped_sum(given, to_complex, jnp.zeros(2), jnp.ones((3, 2)))
+        bam.clipped_sum(given, to_complex, jnp.zeros(2), jnp.ones((3, 2)), mask=None)
 
 
 # The norm that the bound is held against.
@@ -250,7 +250,7 @@ def test_norms_are_so_for_many_leaves():
 @pytest.mark.parametrize("std", [-1.0, math.nan, math.inf, 1e44, 1e-44])
 def test_noise_of_no_sensible_deviation_is_refused(std):
     with pytest.raises(ValueError, match="standard deviation"):
-        bam.GaussianNoise(jax.random.key(0), std)
+        bam.GaussianNoise(bam.seeded_key(0), std)
 
 
 def test_a_mesh_of_two_axes_or_of_an_explicit_one_is_refused():
@@ -258,20 +258,24 @@ def test_a_mesh_of_two_axes_or_of_an_explicit_one_is_refused():
     for shape, names, types in (((2, 2), ("a", "b"), (auto,) * 2), ((4,), ("a",), (explicit,))):
         mesh = jax.make_mesh(shape, names, axis_types=types, devices=jax.devices()[:4])
         with pytest.raises(ValueError, match="one axis"):
-            bam.clipped_sum(given, CLIP, jnp.zeros(1), jnp.ones((8, 1)), mesh=mesh, noise=NOISE)
+            bam.clipped_sum(
+                given, CLIP, jnp.zeros(1), jnp.ones((8, 1)), mask=None, mesh=mesh, noise=NOISE
+            )
 
 
 def test_a_bound_below_what_squares_can_show_is_not_taken_on_trust():
     with pytest.raises(ValueError, match="sensitivity"):
         lying(lambda g, s, p=None: (g, s), 1e-24)
     tiny = jnp.full((2, 3), 2e-25)
-    total, _ = bam.clipped_sum(given, lying(lambda g, s, p=None: (g, s), 0.0), jnp.zeros(3), tiny)
+    total, _ = bam.clipped_sum(
+        given, lying(lambda g, s, p=None: (g, s), 0.0), jnp.zeros(3), tiny, mask=None
+    )
     np.testing.assert_array_equal(total, 0)
 
 
 def test_numbers_beyond_the_grid_get_their_noise_too():
     with jax.enable_x64(True):
-        noise = bam.GaussianNoise(jax.random.key(0), 0.01)
+        noise = bam.GaussianNoise(bam.seeded_key(0), 0.01)
         total = jnp.full(100, 1e7, jnp.float64)
         added = np.asarray(grid.add_to_floats(noise, total)) - 1e7
     assert 0.005 < np.std(added) < 0.02

@@ -14,13 +14,15 @@ import pytest
 from scipy import stats
 
 from bam import grid
+from bam.chacha import seeded_key
 
 SLOTS = 2**grid.SLOT_BITS
-KEY = jnp.array([3, 5], jnp.uint32)
+KEY = seeded_key(35)
+STEP = 7
 
 
 def probabilities(table):
-    """Numerators, over 2^96, of what a table draws: each slot's share goes to it and its alias."""
+    """Numerators, over 2^111, of what a table draws: each slot's share goes to it and its alias."""
     share = 2 ** (grid.TABLE_BITS - grid.SLOT_BITS)
     found = [0] * SLOTS
     for slot, (first, second, third, alias) in enumerate(
@@ -35,7 +37,7 @@ def probabilities(table):
 @functools.cache
 def laws():
     """Probabilities of a and of b, as floats of full relative precision."""
-    return [np.array([w / 2**96 for w in probabilities(t)]) for t in grid._tables()]
+    return [np.array([w / 2**grid.TABLE_BITS for w in probabilities(t)]) for t in grid._tables()]
 
 
 def law_at(residue):
@@ -59,16 +61,16 @@ def rounded_normal(draws):
 # The law.
 
 
-def test_the_tables_give_the_weights_to_the_last_of_96_bits():
+def test_the_tables_give_the_weights_to_the_last_bit():
     for table, std in zip(grid._tables(), (grid.COARSE_STD, grid.FINE_STD), strict=True):
         weights = grid.weights(std)
         assert probabilities(table) == weights
-        assert sum(weights) == 2**96
+        assert sum(weights) == 2**grid.TABLE_BITS
 
 
 @pytest.mark.parametrize("std", [grid.COARSE_STD, grid.FINE_STD])
-def test_the_weights_are_a_discrete_gaussian_to_the_last_of_96_bits(std):
-    """So each table is off by at most 2^15 · 2^-96, below 5e-25, in total variation."""
+def test_the_weights_are_a_discrete_gaussian_to_the_last_bit(std):
+    """So each table is off by at most 2^15 · 2^-111, below 2e-29, in total variation."""
     weights = grid.weights(std)
     assert weights[0] == 0  # what lies beyond the table is below its resolution
     with decimal.localcontext(prec=60):
@@ -76,8 +78,8 @@ def test_the_weights_are_a_discrete_gaussian_to_the_last_of_96_bits(std):
         total = exact[0] + 2 * sum(exact) - 2 * exact[0]
         for a in (1, 2, 77, 1365, 5000, 9000, 13000, SLOTS // 2 - 1):
             for found in (weights[SLOTS // 2 + a], weights[SLOTS // 2 - a]):
-                assert 0 <= 2**96 * exact[a] / total - found <= 1
-        middle = weights[SLOTS // 2] - 2**96 * exact[0] / total
+                assert 0 <= 2**grid.TABLE_BITS * exact[a] / total - found <= 1
+        middle = weights[SLOTS // 2] - 2**grid.TABLE_BITS * exact[0] / total
         assert 0 <= middle <= SLOTS  # what all the others were rounded down by
 
 
@@ -139,7 +141,11 @@ def test_every_whole_number_to_nine_standard_deviations_is_possible():
 
 @functools.cache
 def draws(num):
-    return np.asarray(jax.jit(lambda: grid.gaussian(KEY, jnp.arange(num, dtype=jnp.uint32)))())
+    return np.asarray(jax.jit(lambda: noise().share(num))())[:num]
+
+
+def noise(key=KEY, step=STEP):
+    return grid.GaussianNoise(key, 1.0, step)
 
 
 def p_value(sample):
@@ -163,15 +169,60 @@ def test_neighbouring_entries_and_keys_are_independent():
     z = draws(2**20) / grid.NOISE_STD
     for lag in (1, 2, 3, 768, 2**15, 2**16):
         assert abs(np.mean(z[lag:] * z[:-lag])) < 5 / math.sqrt(len(z) - lag)
-    other = np.asarray(grid.gaussian(KEY + 1, jnp.arange(2**16, dtype=jnp.uint32)))
-    assert abs(np.mean(z[: 2**16] * other / grid.NOISE_STD)) < 5 / 2**8
+    for other in (noise(KEY + 1), noise(step=STEP + 1)):
+        other = np.asarray(other.share(2**20)) / grid.NOISE_STD
+        assert abs(np.mean(z * other)) < 5 / 2**10
 
 
-def test_a_draw_depends_on_its_number_alone_not_on_what_is_drawn_with_it():
-    whole = draws(2**20)
-    for entries in (np.arange(10), np.arange(70_000, 200_000), np.array([2**20 - 1, 5, 5])):
-        some = grid.gaussian(KEY, jnp.asarray(entries, jnp.uint32))
-        np.testing.assert_array_equal(some, whole[entries])
+@pytest.mark.parametrize("num_entries", [17, 1000, 300_000])
+def test_devices_shares_are_the_noise_of_one_device(num_entries):
+    whole = np.asarray(noise().share(num_entries))[:num_entries]
+    for num_devices in (3, 8):
+        share = jax.jit(lambda device, n=num_devices: noise().share(num_entries, device, n))
+        shares = [np.asarray(share(device)) for device in range(num_devices)]
+        assert len({len(share) for share in shares}) == 1
+        np.testing.assert_array_equal(np.concatenate(shares)[:num_entries], whole)
+
+
+def by_integers(words, table):
+    """A draw by its definition: slot, then 96 bits against the slot's threshold."""
+    slot, number = int(words[0]) >> 17, (int(words[0]) % 2**17 << 15) + int(words[1])
+    number = (number << 64) + (int(words[2]) << 32) + int(words[3])
+    threshold = (int(table.first[slot]) << 64) + (int(table.second[slot]) << 32)
+    own = number < threshold + int(table.third[slot]) or table.alias[slot] == slot
+    return (slot if own else int(table.alias[slot])) - SLOTS // 2
+
+
+@pytest.mark.parametrize("ties", [0, 1, 2, 3], ids=lambda n: f"{n} words tied")
+def test_a_draw_that_the_first_bits_leave_open_is_decided_by_the_others(ties):
+    """One in 2^31: so words are made that tie, in as many of three as there are."""
+    rng = np.random.default_rng(ties)
+    for table in grid._tables():
+        slots = rng.integers(0, SLOTS, 50)
+        columns = np.stack([table.first, table.second, table.third])[:, slots].astype(np.uint32)
+        numbers = rng.integers(0, 2**32, (3, 50)).astype(np.uint32)
+        numbers[:ties] = columns[:ties]
+        words = np.stack([slots << 17 | numbers[0] >> 15, numbers[0] % 2**15, *numbers[1:]])
+        words = jnp.asarray(words, jnp.uint32)
+        choice = grid._choose(words[0], words[1])
+        found = grid._look_up(table, choice, (words[2], words[3]))
+        np.testing.assert_array_equal(found, [by_integers(w, table) for w in np.asarray(words).T])
+        if ties == 0:
+            np.testing.assert_array_equal(found, grid._look_up(table, choice, ()))
+
+
+def test_a_tie_makes_a_tile_draw_its_other_bits(monkeypatch):
+    """With tables whose first thresholds are those of the words themselves."""
+    right = np.asarray(noise().share(1000))
+    looked_up = []
+    original = grid._look_up
+    monkeypatch.setattr(
+        grid, "_look_up", lambda t, c, rest: looked_up.append(len(rest)) or original(t, c, rest)
+    )
+    np.testing.assert_array_equal(noise().share(1000), right)
+    assert sorted(looked_up) == [0, 0, 2, 2]  # both are compiled, of both tables
+    monkeypatch.setattr(jax.lax, "cond", lambda tied, with_ties, without: with_ties())
+    np.testing.assert_array_equal(noise().share(1000), right)  # the other bits decide nothing here
 
 
 @pytest.mark.slow
@@ -185,8 +236,7 @@ def test_tails_have_the_counts_of_the_normal_law():
 
     @jax.jit
     def ours(i):
-        entries = i * size + jnp.arange(size, dtype=jnp.uint32)
-        return counts(grid.gaussian(KEY, entries) / grid.NOISE_STD)
+        return counts(noise(step=i).share(size) / grid.NOISE_STD)
 
     @jax.jit
     def inverted(i):
@@ -240,8 +290,8 @@ def test_a_total_has_one_way_to_be_written_and_one_float():
 
 
 def test_noise_added_to_floats_is_added_to_the_nearest_whole_number_of_spacings():
-    noise = grid.GaussianNoise(jax.random.key(1), 2.0**20)  # a spacing of one
-    drawn = np.asarray(grid.gaussian(noise.words(), jnp.arange(5, dtype=jnp.uint32)))
+    noise = grid.GaussianNoise(seeded_key(1), 2.0**20)  # a spacing of one
+    drawn = np.asarray(noise.share(5)[:5])
     total = jnp.array([0.0, 0.4, -0.6, 2.0**40, 2.0**80], jnp.float32)
     found = grid.add_to_floats(noise, total)
     np.testing.assert_array_equal(found[:3], drawn[:3] + np.array([0, 0, -1]))

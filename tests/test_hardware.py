@@ -228,7 +228,7 @@ def test_devices_exchange_one_sum_and_nothing_that_grows_with_them(by_devices):
         assert {c.kind for c in exchanged} <= {"all-reduce", "all-gather"}
         # A norm for each row, of which the ones that are not finite are counted.
         norms = sum(c.count * c.num_bytes for c in exchanged if c.kind == "all-gather")
-        assert norms <= 4 * (found.experiment.capacity + 8)
+        assert norms <= 4 * (found.experiment.plan.capacity + 8)
         total = sum(c.count * c.num_bytes for c in exchanged if c.kind == "all-reduce")
         words = 8 * found.experiment.num_params  # two of 32 bits for each
         assert total == 0 if number == 1 else words <= total <= words + 64

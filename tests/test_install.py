@@ -37,7 +37,7 @@ step = 0
 
 CHECKS = """
 gradients = jax.vmap(oracle.grad, (None, 0))(params, batch)
-updates, _ = tx.update(gradients, tx.init(params), params)
+updates, _ = tx.update(gradients, tx.init(params), params, mask=mask)
 assert jax.tree.structure(updates) == jax.tree.structure(private_grad) == jax.tree.structure(params)
 assert jnp.all(jnp.isfinite(private_grad["w"])) and jnp.all(jnp.isfinite(updates["w"]))
 assert 0.5 < sigma < 50

@@ -286,12 +286,12 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
     norms = rng.uniform(1.0, 3.0, 100).astype(np.float32)  # quantile 0.7: 2.4
     directions = rng.normal(size=(100, 5))
     grads = jnp.asarray(norms[:, None] * directions / np.linalg.norm(directions, axis=1)[:, None])
-    tx = bam.privatize(transform, PLAN.noise_multiplier, 100, jax.random.key(0))
+    tx = bam.privatize(transform, PLAN.noise_multiplier, 100, bam.seeded_key(0))
     state = tx.init(jnp.zeros(5))
     update = jax.jit(tx.update)
     found = []
     for _ in range(80):
-        mean, state = update(grads.astype(jnp.float32), state)
+        mean, state = update(grads.astype(jnp.float32), state, mask=None)
         found.append(float(state.clip))
     assert mean.shape == (5,)
     assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)

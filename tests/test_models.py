@@ -163,9 +163,9 @@ def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(meth
                 jax.make_jaxpr(jax.vmap(grad, (None, 0)))(params, batch)
             )
             assert windows == (convolution == "tpu")
-            noise = GaussianNoise(jax.random.key(2), 1.0)
+            noise = GaussianNoise(bam.seeded_key(2), 1.0)
             found[convolution] = [
-                bam.clipped_sum(grad, clip, params, batch, microbatch_size=size, noise=n)
+                bam.clipped_sum(grad, clip, params, batch, mask=None, microbatch_size=size, noise=n)
                 for size, n in ((1, None), (3, None), (3, noise))
             ]
         for ours, theirs in zip(*map(jax.tree.leaves, found.values()), strict=True):

@@ -58,7 +58,7 @@ def test_a_canary_is_an_entry_of_its_own_of_norm_s():
     entries = one_run.entries_of(built().num_params, NUM_CANARIES)
     expected = np.zeros(built().num_params)
     expected[entries[5:]] = built().sensitivity
-    rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().capacity)
+    rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().plan.capacity, 0, 0)
     found = whole_run.sum_of_clipped(built(), state, data, rows)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 

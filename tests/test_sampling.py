@@ -2,16 +2,19 @@
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from bam import chacha, sampling
 from bam.sampling import pad, poisson_sample, usual_capacity
 
 NUM_EXAMPLES, PROB, NUM_DRAWS = 40, 0.3, 4000
 LEVEL = 1e-6  # of every statistical test below; the seed is fixed, so none is flaky
 
 
+@functools.cache
 def poisson(step):
     return poisson_sample(seed=11, step=step, num_examples=NUM_EXAMPLES, sampling_prob=PROB)
 
@@ -139,6 +142,34 @@ def test_a_negative_number_of_examples_is_refused_by_name():
         draw(num_examples=-1)
 
 
+def test_the_words_of_a_draw_are_compared_with_q_as_integers():
+    """At most q, by at most 2^-80: 16 bits decide, or with a tie 64 more."""
+    num, q = 200_000, 0.3 + 2**-40
+    key = chacha.host_key(5, "batches")
+    halves = chacha.words(key, num // 2, chacha.nonce(chacha.Stream.BATCH, 9))
+    bits = np.stack([halves & 0xFFFF, halves >> 16], axis=1).ravel()
+    chosen = np.zeros(num, bool)
+    chosen[poisson_sample(5, 9, num, q)] = True
+    whole, rest = divmod(int(q * 2**16 * 2**32), 2**32)
+    np.testing.assert_array_equal(chosen[bits != whole], bits[bits != whole] < whole)
+    ties = np.flatnonzero(bits == whole)
+    assert len(ties) > 0
+    for i in ties:
+        high = chacha.blocks(
+            key, np.array([i], np.uint32), chacha.nonce(chacha.Stream.BATCH_TIES, 9)
+        )[0, 0]
+        assert chosen[i] == (high < rest)
+
+
+def test_parts_and_permutations_are_uniform():
+    counts = np.bincount(sampling._parts(3, 60_000, 7), minlength=7)
+    assert stats.chisquare(counts).pvalue > LEVEL
+    key = chacha.host_key(3, "batches")
+    orders = [sampling._permutation(key, chacha.Stream.SLOTS, step, 3) for step in range(600)]
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 6 and stats.chisquare(counts).pvalue > LEVEL
+
+
 # Padding.
 
 
@@ -148,34 +179,46 @@ def test_a_negative_number_of_examples_is_refused_by_name():
 )
 def test_padding_doubles_until_it_holds_all_and_cuts_none(num_sampled, capacity, rows):
     sampled = np.arange(10, 10 + num_sampled)
-    padded = pad(sampled, capacity)
+    padded = pad(sampled, capacity, 0, 1)
     assert padded.indices.shape == padded.mask.shape == (rows,)
-    np.testing.assert_array_equal(padded.indices[padded.mask], sampled)
-    np.testing.assert_array_equal(padded.mask, np.arange(rows) < num_sampled)
-    assert not np.any(padded.indices[~padded.mask])
+    np.testing.assert_array_equal(np.sort(padded.indices[padded.mask]), sampled)
+    assert padded.mask.sum() == num_sampled
+    assert np.all(padded.indices[~padded.mask] == sampling.PADDING)
+
+
+def test_padding_takes_zeros_where_there_is_no_example_and_nothing_else_names_one():
+    data = {"x": jnp.arange(1.0, 21).reshape(10, 2), "y": jnp.arange(1, 11)}
+    batch = pad(np.array([2, 9]), 5, 0, 1)
+    taken = batch.take(data)
+    for name, x in data.items():
+        expected = np.zeros((5, *x.shape[1:]))
+        expected[batch.mask] = x[batch.indices[batch.mask]]
+        np.testing.assert_array_equal(taken[name], expected)
+    with pytest.raises(IndexError):
+        np.arange(10)[batch.indices]
 
 
 @pytest.mark.parametrize("bad", [0, -4])
 def test_a_bad_capacity_is_refused_by_name(bad):
     with pytest.raises(ValueError, match="capacity"):
-        pad(np.arange(3), bad)
+        pad(np.arange(3), bad, 0, 1)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**256, True])
+def test_a_seed_out_of_range_is_refused_in_one_line(seed):
+    with pytest.raises(ValueError, match=r"^a seed must be an integer from 0 to 2\^256 - 1, got "):
+        draw(seed=seed)
+
+
+@pytest.mark.parametrize("overflow_prob", [1e-9, 1e-12])
 @pytest.mark.parametrize(
     ("num_examples", "sampling_prob"), [(50_000, 0.08), (1000, 0.01), (100, 1.0), (10, 0.0)]
 )
-def test_the_usual_capacity_is_the_smallest_that_holds_a_billion_draws(num_examples, sampling_prob):
-    rows = usual_capacity(num_examples, sampling_prob)
-    overflow = functools.partial(stats.binom.sf, n=num_examples, p=sampling_prob)
-    assert overflow(rows) <= 1e-9
-    assert rows == 1 or overflow(rows - 1) > 1e-9
-    assert rows <= max(1, num_examples)
-
-
-@pytest.mark.parametrize("sampling_prob", [0.0, 0.3, 1.0])
-def test_the_usual_capacity_is_rounded_up_to_a_multiple(sampling_prob):
-    exact = usual_capacity(100, sampling_prob)
-    for multiple in (1, 7, 16, 200):
-        rows = usual_capacity(100, sampling_prob, multiple)
-        assert rows % multiple == 0
-        assert exact <= rows < exact + multiple
+def test_the_usual_capacity_is_the_smallest_that_is_rarely_filled(
+    num_examples, sampling_prob, overflow_prob
+):
+    rows = usual_capacity(num_examples, sampling_prob, overflow_prob)
+    filled = lambda rows: stats.binom.sf(rows - 1, num_examples, sampling_prob)  # noqa: E731
+    assert filled(rows) <= overflow_prob or rows == num_examples
+    assert rows == 1 or filled(rows - 1) > overflow_prob
+    assert rows <= num_examples

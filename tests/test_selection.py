@@ -13,6 +13,7 @@ from scipy import stats
 
 import bam
 from bam import score
+from bam.chacha import seeded_key
 from bam.data import datasets
 from bam.privacy import selection
 from bam.privacy.plan import make_plan
@@ -210,12 +211,12 @@ def test_an_attack_finds_more_than_a_single_trial_s_epsilon_and_less_than_the_to
 
 
 def test_one_image_more_moves_a_score_by_one_unit_and_the_noise_is_no_less_than_planned():
-    key = np.array([3, 5], np.uint32)
+    key = seeded_key(35)
     for noise in (0.01, 0.7, 10.0, 333.3, 2.0**20):
         unit = score.unit_of(noise)
         assert unit >= 1 and 2**20 / unit >= noise
         assert score.noised(8, noise, key) - score.noised(7, noise, key) == unit
-    draws = [score.noised(1000, 10.0, np.array([0, i], np.uint32)) for i in range(40)]
+    draws = [score.noised(1000, 10.0, seeded_key(i)) for i in range(40)]
     errors = np.array(draws) / score.unit_of(10.0) - 1000
     assert 6 < errors.std() < 14 and abs(errors.mean()) < 7
     assert len(set(draws)) == len(draws)

@@ -16,14 +16,14 @@ import bam
 from bam import experiment, grid, ledger, noise, report, strategy, train
 from bam.audit import canary, checks, whole_run
 from bam.engine import ROUNDING
-from bam.noise import first_noise, next_noise, threefry_key
+from bam.noise import first_noise, next_noise
 from bam.privacy import accounting, gdp, mechanisms
 from bam.transforms import clip_by_l2_norm
 from configs import base, digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
 
-KEY = threefry_key(np.array([3, 4], np.uint32))
+KEY = bam.seeded_key(34)
 CLIP = clip_by_l2_norm(1.0)
 NO_FIT = (1.0, 1.0)  # its inverse alternates for ever
 
@@ -291,20 +291,20 @@ def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
 def test_the_trainers_step_is_privatize_to_the_bit():
     coefficients = strategy.square_root(3)
     grads = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
-    tx = bam.privatize(CLIP, 1.5, 4.0, KEY, coefficients)
+    tx = bam.privatize(CLIP, 1.5, 4.0, bam.seeded_key(34), coefficients)
     state = tx.init(grads[0])
     own = first_noise(KEY, CLIP, grads[0], coefficients)
     update = jax.jit(tx.update)
     for _ in range(5):
-        ours, state = update(grads, state, grads[0])
+        ours, state = update(grads, state, grads[0], mask=None)
         made, own = next_noise(own, 1.5, 1.0, coefficients)
-        total, _ = bam.clipped_sum(lambda p, g: g, CLIP, grads[0], grads, noise=made)
+        total, _ = bam.clipped_sum(lambda p, g: g, CLIP, grads[0], grads, mask=None, noise=made)
         assert_same_bits(ours, total / 4)
-    independent = bam.privatize(CLIP, 1.5, 4.0, KEY)
-    plain, _ = independent.update(grads, independent.init(grads[0]))
+    independent = bam.privatize(CLIP, 1.5, 4.0, bam.seeded_key(34))
+    plain, _ = independent.update(grads, independent.init(grads[0]), mask=None)
     assert not np.array_equal(plain, ours)
     with pytest.raises(ValueError, match="grows"):
-        bam.privatize(CLIP, 1.5, 4.0, KEY, NO_FIT)
+        bam.privatize(CLIP, 1.5, 4.0, bam.seeded_key(34), NO_FIT)
 
 
 def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
@@ -316,9 +316,11 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.drawing.strategy)
     assert state.past.shape[0] == 3
     assert state.past.shape[1] > 5
-    tx = optax.chain(bam.privatize(clip, 2.0, 50.0, KEY, plan.drawing.strategy), optax.sgd(1.0))
+    tx = optax.chain(
+        bam.privatize(clip, 2.0, 50.0, bam.seeded_key(34), plan.drawing.strategy), optax.sgd(1.0)
+    )
     params = {"w": jnp.zeros(5)}
-    updates, _ = tx.update({"w": jnp.ones((3, 5))}, tx.init(params), params)
+    updates, _ = tx.update({"w": jnp.ones((3, 5))}, tx.init(params), params, mask=None)
     assert updates["w"].shape == (5,)
 
 

@@ -14,10 +14,11 @@ from scipy import stats
 
 import bam
 from bam import models, oracles, sampling, train
+from bam.chacha import host_key
 from bam.checkpoint import Checkpoints
 from bam.data import datasets
 from bam.privacy.plan import BudgetExhaustedError
-from bam.step import NOISE_STREAM, stream_key
+from bam.step import stream_key
 from configs import digits
 
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
@@ -77,21 +78,24 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
     state = experiment.init(3)
     start = jax.tree.map(jnp.copy, state.params)  # the step takes over its state's memory
     rows = sampling.poisson_sample(3, 1, plan.num_examples, plan.sampling_prob)
-    batch = sampling.pad(rows, experiment.capacity)
+    batch = sampling.pad(rows, experiment.plan.capacity, 0, 0)
     after = experiment.step(state, dataset.train, batch)
 
     module = models.create("linear", 10, 1)
     model = models.as_functions(module, (8, 8, 1))
-    images = (dataset.train.images[batch.indices] / 255.0 - dataset.mean) / dataset.std
+    named = np.where(batch.mask, batch.indices, 0)
+    images = (dataset.train.images[named] / 255.0 - dataset.mean) / dataset.std
     examples = {
         "image": jnp.asarray(images, jnp.float32)[:, None],
-        "label": dataset.train.labels[batch.indices],
+        "label": dataset.train.labels[named],
     }
     grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(start, examples)
-    noise_key = stream_key(3, NOISE_STREAM)
     tx = optax.chain(
         bam.privatize(
-            bam.clip_by_l2_norm(1.0), plan.noise_multiplier, plan.expected_batch_size, noise_key
+            bam.clip_by_l2_norm(1.0),
+            plan.noise_multiplier,
+            plan.expected_batch_size,
+            bam.seeded_key(3),
         ),
         optax.sgd(1.0),
     )
@@ -104,7 +108,7 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
 def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experiment):
     """Chi-square on the released updates; too little and too much noise must both be rejected."""
     plan = experiment.plan
-    empty = sampling.pad(np.zeros(0, np.int64), experiment.capacity)
+    empty = sampling.pad(np.zeros(0, np.int64), experiment.plan.capacity, 0, 0)
     state = experiment.init(0)
     releases = []
     for _ in range(8):
@@ -128,7 +132,7 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
 def test_dp_sat_ascends_along_the_last_private_gradient_only():
     experiment = train.build(tiny("dp_sat", method__radius=5.0))
     plain = train.build(tiny("dp_sgd"))
-    rows = sampling.pad(np.arange(200), experiment.capacity)
+    rows = sampling.pad(np.arange(200), experiment.plan.capacity, 0, 0)
     one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (experiment, plain))
     np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
     assert np.linalg.norm(flat(one.private_grad)) > 0
@@ -174,6 +178,8 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
         for stream in streams
     }
     assert len(keys) == len(seeds) * len(streams)
+    keys = {host_key(seed, label).tobytes() for seed in (*seeds, 2**255) for label in "abc"}
+    assert len(keys) == 6 * 3
 
 
 def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_saved(
@@ -190,11 +196,11 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         step, saved, _ = checkpoints.restore(experiment.init(0))
     assert step == 1
-    assert not jax.random.key_data(saved.noise.key).any()
+    assert not saved.noise.key.any()
     assert saved.noise.step == 1
 
     result = train.train(experiment, None, tmp_path)
-    assert jax.random.key_data(result.state.noise.key).any()
+    assert result.state.noise.key.any()
     assert result.state.noise.step == result.state.step == 4
     assert result.summary["seed"] is None
     assert result.summary["noise_key"] == "operating system"
@@ -218,7 +224,7 @@ def test_diagnostics_never_alter_training():
 
 def test_averaged_weights_follow_the_warmed_up_moving_average():
     experiment = train.build(tiny(ema_decay=0.5))
-    rows = sampling.pad(np.arange(100), experiment.capacity)
+    rows = sampling.pad(np.arange(100), experiment.plan.capacity, 0, 0)
     state = experiment.init(0)
     average = flat(state.params)
     for step in range(3):

@@ -26,16 +26,17 @@ from jaxtyping import Array, Float
 from scipy import signal, stats
 
 from bam import experiment, sampling
+from bam.chacha import seeded_key
 from bam.data import datasets, users
 from bam.extras import needs
 from bam.privacy import accounting, gdp
-from bam.step import NOISE_STREAM, stream_key, with_noise_key
+from bam.step import with_noise_key
 from bam.tree import Grads
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-CANARY = 0  # its row, which padded rows name too: should they leak, they leak it
+CANARY = 0  # its row
 # Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
 # that an ascent step, in a direction of noise, could fit it and leave a gradient shorter than C.
 CANARY_VALUE = 20.0
@@ -131,14 +132,14 @@ def scores(
         return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
-        state = with_noise_key(copy(start), stream_key(seed, NOISE_STREAM))
+        state = with_noise_key(copy(start), seeded_key(seed))
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = plan.drawing.draw(seed, step)
             if not present and plan.adjacency == "add_or_remove_one":
                 drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
-            batch = sampling.pad(drawn, built.capacity)
+            batch = sampling.pad(drawn, plan.capacity, seed, step)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
         # Of noise that is correlated, what is fresh: the attacker knows how it is made.

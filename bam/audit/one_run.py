@@ -18,6 +18,7 @@ Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy import optimize, special, stats
 
-from bam import experiment, parts, sampling, train, tree
+from bam import chacha, experiment, parts, sampling, train, tree
 from bam.audit import canary
 from bam.audit.whole_run import flat
 from bam.data import datasets, users
@@ -46,7 +47,6 @@ with needs("train"):
 CANARY_NORM = 1e6
 # The part of the batch size that the attacker's estimate of everybody else's gradients reads.
 SAMPLE_SHARE = 4
-COIN_STREAM = 0xC0
 # Of the canaries. Fewer guesses are surer, more of them are better statistics: for 500 to 5000
 # canaries and a Gaussian mechanism with ε from 1 to 8 a tenth is near the best for both bounds.
 GUESSED_SHARE = 0.1
@@ -151,9 +151,10 @@ def run(
     rows = np.flatnonzero(labels < 0)
     num_real = len(labels) - len(rows)
     entries = entries_of(built.num_params, len(rows))
-    entropy = None if seed is None else np.random.SeedSequence(seed, spawn_key=(COIN_STREAM,))
-    rng = np.random.default_rng(entropy)
-    included = rng.random(len(rows)) < 0.5
+    coins_key = chacha.host_key(secrets.randbits(256) if seed is None else seed, "coins")
+    coins = chacha.words(coins_key, len(rows), chacha.nonce(chacha.Stream.COINS, 0))
+    included = coins < 2**31
+    rng = np.random.default_rng(0)  # the attacker's own
     takes_part = np.ones(len(labels), bool)
     takes_part[rows] = included
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
@@ -164,9 +165,9 @@ def run(
     ) -> TrainState:
         sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
         mean = flat(built.means(state, data, sample)[0].clipped)[entries]
-        drawn = np.asarray(batch.indices)[np.asarray(batch.mask)].astype(np.int64)
-        drawn = drawn[takes_part[drawn]]  # every other example is drawn as before
-        state = built.step(state, data, sampling.pad(drawn, built.capacity))
+        indices, mask = (np.asarray(x) for x in batch)
+        here = mask & takes_part[np.where(mask, indices, 0)]  # every other example is as before
+        state = built.step(state, data, sampling.PaddedBatch(indices, here))
         total = plan.expected_batch_size * flat(state.private_grad)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
         variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2

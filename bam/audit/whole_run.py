@@ -117,6 +117,6 @@ def sum_of_clipped(
     num_padding = int(np.sum(~np.asarray(batch.mask)))
     rows, padding = (
         len(indices) * flat(experiment.means(state, data, indices)[0].clipped)
-        for indices in (np.asarray(batch.indices), np.zeros(1, np.int32))
+        for indices in (np.asarray(batch.indices), np.full(1, sampling.PADDING, np.int32))
     )
     return rows - num_padding * padding

@@ -23,6 +23,8 @@ ADJACENCIES = {
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
     "replace_one": ("replace one", "one example replaced by another"),
 }
+# The random generator, for whoever reads a release.
+BY = "by ChaCha20 with a key of 256 bits"
 
 
 class PoissonSteps(NamedTuple):
@@ -45,7 +47,8 @@ class Mechanism(NamedTuple):
       sampling: the same for whoever reads a release, with the random generator.
       draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair is a stream of its
         own; the seed is a non-negative integer of any size, to be kept secret.
-      capacity: rows that hold all but one in 10⁹ draws.
+      capacity: `probability -> rows` that a draw fills with at most this probability, or that are
+        all it can have: see `bam.sampling.pad`.
       epsilon: `(noise_multiplier=σ, num_steps=T, delta=δ, accountant=name) -> ε`, an upper bound;
         ValueError for an accountant that has none.
       noise_multiplier: `(target_epsilon=ε, num_steps=T, delta=δ, accountant=name) -> σ`, the least
@@ -63,7 +66,7 @@ class Mechanism(NamedTuple):
     batches: str
     sampling: str
     draw: Callable[[int, int], Int64[np.ndarray, " drawn"]]
-    capacity: int
+    capacity: Callable[[float], int]
     epsilon: Callable[..., float]
     noise_multiplier: Callable[..., float]
     strategy: tuple[float, ...] = strategies.INDEPENDENT
@@ -127,10 +130,9 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
         adjacency="add_or_remove_one",
         batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
         f"{rounded_up(prob, '.4g')}",
-        sampling="Poisson: each example is in each batch independently with probability q, by "
-        "NumPy's PCG64; not a cryptographic generator",
+        sampling=f"Poisson: each example is in each batch independently with probability q, {BY}",
         draw=lambda seed, step: sampling.poisson_sample(seed, step, num_examples, prob),
-        capacity=sampling.usual_capacity(num_examples, prob),
+        capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         epsilon=functools.partial(accounting.epsilon, sampling_prob=prob),
         noise_multiplier=functools.partial(accounting.noise_multiplier, sampling_prob=prob),
         period=1,
@@ -191,9 +193,9 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
         sampling=f"each example is in one of {bands} parts, drawn once at random and independently "
         f"of others; step t has each example of part t mod {bands} independently with probability "
-        f"{bands}q, by NumPy's PCG64; not a cryptographic generator",
+        f"{bands}q, {BY}",
         draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, of_part, bands),
-        capacity=sampling.usual_capacity(num_examples, prob),
+        capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         strategy=strategy,
@@ -226,9 +228,9 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
         adjacency="replace_one",
         batches=f"batches of exactly {batch_size} of {num_examples} examples",
         sampling="fixed size: each batch is l different examples, any l of them equally likely and "
-        "independent of other batches, by NumPy's PCG64; not a cryptographic generator",
+        f"independent of other batches, {BY}",
         draw=lambda seed, step: sampling.fixed_size_sample(seed, step, num_examples, batch_size),
-        capacity=batch_size,
+        capacity=lambda probability: batch_size,
         epsilon=epsilon,
         noise_multiplier=_searched(epsilon),
         period=1,
@@ -245,7 +247,7 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
         batches=f"all {num_examples} examples in every step",
         sampling="none: every batch is all of the examples",
         draw=lambda seed, step: np.arange(num_examples),
-        capacity=num_examples,
+        capacity=lambda probability: num_examples,
     )
 
 

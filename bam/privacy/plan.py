@@ -12,9 +12,11 @@ from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
 from bam.privacy.selection import Selection
 from bam.privacy.units import UNITS, worded
+from bam.sampling import OVERFLOW_PROB, PaddedBatch, pad
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
+OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -46,6 +48,8 @@ class PrivacyPlan:
       unit: what neighbouring data sets differ in one of: an "example", or a "user" with all of
         its examples.
       group_size: k, the most examples used of a user; 0 where examples are the unit.
+      overflow: what of δ covers that some draw outgrows the rows it is padded to, `capacity`; see
+        `bam.sampling.pad`.
     """
 
     num_examples: int
@@ -64,6 +68,7 @@ class PrivacyPlan:
     mechanism_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unit: str = "example"
     group_size: int = 0
+    overflow: float = 0.0
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
@@ -98,6 +103,7 @@ class PrivacyPlan:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         prob = plan.expected_batch_size / plan.num_examples
         right = 1 <= plan.expected_batch_size <= plan.num_examples and 0 < plan.delta < 1
+        right &= 0 <= plan.overflow < plan.delta
         if not right or not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9):
             raise ValueError("the records disagree: q is not l/N, or δ is no probability")
         if plan.accountant not in ("pld", "rdp"):
@@ -126,6 +132,16 @@ class PrivacyPlan:
         worth = self.drawing.worth
         return None if worth is None else worth(self.noise_multiplier, num_steps)
 
+    @functools.cached_property
+    def capacity(self) -> int:
+        """Rows of a padded batch: all runs' draws outgrow them with probability `overflow`."""
+        num_draws = self.num_steps * (self.selection.trials_mean if self.selection else 1)
+        return self.drawing.capacity(self.overflow / num_draws or OVERFLOW_PROB)
+
+    def batch(self, seed: int, step: int) -> PaddedBatch:
+        """The batch that a seed's run draws in a step, padded; to be kept as secret as the seed."""
+        return pad(self.drawing.draw(seed, step), self.capacity, seed, step)
+
     @property
     def training_steps(self) -> int:
         """T, the steps that training takes: all but the spare ones."""
@@ -145,13 +161,13 @@ class PrivacyPlan:
                 noise_multiplier=self.noise_multiplier,
                 sampling_prob=self.sampling_prob,
                 num_steps=num_steps,
-                delta=self.delta,
+                delta=self.delta - self.overflow,
             )
         return self.drawing.epsilon(
             accountant=self.accountant,
             noise_multiplier=self.noise_multiplier,
             num_steps=num_steps,
-            delta=self.delta,
+            delta=self.delta - self.overflow,
         )
 
     def check_steps(self, num_steps: int) -> None:
@@ -252,7 +268,8 @@ def make_plan(
     options = dict(mechanism_options or {})
     drawing = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
     sampling_prob = expected_batch_size / num_examples
-    steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta}
+    overflow = OVERFLOW_SHARE * delta
+    steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta - overflow}
     sigma = 0.0
     if selection:
         sigma = selecting.noise_multiplier(
@@ -286,6 +303,7 @@ def make_plan(
         selection=selection,
         unit=unit,
         group_size=group_size,
+        overflow=overflow,
     )
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 

@@ -10,6 +10,7 @@ from jaxtyping import Array
 from scipy import signal
 
 from bam import sampling, transforms
+from bam.chacha import seeded_key
 from bam.grid import GaussianNoise
 from bam.noise import NoiseState, first_noise, next_noise
 from bam.privacy import accounting
@@ -103,12 +104,12 @@ def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
 def _check_noise(strategy: tuple[float, ...]) -> None:
     """The covariance of the noise that the loop would add, in units of what is declared."""
     clip, sigma = transforms.clip_by_l2_norm(1.0), 2.0
-    state = first_noise(jax.random.key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
+    state = first_noise(seeded_key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
 
     @jax.jit
     def step(state: NoiseState) -> tuple[GaussianNoise, Array, NoiseState]:
         noise, state = next_noise(state, sigma, clip.sensitivity, strategy)
-        return noise, noise.of(jnp.arange(NUM_ENTRIES, dtype=jnp.uint32)), state
+        return noise, noise.share(NUM_ENTRIES)[:NUM_ENTRIES], state
 
     rows = []
     for _ in range(NUM_STEPS):

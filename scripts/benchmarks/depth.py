@@ -114,15 +114,20 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
 
     def step(params: Any, private_grad: Any, key: Any, batch: Any) -> Any:
         params_at = oracle.ascend(params, private_grad)
-        noise = bam.GaussianNoise(key, 1.0)
         noised, _ = bam.clipped_sum(
-            oracle.grad, clip, params_at, batch, microbatch_size=_BATCH.value, noise=noise
+            oracle.grad,
+            clip,
+            params_at,
+            batch,
+            mask=None,
+            microbatch_size=_BATCH.value,
+            noise=bam.gaussian_noise(clip, 1.0, key),
         )
         private_grad = jax.tree.map(lambda x: x / _BATCH.value, noised)
         updates, _ = optimizer.update(private_grad, optimizer.init(params), params)
         return optax.apply_updates(params, updates), private_grad, key
 
-    state = (params, optax.tree.zeros_like(params), jax.random.key(0), batch)
+    state = (params, optax.tree.zeros_like(params), bam.seeded_key(0), batch)
     compiled, seconds = timing.compile_timed(step, *state)
     return functools.partial(compiled, *state), seconds
 

@@ -102,7 +102,7 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
 
     def ours_with(oracle: bam.Oracle) -> Callable[..., Any]:
         return lambda params, batch: bam.clipped_sum(
-            oracle.grad, clip, params, batch, microbatch_size=1, mesh=mesh
+            oracle.grad, clip, params, batch, mask=None, microbatch_size=1, mesh=mesh
         )[0]
 
     def by_vmap(params: Any, batch: Any) -> Any:
@@ -236,7 +236,12 @@ def _problem() -> Problem:
     batch = {"image": jnp.asarray(images[:, None]), "label": jnp.asarray(labels)}
     _, norms = jax.jit(
         lambda p, b: bam.clipped_sum(
-            bam.dp_sgd(model.loss).grad, bam.clip_by_l2_norm(1.0), p, b, microbatch_size=1
+            bam.dp_sgd(model.loss).grad,
+            bam.clip_by_l2_norm(1.0),
+            p,
+            b,
+            mask=None,
+            microbatch_size=1,
         )
     )(params, batch)
     return Problem(params, images, labels, float(np.median(norms)))
@@ -247,7 +252,7 @@ def _jax_step(
 ) -> Callable[[], Any]:
     """Sum, noise, SGD; the weights go from call to call."""
     multiplier = 1.0 if private else 0.0
-    noise = bam.add_gaussian_noise(multiplier, problem.clip_norm, jax.random.key(0))
+    noise = bam.add_gaussian_noise(multiplier, problem.clip_norm, bam.seeded_key(0))
 
     @jax.jit
     def update(params: Any, grads: Any, state: Any) -> Any:

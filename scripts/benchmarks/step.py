@@ -124,7 +124,7 @@ def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any]
 def _compiled(built: experiment.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
     """A step, the seconds its compilation took, and what to call it with."""
     train = built.place(built.dataset.train)
-    state, rows = built.init(0), sampling.pad(np.arange(batch), batch)
+    state, rows = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)
     compiled, seconds = timing.compile_timed(built.step, state, train, rows)
     return compiled, seconds, state, (train, rows)
 

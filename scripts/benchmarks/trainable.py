@@ -73,7 +73,7 @@ class Case:
         self.built = experiment.build(config, random_images(2 * _BATCH.value))
         self.state = self.built.init(0)
         self.num_bytes = sum(x.nbytes for x in jax.tree.leaves(self.state))
-        rows = sampling.pad(np.arange(_BATCH.value), _BATCH.value)
+        rows = sampling.pad(np.arange(_BATCH.value), _BATCH.value, 0, 0)
         self.given = self.built.place(self.built.dataset.train), rows
         self.compiled, self.seconds = timing.compile_timed(self.built.step, self.state, *self.given)
 

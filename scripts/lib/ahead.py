@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
-from scipy import stats
 
 from bam import experiment, parts, pretrained, provenance, sampling, tuning
 from bam.data import archives, datasets, features
@@ -104,8 +103,7 @@ def compile_step(
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
 
-    rows = built.capacity
-    batch = jax.eval_shape(lambda: sampling.pad(np.arange(0), rows))
+    batch = sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
     train = jax.eval_shape(lambda: built.place(built.dataset.train))
     arguments = (jax.eval_shape(lambda: built.init(0)), train, batch)
     started = time.perf_counter()
@@ -136,17 +134,18 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     return config.expected_batch_size * timing.matrix_flops(gradient, *weights, example)
 
 
-def mean_turns(plan: PrivacyPlan, num_devices: int, size: int) -> float:
-    """Groups of `size` rows that a device runs in a step, on average over draws.
+def turns_of_draws(plan: PrivacyPlan, num_devices: int, size: int) -> np.ndarray:
+    """Groups of `size` rows that a device runs in a step: of 500 draws, whose places are random.
 
-    It is the device with the most rows: the others wait for it. A draw of a few rows more than
-    what divides evenly costs every device a group.
+    As many as the rows at the fullest place of a microbatch, shared by the devices.
     """
-    if plan.mechanism != "poisson":
-        return math.ceil(plan.drawing.capacity / (size * num_devices))
-    drawn = stats.binom(plan.num_examples, plan.sampling_prob)
-    rows = np.arange(1, sampling.usual_capacity(plan.num_examples, plan.sampling_prob) + 1)
-    return float(drawn.pmf(rows) @ np.ceil(rows / (size * num_devices)))
+    random = np.random.default_rng(0)
+    seats = -(-plan.capacity // (size * num_devices)) * num_devices  # of each place
+    drawn = np.full(500, plan.capacity)
+    if plan.mechanism == "poisson":
+        drawn = np.minimum(random.binomial(plan.num_examples, plan.sampling_prob, 500), drawn)
+    at_places = [random.multivariate_hypergeometric([seats] * size, rows).max() for rows in drawn]
+    return np.ceil(np.array(at_places) / num_devices)
 
 
 def _facts(
@@ -156,13 +155,14 @@ def _facts(
     built, program = compiled.experiment, Program(text)
     plan, size = built.plan, built.config.microbatch_size
     rows_each = math.ceil(plan.expected_batch_size / num_devices)
-    at_once, parts_of_sum = size, 1.0
+    rows_per_carry = math.inf
     if math.isfinite(plan.epsilon):
         noise_std = plan.noise_multiplier * built.sensitivity
-        most = rows_per_sum(built.sensitivity, noise_std, built.capacity)
-        at_once = min(size, most)
-        parts_of_sum = mean_turns(plan, num_devices, most - most % at_once)
-    groups = mean_turns(plan, num_devices, at_once)
+        rows_per_carry = rows_per_sum(built.sensitivity, noise_std, plan.capacity)
+    at_once = min(size, int(min(rows_per_carry, size)))
+    turns_of = turns_of_draws(plan, num_devices, at_once)
+    groups = float(np.mean(turns_of))
+    parts_of_sum = float(np.mean(np.ceil(turns_of / (rows_per_carry // at_once))))
 
     uncounted = set()
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
 from bam import export, files, report, score, train
+from bam.chacha import secret_key
 from bam.data import datasets
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
@@ -220,9 +220,8 @@ def noised_score(
     state = cells.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
-    key = np.frombuffer(secrets.token_bytes(8), np.uint32)
     count = score.num_correct(experiment, train.whole_model(state), _judged_on(experiment))
-    return score.noised(count, noise_multiplier, key)
+    return score.noised(count, noise_multiplier, secret_key())
 
 
 def _judged_on(experiment: train.Experiment) -> Any:

@@ -98,7 +98,9 @@ def draw_descent(path: Path) -> list[dict[str, Any]]:
     left.contour(grid[..., 0], grid[..., 1], losses, 18, colors="#999999", linewidths=0.6)
     rows, limit = [], 0.0
     for axis, (name, (oracle, bound, style)) in zip(right, methods.items(), strict=True):
-        sum_of = jax.jit(lambda t, o=oracle, b=bound: bam.clipped_sum(o.grad, b, t, batch)[0])
+        sum_of = jax.jit(
+            lambda t, o=oracle, b=bound: bam.clipped_sum(o.grad, b, t, batch, mask=None)[0]
+        )
         theta = jnp.array(DESCENT_START)
         thetas = [theta]
         for _ in range(DESCENT_STEPS):

@@ -1,0 +1,174 @@
+"""Secret random words by ChaCha20: for the noise on devices, and for the batches on the host.
+
+ChaCha20's block function (RFC 8439) makes 16 words of 32 bits of a key of 256 bits, a block number
+and a nonce of 96 bits. Nobody is known to tell its words from random ones without the key. The same
+lines serve JAX arrays and NumPy's.
+
+A key is 32 bytes of the operating system (`secret_key`) or is derived from a seed (`seeded_key`).
+Whoever draws with a key has a `Stream` of its own, which is a word of the nonce, as the step is; so
+no two sums, and no two batches, share a block of words.
+"""
+
+import enum
+import functools
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
+
+SEED_BITS = 256  # of a seed, at most: a key has no more
+
+Words = TypeVar("Words", np.ndarray, Array)
+
+
+class Stream(enum.IntEnum):
+    """What words are drawn for: the second word of the nonce."""
+
+    NOISE = 0
+    NOISE_TIES = 1  # that decide what NOISE left undecided
+    PLACES = 2  # of the rows in their microbatches
+    BATCH = 3
+    BATCH_TIES = 4
+    ORDER = 5  # of the data, whose first are a batch of a fixed size
+    PARTS = 6  # of the data, one of which each example is in
+    SLOTS = 7  # of the rows in a padded batch
+    COINS = 8  # of an audit's canaries
+
+
+def nonce(stream: Stream, step: Any, attempt: int = 0) -> tuple[Any, int, int]:
+    """The nonce of a stream's words in one step, an integer below 2^32; an attempt redraws them."""
+    return step, int(stream), attempt
+
+
+def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]) -> Words:
+    """ChaCha20's blocks of these numbers, `[n]` uint32: word i of each in row i of `[16, n]`.
+
+    The key has 8 words, little-endian, the nonce 3 (RFC 8439, section 2.3). Numbers of NumPy's give
+    words of NumPy's. ValueError for what is no key.
+    """
+    check_key(key)
+    xp: Any = np if isinstance(numbers, np.ndarray) else jnp
+    one = xp.ones_like(numbers)
+    known = [*CONSTANTS, *(key[i] for i in range(8)), None, *nonce]
+    known = [np.uint32(x) if isinstance(x, int) else x for x in known]
+    start = [numbers if x is None else one * xp.asarray(x).astype(xp.uint32) for x in known]
+    rows: Any = [start[i : i + 4] for i in range(0, 16, 4)]
+    if xp is jnp:  # rolled: it compiles in a second, and is no slower
+        rows = jax.lax.fori_loop(0, 10, lambda _, rows: _double_round(rows), rows)
+    else:
+        rows = [np.stack(row) for row in rows]
+        for _ in range(10):
+            rows = _double_round(rows)
+    ends: Words = xp.stack(
+        [a + b for a, b in zip((x for r in rows for x in r), start, strict=True)]
+    )
+    return ends
+
+
+def words(key: np.ndarray, num: int, nonce: Sequence[int]) -> UInt32[np.ndarray, " num"]:
+    """The first words of a stream, in order, for the host."""
+    return blocks(key, np.arange(-(-num // 16), dtype=np.uint32), nonce).T.ravel()[:num]
+
+
+def _double_round(rows: Any) -> Any:
+    """Quarter rounds of the columns, then of the diagonals, of four rows of four words each."""
+    a, b, c, d = _quarter_rounds(rows)
+    a, b, c, d = _quarter_rounds([a, _turned(b, 1), _turned(c, 2), _turned(d, 3)])
+    return [a, _turned(b, 3), _turned(c, 2), _turned(d, 1)]
+
+
+def _quarter_rounds(rows: Any) -> Any:
+    if isinstance(rows[0], np.ndarray):  # all columns at once: for NumPy every call counts
+        return _quarter_round(*rows)
+    return [list(row) for row in zip(*map(_quarter_round, *rows), strict=True)]
+
+
+def _turned(row: Any, by: int) -> Any:
+    return row[TURNS[by]] if isinstance(row, np.ndarray) else row[by:] + row[:by]
+
+
+def _quarter_round(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    b = _rotated(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotated(x: Any, bits: int) -> Any:
+    return (x << bits) | (x >> (32 - bits))
+
+
+def secret_key() -> UInt32[Array, "8"]:
+    """A key that nobody can know, another at every call: 32 bytes of the operating system.
+
+    A RuntimeError refuses a call while JAX traces: compiled, the key would be a constant of the
+    program, and every run of it would add the same noise. Pass keys as arguments instead.
+
+    Examples:
+      >>> key = secret_key()
+      >>> key.shape, bool((key == secret_key()).all())
+      ((8,), False)
+    """
+    from jax._src import core  # nothing public tells a `vmap` from an ordinary call
+
+    if not core.trace_state_clean():
+        raise RuntimeError(
+            "secret_key() inside a traced function (jit, scan, vmap, grad) would be a constant of "
+            "the compiled program, the same noise at every call: pass the key as an argument"
+        )
+    return jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
+
+
+def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
+    """The key of a seed and a label, for runs to repeat: whoever knows the seed knows the key.
+
+    Labels give keys that say nothing of each other. ValueError for a seed that is not an integer
+    from 0 to 2^256 - 1.
+
+    Examples:
+      >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
+      (True, False)
+    """
+    return jnp.asarray(host_key(seed, label))
+
+
+@functools.lru_cache(maxsize=64)
+def host_key(seed: int, label: str) -> UInt32[np.ndarray, "8"]:
+    """`seeded_key`, for the host: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label."""
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 2**SEED_BITS:
+        raise ValueError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
+    derived = hkdf(int(seed).to_bytes(SEED_BITS // 8, "little"), b"bam", label.encode())
+    key = np.frombuffer(derived, "<u4").astype(np.uint32)
+    key.flags.writeable = False
+    return key
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """The first 32 bytes of HKDF-SHA-256 (RFC 5869)."""
+    extracted = hmac.digest(salt, secret, hashlib.sha256)
+    return hmac.digest(extracted, info + b"\x01", hashlib.sha256)
+
+
+def check_key(key: object) -> None:
+    """Raises ValueError, in one line, for what is no key."""
+    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
+    if shape != (8,) or dtype != np.uint32:
+        what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__
+        raise ValueError(
+            f"a key is 8 uint32 words, 32 bytes, as bam.secret_key() makes them, got {what}"
+        )

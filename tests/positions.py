@@ -1,0 +1,167 @@
+"""What removing a row does to the others' sums, as users' compilers make them: printed as JSON.
+
+Run without the tests' own XLA_FLAGS: `python -m tests.positions [MICROBATCH …]`.
+"""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bam
+from bam import devices, engine, grid, models, sampling
+
+CLIP = bam.clip_by_l2_norm(1.0)
+SIGMA, NUM_GROUPS, DIM = 1.0, 40, 100
+SIZES = (4, 13, 17, 100)
+
+
+def squared(w, example):
+    return 0.5 * (example["x"] @ w - example["y"]) ** 2
+
+
+def on_an_edge(size, tries=50):
+    """Rows whose residual is 0 at one place of a microbatch and an ulp at the place before.
+
+    One in each group; all others have no gradient. None where this processor has no such places.
+    """
+    rng = np.random.default_rng(size)
+    products = jax.jit(jax.vmap(jnp.dot, (None, 0)))
+    for _ in range(tries):
+        w = rng.normal(size=DIM).astype(np.float32)
+        x = (1e4 * rng.normal(size=DIM)).astype(np.float32)
+        found = np.asarray(products(w, np.broadcast_to(x, (size, DIM))))
+        if len(places := np.flatnonzero(np.diff(found))):
+            place = places[0] + 1
+            data = {"x": np.zeros((NUM_GROUPS * size, DIM), np.float32)}
+            data["y"] = np.zeros(NUM_GROUPS * size, np.float32)
+            data["x"][place::size], data["y"][place::size] = x, found[place]
+            return w, data
+    return None
+
+
+def noised_sum(size, keep_places, w, data, mask):
+    noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
+    fn = engine.bounded_grad(bam.dp_sgd(squared).grad, CLIP, CLIP.init(w))
+    options = {"microbatch_size": size, "noise": noise, "keep_places": keep_places}
+    return engine.per_example_sum(fn, w, data, mask=mask, sensitivity=1.0, **options)[0]
+
+
+def through_privatize(w, data, mask):
+    grads = jax.vmap(bam.dp_sgd(squared).grad, (None, 0))(w, data)
+    tx = bam.privatize(CLIP, SIGMA, 1.0, bam.seeded_key(0))
+    return tx.update(grads, tx.init(w), w, mask=mask)[0]
+
+
+def repacked(data):
+    """The rows without the first, moved up, and which of them are there."""
+    rows = jax.tree.map(lambda x: np.concatenate([x[1:], np.zeros_like(x[:1])]), data)
+    return rows, np.arange(len(data["y"])) < len(data["y"]) - 1
+
+
+def changes(size):
+    """By how much the noised sum moves, over S, when a row without a gradient is removed."""
+    everyone = np.ones(NUM_GROUPS * size, bool)
+    but_one = everyone & (np.arange(len(everyone)) > 0)
+    found = on_an_edge(size)
+    rows = {"x": np.ones((NUM_GROUPS * size, DIM)), "y": np.ones(NUM_GROUPS * size)}
+    w, data = found or jax.tree.map(np.float32, (np.ones(DIM), rows))
+
+    def moved(fn, *without):
+        fn = jax.jit(fn)
+        return float(jnp.linalg.norm(fn(w, data, everyone) - fn(w, *without)))
+
+    kept, packed = (functools.partial(noised_sum, size, keep) for keep in (False, True))
+    result = {"clipped_sum": moved(kept, data, but_one)}
+    if found:
+        result["control"] = moved(packed, *repacked(data))
+    # The library's own loop: a vmap over the rows that `sampling.pad` places.
+    few = jax.tree.map(lambda x: x[:size], data)
+    batch = sampling.pad(np.arange(size), size + 1, 0, 1)
+    placed = jax.device_get(batch.take(few))
+    without = batch.mask & (batch.indices != 0)
+    own = jax.jit(through_privatize)
+    first = own(w, placed, batch.mask)
+    if found:
+        few_packed, there = repacked(few)
+        whole = own(w, few, np.ones(size, bool))
+        result["loop control"] = float(jnp.linalg.norm(whole - own(w, few_packed, there)))
+    result["loop"] = float(jnp.linalg.norm(first - own(w, placed, without)))
+    return result
+
+
+# Bits of every row, of other losses.
+
+
+def one_unit(p, example):
+    hidden = jnp.tanh(example["x"] @ p["w"] * 1e-4)
+    return jnp.log1p(jnp.exp(hidden * p["b"] - example["y"] * 1e-4))
+
+
+def exp_log(p, example):
+    return jnp.exp(example["x"] @ p["w"] * 1e-5) - jnp.log(example["y"] ** 2 + jnp.exp(p["b"]))
+
+
+def checksums(size, loss, make, params, data, mask, mesh):
+    """A number of each row's integers; and, packed, of each place's."""
+    noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
+    bounded = engine.bounded_grad(make(loss).grad, CLIP, CLIP.init(params))
+
+    def fn(params, example):
+        summand, _ = bounded(params, example)
+        cut = [grid.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
+        mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
+        return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
+
+    options = {"microbatch_size": size, "noise": noise, "mesh": mesh, "sensitivity": 1.0}
+    return engine.per_example_sum(fn, params, data, mask=mask, **options)[1]
+
+
+def rows_that_change(size, loss, make, params, data, mesh=None):
+    """How many of the others' numbers change when a row is removed, from any of three places."""
+    num = len(data["y"] if "y" in data else data["label"])
+    fn = jax.jit(functools.partial(checksums, size, loss, make, params, mesh=mesh))
+    before, changed = np.asarray(fn(data, np.ones(num, bool))), 0
+    for row in (0, num // 2, num - 1):
+        others = np.arange(num) != row
+        after = np.asarray(fn(data, others))
+        changed += int(np.sum(after[others] != before[others]))
+    return changed
+
+
+def many_losses():
+    rng = np.random.default_rng(0)
+    methods = {
+        "dp_sgd": bam.dp_sgd,
+        "bam_sam": lambda loss: bam.bam_sam(loss, 0.02),
+        "bam_exact": lambda loss: bam.bam_exact(loss, 0.02),
+    }
+    found = {}
+    params = {"w": jnp.asarray(rng.normal(size=DIM), jnp.float32), "b": jnp.float32(0.7)}
+    rows = {"x": 1e4 * rng.normal(size=(52, DIM)), "y": 1e4 * rng.normal(size=52)}
+    rows = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rows)
+    mesh = devices.mesh(jax.devices()[:2])
+    for method, make in methods.items():
+        found[f"one unit, {method}"] = rows_that_change(13, one_unit, make, params, rows)
+    found["exp and log"] = rows_that_change(13, exp_log, bam.dp_sgd, params, rows)
+    found["two devices"] = rows_that_change(13, exp_log, bam.dp_sgd, params, rows, mesh)
+    images = {"image": rng.normal(size=(15, 1, 8, 8, 3)), "label": np.arange(15) % 4}
+    images = {"image": jnp.asarray(images["image"], jnp.float32), "label": images["label"]}
+    for convolution in ("xla", "matmul", "tpu"):
+        model = models.as_functions(
+            models.create("convnet", 4, 4), (8, 8, 3), convolution=convolution
+        )
+        weights = model.init(jax.random.key(0))
+        found[f"convolution {convolution}"] = rows_that_change(
+            5, model.loss, methods["bam_sam"], weights, images
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sizes = [int(size) for size in sys.argv[1:]] or SIZES
+    print(json.dumps({"sums": {size: changes(size) for size in sizes},
+                      "rows": {} if sys.argv[1:] else many_losses()}))  # fmt: skip
