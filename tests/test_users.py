@@ -39,6 +39,23 @@ def build(ids=IDS, images=IMAGES, **options):
     return experiment.build(config_of(**options), images._replace(users=ids))
 
 
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("text", "of_users"),
+    [
+        ("as a coin does, for example", "as a coin does, for example"),
+        ("For example, each example is drawn alone", "For example, each user is drawn alone"),
+        ("an example of 40 examples, per example", "a user of 40 users, per user"),
+        ("room for examples, for an example's key", "room for users, for a user's key"),
+    ],
+)
+def test_words_about_examples_are_said_of_users_and_for_example_stays(text, of_users):
+    assert units.worded(text, "user") == of_users
+    assert units.worded(text, "example") == text
+
+
 # The rows of users.
 
 

@@ -3,6 +3,7 @@
 Here are the words for it, in which plans and statements differ.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -76,7 +77,9 @@ def worded(text: str, unit: str) -> str:
       'a user is in a batch of 40 users'
       >>> worded("an example", "example")
       'an example'
+      >>> worded("For example, an example's own key", "user")
+      "For example, a user's own key"
     """
-    if unit == "example":
-        return text
-    return text.replace("an example", f"a {unit}").replace("example", unit)
+    said = {"an example": f"a {unit}", "example": unit}
+    phrases = r"\b[Ff]or example\b|\ban example|example"
+    return text if unit == "example" else re.sub(phrases, lambda x: said.get(x[0], x[0]), text)
