@@ -283,6 +283,21 @@ def test_an_npz_batch_takes_what_its_rows_can(shape, mib, compression, match, tm
         fails(rf"train_data_batch_1.npz: .*{match}", "imagenet32", "archive", tmp_path)
 
 
+@pytest.mark.parametrize("length", [10_001, 120 * MIB])
+def test_an_npz_batch_with_a_long_header_is_refused_before_the_header_is_read(
+    length, tmp_path, small
+):
+    with (
+        zipfile.ZipFile(tmp_path / "train_data_batch_1.npz", "w", zipfile.ZIP_DEFLATED) as batch,
+        batch.open("data.npy", "w") as data,
+    ):
+        data.write(b"\x93NUMPY\x02\x00" + struct.pack("<I", length))
+        data.write(b" " * length)
+    match = f"data's header: {length:,} bytes, at most 10,000 are expected"
+    with at_most(64):
+        fails(rf"train_data_batch_1.npz: .*{match}", "imagenet32", "archive", tmp_path)
+
+
 @pytest.mark.parametrize("unpacked", [False, True])
 def test_an_idx_file_takes_what_its_rows_can(unpacked, tmp_path, small):
     name = "train-images-idx3-ubyte"

@@ -8,6 +8,7 @@ nothing (`safe_pickle`). No file is read, or unpacked, beyond what such a set ca
 import functools
 import gzip
 import hashlib
+import io
 import math
 import struct
 import tarfile
@@ -44,6 +45,7 @@ _MNIST_FILES = ("train-{}-ubyte", "t10k-{}-ubyte")
 # Of a row of CIFAR in any layout: a pickle may take two bytes for one, and the file's name.
 _CIFAR_ROW_BYTES = 2 * 3074 + 256
 MIB = 2**20
+MAX_HEADER = 10_000  # bytes that say an array's shape and dtype; NumPy reads no longer ones either
 
 
 class _Layout(NamedTuple):
@@ -173,12 +175,14 @@ def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
     if batch.getinfo(f"{name}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is compressed as NumPy does not")
     with batch.open(f"{name}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read_header = np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
-        check_size(math.prod(shape) * dtype.itemsize, limit, name)
+        head = io.BytesIO(file.read(12 + MAX_HEADER))  # no further, whatever length it declares
+    long = np.lib.format.read_magic(head) != (1, 0)
+    declared = int.from_bytes(head.read(4 if long else 2), "little")
+    check_size(declared, MAX_HEADER, f"{name}'s header")
+    head.seek(8)
+    read = np.lib.format.read_array_header_2_0 if long else np.lib.format.read_array_header_1_0
+    shape, _, dtype = read(head)
+    check_size(math.prod(shape) * dtype.itemsize, limit, name)
     with batch.open(f"{name}.npy") as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
