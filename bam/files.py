@@ -40,15 +40,19 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Writes a text file, as `write_bytes` does."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), mode)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file, all or nothing, whatever crashes, also beside others that write it."""
+def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Writes a file, all or nothing, whatever crashes, also beside others that write it.
+
+    It has the permissions of `mode`, less those that the umask takes, before it has any content.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
+    partial.unlink(missing_ok=True)  # one that a crash left would keep its own permissions
+    with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         to_disk(file)
     partial.replace(path)

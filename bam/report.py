@@ -38,10 +38,11 @@ class RunFiles:
     """Writes the files of one run; a context manager.
 
     They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
-    TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. With
-    `workdir=None` it writes nothing, and of several processes only the first does: the others check
-    and read. The folder of a finished run, of another run and of one that is going on are refused,
-    so that no result is ever overwritten.
+    TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
+    that it makes is its owner's alone, as `data_key` is in any; one that was there keeps its
+    permissions. With `workdir=None` it writes nothing, and of several processes only the first
+    does: the others check and read. The folder of a finished run, of another run and of one that is
+    going on are refused, so that no result is ever overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
@@ -63,7 +64,7 @@ class RunFiles:
             check_plan(workdir, read_json(workdir / "plan.json"), plan)
         if not self._writes:
             return
-        workdir.mkdir(parents=True, exist_ok=True)
+        workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context((workdir / "lock").open("a"))
             try:
@@ -91,7 +92,7 @@ class RunFiles:
         if self._workdir is not None and self._writes:
             path = self._workdir / "data_key"
             if not path.exists():
-                write_text(path, secrets.token_hex(32))
+                write_text(path, secrets.token_hex(32), mode=0o600)
             key = bytes.fromhex(path.read_text(encoding="utf-8"))
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 

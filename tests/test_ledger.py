@@ -11,12 +11,13 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from bam import sampling, train
+from bam import files, sampling, train
 from bam.checkpoint import Checkpoints
 from bam.ledger import Ledger
 from bam.report import RunFiles
@@ -416,6 +417,29 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
         steps.run(other)
     steps.run(killed)
     assert not (killed / "data_key").exists()
+
+
+def test_a_runs_folder_and_its_data_key_are_for_its_owner_alone_whatever_the_umask(
+    experiment, tmp_path, monkeypatch
+):
+    seen, to_disk = {}, files.to_disk
+
+    def watched(file):  # before what was written has its name
+        seen[Path(file.name).name.split(".")[0]] = os.fstat(file.fileno()).st_mode & 0o777
+        to_disk(file)
+
+    monkeypatch.setattr(files, "to_disk", watched)
+    before = os.umask(0)
+    try:
+        (tmp_path / f"data_key.{os.getpid()}.partial").touch()  # what a crash left
+        for folder in (tmp_path / "sweep/run", tmp_path):
+            with RunFiles(folder, experiment.config, experiment.plan) as run:
+                run.data_key()
+            assert (folder / "data_key").stat().st_mode & 0o777 == seen.pop("data_key") == 0o600
+    finally:
+        os.umask(before)
+    assert (tmp_path / "sweep/run").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "sweep").stat().st_mode & 0o777 == 0o777  # not a run's
 
 
 def command(workdir, **settings):
