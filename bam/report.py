@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 import secrets
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -66,11 +68,7 @@ class RunFiles:
             return
         workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as on_error:
-            self._lock = on_error.enter_context((workdir / "lock").open("a"))
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BlockingIOError(f"another process is training in {workdir}") from None
+            self._lock = on_error.enter_context(lock(workdir))
             check_resumable(workdir, config)  # once more: it may have finished meanwhile
             if self._ledger_path and not (workdir / "config.json").exists():
                 ledger.create(self._ledger_path)  # first: a run without its ledger is refused
@@ -135,6 +133,19 @@ class RunFiles:
         if self._workdir is not None and self._writes:
             write_json(self._workdir / "summary.json", summary)
             (self._workdir / "data_key").unlink(missing_ok=True)
+
+
+def lock(workdir: Path) -> IO[str]:
+    """The lock of a run's folder, held until it is closed; BlockingIOError if another has it."""
+    path = workdir / "lock"
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(path.open("a"))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # nobody removed it since
+                on_error.pop_all()
+                return file
+    raise BlockingIOError(f"another process is training in {workdir}")
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:

@@ -161,8 +161,10 @@ def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
         else:
             np.save(path, np.load(path) + 1)
     parts._datasets.clear()
-    again = parts.make_dataset(config.dataset, config.features)
+    said = []
+    again = parts.make_dataset(config.dataset, config.features, said.append)
     np.testing.assert_array_equal(first.train.images, again.train.images)
+    assert sum("computed again" in line for line in said) == 2
 
 
 def test_other_images_and_other_options_have_files_of_their_own(tmp_path):
@@ -186,6 +188,21 @@ def test_a_map_that_changed_behind_its_name_is_noticed(tmp_path):
     second = features.extract(data, lambda x: 0.9 * x, {"name": "own"}, tmp_path, said.append)
     assert any("computed again" in line for line in said)
     np.testing.assert_allclose(second.train.images, 0.9 * first.train.images, atol=1e-3)
+
+
+def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
+    images = datasets.load("digits").test.images[:20]
+    computed = lambda x: features.to_features(lambda pixels: pixels, x)  # noqa: E731
+    features._kept(computed, images, {}, tmp_path, lambda line: None)
+    failures = iter([RuntimeError("out of memory")])
+
+    def failing(x):
+        for failure in failures:  # the first time
+            raise failure
+        return computed(x)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        features._kept(failing, images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):

@@ -43,6 +43,18 @@ def test_it_falls_as_the_public_model_learns_and_is_the_same_each_time(public):
     assert clip_norm(public, num_steps=30) == later
 
 
+def test_images_are_made_floats_one_at_a_time(public, monkeypatch):
+    sizes, resize = [], jax.image.resize
+
+    def watched(image, *arguments):
+        sizes.append(image.size)
+        return resize(image, *arguments)
+
+    monkeypatch.setattr(jax.image, "resize", watched)
+    clip_norm(public, num_steps=1)
+    assert set(sizes) == {64}
+
+
 def test_public_images_take_the_private_shape(public):
     assert clip_norm(public, shape=(28, 28, 1)) > clip_norm(public)  # more pixels, longer gradients
 

@@ -1,5 +1,6 @@
 """Table 1 and the search are run cell by cell, each cell once."""
 
+import fcntl
 import json
 
 import pytest
@@ -55,6 +56,36 @@ def test_overwriting_deletes_earlier_runs_of_the_group_and_nothing_else(tmp_path
     assert not (tmp_path / "a/seed7").exists()
     assert (tmp_path / "a/notes.txt").exists()
     assert (tmp_path / "b/seed0/config.json").exists()
+
+
+def test_a_run_that_another_process_trains_is_not_deleted_nor_any_beside_it(tmp_path):
+    recorded = [tmp_path / folder / "config.json" for folder in ("a/seed0", "a/seed7")]
+    for path in recorded:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    overwrite = lambda: cells.run(  # noqa: E731
+        {"a/seed0": tiny(0)}, tmp_path, lambda: False, lambda name, text: None, overwrite=True
+    )
+    with (recorded[1].parent / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match="seed7"):
+            overwrite()
+        assert all(path.exists() for path in recorded)
+    overwrite()
+    assert not recorded[1].exists()
+
+
+def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypatch):
+    flock = fcntl.flock
+
+    def removed_before(file, operation):
+        (tmp_path / "lock").unlink()
+        (tmp_path / "lock").touch()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with pytest.raises(BlockingIOError):
+        report.lock(tmp_path)
 
 
 def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):

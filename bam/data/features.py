@@ -121,14 +121,18 @@ def _kept(
     probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
     try:
         with file.open("rb") as opened:
-            kept = np.load(opened, allow_pickle=False)
+            kept = np.lib.format.read_array(opened, allow_pickle=False)
+    except (FileNotFoundError, NotADirectoryError):
+        kept = None
+    except Exception as error:  # of a damaged file NumPy raises many kinds
+        kept = None
+        say(f"{file} cannot be read ({type(error).__name__}): computed again")
+    if kept is not None:
         expected = _of_rows(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and _equal(kept[probed], expected):
             return kept
         say(f"{file} is not what the map makes of these images: computed again")
-    except Exception:  # not there, or damaged, for which NumPy has many errors
-        pass
     say(f"features of {len(images):,} images, kept in {folder}")
     found = _all_rows(computed, images)
     try:

@@ -4,6 +4,7 @@ A cell is one run: the config of it, by its path inside the folder. Commands lay
 groups, the cells behind one number of a table, which differ by their seed alone.
 """
 
+import contextlib
 import itertools
 import runpy
 import shutil
@@ -106,6 +107,9 @@ def run(
       on_row: called with a cell's name and each metrics row as it is made.
       on_built: called before the first step with the experiments of the cells to train.
       overwrite: then delete earlier runs of the same groups, of other seeds, too, and no more.
+
+    Raises:
+      BlockingIOError: if another process is training one of the runs to delete; none is deleted.
     """
     done = {} if overwrite else finished(cells, workdir)
     missing = [name for name in cells if name not in done]
@@ -117,9 +121,13 @@ def run(
     if len(built) < len(missing):
         return
     if overwrite:
-        for group in {(workdir / name).parent for name in missing}:
-            for recorded in group.glob("seed*/config.json"):
-                shutil.rmtree(recorded.parent)
+        groups = {(workdir / name).parent for name in missing}
+        earlier = [x.parent for group in groups for x in group.glob("seed*/config.json")]
+        with contextlib.ExitStack() as held:  # all of them before the first is removed
+            for folder in earlier:
+                held.enter_context(report.lock(folder))
+            for folder in earlier:
+                shutil.rmtree(folder)
     on_built(built)
     while missing:
         busy = []
