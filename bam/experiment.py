@@ -110,7 +110,6 @@ def build(
 
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
-    private = plan.epsilon < math.inf
     module = parts.make_model(config.model, dataset.num_classes)
     arithmetic = {"precision": config.precision, "convolution": config.convolution}
     model = models.as_functions(module, shape, **arithmetic)
@@ -118,7 +117,7 @@ def build(
     weights = pretrained.load(config.init_from, config.init_fresh, like)
     trained, frozen = pretrained.split(like, config.trainable)
     _check_parts(config, model, plan, shape, dataset.num_classes)
-    if private and config.public_clip.quantile:
+    if plan.private and config.public_clip.quantile:
         clip_norm = public_clip.clip_norm(config, shape)
         plan = _plan(config, plan.num_examples, clip_norm)
     config = tuning.tuned(config, dataset, mesh, say)
@@ -128,8 +127,8 @@ def build(
     # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
     dense_model = models.as_functions(module, shape, **(arithmetic | {"convolution": "xla"}))
     optimizer = parts.make_optimizer(config.optimizer, plan)
-    clip = parts.make_clip(config.clip, plan) if private else clip_by_l2_norm(math.inf)
-    sensitivity = clip.sensitivity if private else 0.0
+    clip = parts.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+    sensitivity = clip.sensitivity if plan.private else 0.0
     sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
 
     def first_weights(key: Array) -> tuple[Params, Params]:
@@ -156,7 +155,7 @@ def build(
             "ema_decay": config.ema_decay,
             **sharing,
         }
-        if not private:
+        if not plan.private:
             return ordinary_step(*given, loss=loss, **options)
         return private_step(
             *given,
@@ -236,7 +235,7 @@ def build(
 
 
 def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPlan:
-    private = config.method.name != "non_private"
+    private = parts.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
@@ -266,7 +265,7 @@ def _check_parts(
     num_classes: int,
 ) -> None:
     """Traces one example's gradient, so that what it cannot do is known before anything is run."""
-    clip = parts.make_clip(config.clip, plan) if plan.epsilon < math.inf else optax.identity()
+    clip = parts.make_clip(config.clip, plan) if plan.private else optax.identity()
     parts.make_optimizer(config.optimizer, plan)
     example = parts.example_like(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -291,7 +290,7 @@ def _check_parts(
         noise, _ = next_noise(state, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy)
         return noise.drawn
 
-    if plan.epsilon < math.inf:
+    if plan.private:
         jax.eval_shape(drawn, trained)  # it has room for so many parameters
     if not tree.same_structure(jax.eval_shape(private, trained, grads), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
@@ -315,6 +314,11 @@ def _check(config: ConfigDict) -> None:
     for name, (value, least) in at_least.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    if config.epsilon == math.inf and parts.is_private(config.method.name):
+        raise ValueError(
+            f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
+            "say --config=FILE:non_private"
+        )
     learning_rate = config.optimizer.get("learning_rate", 1.0)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")

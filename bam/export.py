@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 import bam
-from bam import checkpoint, pretrained, statement
+from bam import checkpoint, parts, pretrained, statement
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject, read_json, write_json, write_text
@@ -145,7 +145,7 @@ def _read_run(workdir: Path) -> _Run:
 def _check(workdir: Path, run: _Run, nominal: bool) -> None:
     """Refuses what must not be released, or not with this statement."""
     config, plan, summary = run.config, run.plan, run.summary
-    if config["method"]["name"] == "non_private" or plan["epsilon"] is None:
+    if not is_private(config, plan):
         raise ValueError(f"the run in {workdir} is not private; there is nothing to state")
     if found := next(faults(plan, summary, f"the run in {workdir}"), None):
         raise ValueError(found)
@@ -155,6 +155,11 @@ def _check(workdir: Path, run: _Run, nominal: bool) -> None:
             "Train without --config.seed, or give --nominal to release it with that said"
         )
     check_chosen(workdir, plan)
+
+
+def is_private(config: JsonObject, plan: JsonObject) -> bool:
+    """Whether the records of a run are of a private one; a stranger's need not agree."""
+    return plan["epsilon"] is not None and parts.is_private(config["method"]["name"])
 
 
 def check_chosen(workdir: Path, plan: JsonObject) -> None:
@@ -252,9 +257,9 @@ def _model_facts(run: _Run) -> JsonObject:
 def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
     """The averaged weights after the last step, and what was frozen: nothing else is read."""
     trained, frozen = pretrained.split(like, run.config.get("trainable", ""))
-    parts = {"averaged": trained, "step": jax.ShapeDtypeStruct((), np.int32)}
-    parts |= {"frozen": frozen} if frozen else {}
-    newest = checkpoint.read(workdir / "checkpoints", parts)
+    wanted = {"averaged": trained, "step": jax.ShapeDtypeStruct((), np.int32)}
+    wanted |= {"frozen": frozen} if frozen else {}
+    newest = checkpoint.read(workdir / "checkpoints", wanted)
     if newest is None:
         raise ValueError(
             f"the run in {workdir} kept no weights; train with --config.checkpoint.every above 0"

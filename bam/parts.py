@@ -160,6 +160,11 @@ def strength(method: Mapping[str, Any]) -> float:
     return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
 
 
+def is_private(name: str) -> bool:
+    """Whether a method asks for privacy; `build` plans a run for it that has it, or refuses."""
+    return name != "non_private"
+
+
 def is_plain(name: str) -> bool:
     """Whether a method's gradient is the plain one, as DP-SGD's is."""
     return name in METHODS and METHODS[name].make is oracles.dp_sgd

@@ -57,7 +57,7 @@ class RunFiles:
         self._writes = workdir is not None and devices.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
         self._plan = plan
-        lost_steps_count = config.seed is None and math.isfinite(plan.epsilon)
+        lost_steps_count = config.seed is None and plan.private
         self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
         if workdir is None:
             return

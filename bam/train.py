@@ -1,6 +1,5 @@
 """Private training: take the planned steps of an experiment, and not one more."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -274,8 +273,8 @@ def _row(
     plan: PrivacyPlan, step: int, begun: int, measurements: dict[str, float], seconds: float
 ) -> JsonObject:
     """A row of `metrics.jsonl`; ε is that of the steps begun, None for a non-private run."""
-    spent = plan.epsilon_after(begun)
-    row = {"step": step, "steps_begun": begun, "epsilon": None if spent == math.inf else spent}
+    spent = plan.epsilon_after(begun) if plan.private else None
+    row = {"step": step, "steps_begun": begun, "epsilon": spent}
     return row | measurements | {"seconds": seconds}
 
 

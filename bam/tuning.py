@@ -159,7 +159,7 @@ def _sum(
     @jax.jit
     def total(params: Params, frozen: Params, indices: Array) -> Grads:
         loss = pretrained.with_frozen(model.loss, frozen)
-        if config.method.name == "non_private":
+        if not parts.is_private(config.method.name):
             return plain_sum(lambda p, i: loss(p, example(i)), params, indices, **how)
         oracle = parts.make_oracle(config.method, loss)
         grad_fn = lambda p, i: oracle.grad(p, example(i))  # noqa: E731

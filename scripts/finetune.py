@@ -22,7 +22,7 @@ from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _METHOD = flags.DEFINE_enum(
-    "method", "dp_sgd", [name for name in parts.METHODS if name != "non_private"], "of fine-tuning"
+    "method", "dp_sgd", [name for name in parts.METHODS if parts.is_private(name)], "of fine-tuning"
 )
 _HEAD = flags.DEFINE_string("head", "Dense_0", "name of the last layer, which begins afresh")
 _PUBLIC_STEPS = flags.DEFINE_integer("public_steps", 1000, "of training on the public classes", 1)

@@ -174,7 +174,7 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
         ("--config.checkpoint.every=0", "keeps the chosen weights"),
         ("--trials_shape=inf", "trials_shape must be from 0"),
         ("--score_noise=0.1", "the choice alone costs epsilon"),
-        ("--config.epsilon=inf", "accountant rdp"),
+        ("--config.epsilon=inf", "no privacy at epsilon inf"),
     ],
 )
 def test_a_mistaken_private_search_is_one_line_and_draws_nothing(flag, message, tmp_path):

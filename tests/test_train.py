@@ -52,6 +52,20 @@ def test_every_private_method_learns_far_above_chance(method):
     assert result.summary["epsilon"] <= 8.0
 
 
+@pytest.mark.parametrize("method", [*PRIVATE_METHODS, "examples.random_smoothing:oracle"])
+def test_a_private_method_at_an_infinite_epsilon_is_refused(method):
+    config = tiny(epsilon=math.inf)
+    config.method.name = method
+    with pytest.raises(ValueError, match=f"method {method} has no privacy .*:non_private"):
+        train.build(config)
+
+
+def test_the_plan_alone_says_whether_a_run_is_private():
+    assert train.build(tiny()).plan.private
+    for epsilon in (3.0, math.inf):
+        assert not train.build(tiny("non_private", epsilon=epsilon)).plan.private
+
+
 def test_non_private_training_adds_no_noise_and_claims_no_epsilon():
     result = train.train(train.build(tiny("non_private", num_steps=25)), seed=0)
     assert result.summary["test_accuracy"] > 0.85

@@ -81,7 +81,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
     the config is not private, or of users, its batches are not Poisson's, or m is not from 1 to the
     number of parameters.
     """
-    if config.method.name == "non_private":
+    if not parts.is_private(config.method.name):
         raise ValueError("a non-private run claims no ε to audit")
     if config.mechanism.name != "poisson":
         raise ValueError(f"one run is audited of Poisson batches, not of {config.mechanism.name}")

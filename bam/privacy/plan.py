@@ -123,6 +123,11 @@ class PrivacyPlan:
         )
 
     @property
+    def private(self) -> bool:
+        """Whether the run has a guarantee: whoever asks that of a run asks its plan."""
+        return self.epsilon < math.inf
+
+    @property
     def worth(self) -> PoissonSteps | None:
         """The Poisson-sampled Gaussians that all T steps are worth; None: none, or not known."""
         return self.worth_after(self.num_steps)
@@ -185,7 +190,7 @@ class PrivacyPlan:
 
     def describe(self) -> str:
         """The plan in a few lines of plain text, for people."""
-        if math.isinf(self.epsilon):
+        if not self.private:
             clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
             return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")

@@ -37,7 +37,7 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
-METHODS = {name: row for name, row in parts.METHODS.items() if name != "non_private"} | {
+METHODS = {name: row for name, row in parts.METHODS.items() if parts.is_private(name)} | {
     "bam_reverse": parts.Method(
         reverse_over_reverse,
         LABELS["bam_reverse"],

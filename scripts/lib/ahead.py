@@ -156,7 +156,7 @@ def _facts(
     plan, size = built.plan, built.config.microbatch_size
     rows_each = math.ceil(plan.expected_batch_size / num_devices)
     rows_per_carry = math.inf
-    if math.isfinite(plan.epsilon):
+    if plan.private:
         noise_std = plan.noise_multiplier * built.sensitivity
         rows_per_carry = rows_per_sum(built.sensitivity, noise_std, plan.capacity)
     at_once = min(size, int(min(rows_per_carry, size)))

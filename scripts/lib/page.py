@@ -87,7 +87,7 @@ class Run(NamedTuple):
     @property
     def private(self) -> bool:
         """Whether it has a finite ε."""
-        return self.plan["epsilon"] is not None and self.config["method"]["name"] != "non_private"
+        return export.is_private(self.config, self.plan)
 
     @property
     def nominal(self) -> bool:

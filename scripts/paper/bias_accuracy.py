@@ -77,7 +77,7 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
         for file in summaries:
             run = cells.read(file.parent)
             measured = [row for row in run.rows if row["step"] and "not_private/cosine" in row]
-            if not measured or run.method["name"] == "non_private":
+            if not measured or not parts.is_private(run.method["name"]):
                 continue  # what has no noise is of no budget
             config = run.config
             yield {
