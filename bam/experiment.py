@@ -251,7 +251,7 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
         mechanism=config.mechanism.name,
-        mechanism_options={k: v for k, v in config.mechanism.items() if k != "name" and v},
+        mechanism_options=parts.set_keys(config.mechanism, "name"),
         selection=Selection(**section) if section else None,
         group_size=users.group_size(config),
     )

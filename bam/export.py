@@ -243,7 +243,9 @@ def _model_facts(run: _Run) -> JsonObject:
         "num_classes": run.summary["num_classes"],
         "image_shape": run.summary["image_shape"],
         "features": {
-            k: v for k, v in run.config.get("features", {}).items() if k in SETTINGS["features"]
+            k: v
+            for k, v in run.config.get("features", {}).items()
+            if k in SETTINGS["features"] and v is not None
         },
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",

@@ -170,6 +170,9 @@ def is_plain(name: str) -> bool:
     return name in METHODS and METHODS[name].make is oracles.dp_sgd
 
 
+# Keys of every `dataset` section that a function of one's own is given, too, if they are set.
+COMMON = ("source", "path", "num_classes")
+
 # What is used of what a function of one's own returns.
 RETURNED = {
     "method": ("ascend", "grad"),
@@ -251,16 +254,16 @@ def num_inputs(config: ConfigDict) -> int:
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:
     """The map of images that a config's `features` section describes; None: pixels as they are."""
-    options = _of_features(section)
-    if not options:
+    options = set_keys(section, "cache")
+    if not any(options.values()):  # neither a name nor anything that needs one
         return None
     made: features.FeatureMap = _make("features", FEATURES, {"name": "", **options})
     return made
 
 
-def _of_features(section: ConfigDict) -> dict[str, Any]:
-    """The map's name and options: what is set of a `features` section, but for where it is kept."""
-    return {k: v for k, v in section.items() if v and k != "cache"}
+def set_keys(section: ConfigDict, left_out: str) -> dict[str, Any]:
+    """What is set of a section, be it False, 0 or "": all but None and the key to leave out."""
+    return {k: v for k, v in section.items() if v is not None and k != left_out}
 
 
 def make_dataset(
@@ -291,7 +294,8 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
     name, holdout = options.pop("name"), options.pop("holdout", 0)
     groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
     if ":" in name:
-        is_set = {key: value for key, value in options.items() if value}
+        # Of the keys that every data set has, "" and 0 say that they are not set.
+        is_set = {k: v for k, v in options.items() if v or k not in COMMON}
         loaded = _make("dataset", {}, {"name": name} | is_set)
         datasets.check(loaded)
     else:
@@ -307,7 +311,7 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
         folder = files.user_path(wanted.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    made = features.extract(loaded, feature_map, _of_features(wanted.features), folder, say)
+    made = features.extract(loaded, feature_map, set_keys(wanted.features, "cache"), folder, say)
     return datasets.hold_out(made, holdout, of=loaded.train)
 
 

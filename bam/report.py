@@ -34,6 +34,8 @@ BEFORE: JsonObject = {
     "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
     "unit": "example", "group_size": 0, "overflow": 0.0,
 }  # fmt: skip
+# Keys that were 0 or False where they were not set, and are None there now.
+ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
 
 
 class RunFiles:
@@ -175,6 +177,8 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
         theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)
         if key not in recorded and not ours:
             continue  # a key that is younger than the run, and asks for nothing
+        if key in ZERO_BEFORE and theirs == 0 and ours is None:
+            continue
         if theirs != ours and not key.startswith(CHANGEABLE):
             return f"{key} = {theirs!r}, not {ours!r}"
     return ""

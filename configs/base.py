@@ -38,7 +38,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # How batches are drawn, and so who neighbours are and what ε a noise earns: "poisson" with
     # q = l/N, "fixed_size", "full_batch" or your own (see bam/privacy/mechanisms.py). "banded" also
     # correlates the noise of so many steps.
-    config.mechanism = ConfigDict({"name": "poisson", "bands": 0})
+    config.mechanism = ConfigDict({"name": "poisson", "bands": config_dict.placeholder(int)})
 
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
     config.num_epochs = 10
@@ -73,10 +73,12 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.dataset.update({"holdout": 0, "groups": "", "group_size": 0})
     # Features of the images instead of their pixels, by a fixed map that never saw the private
     # data: "" (none), "scattering", or your own MODULE:FUNCTION. They are kept in the folder
-    # `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's.
-    config.features = ConfigDict(
-        {"name": "", "whiten": 0.0, "mirror": False, "groups": 0, "cache": ""}
-    )
+    # `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's, which are not
+    # passed to a map as long as they are not set.
+    config.features = ConfigDict({"name": "", "cache": ""})
+    config.features.whiten = config_dict.placeholder(float)
+    config.features.mirror = config_dict.placeholder(bool)
+    config.features.groups = config_dict.placeholder(int)
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
     config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam import train
+from bam import files, parts, report, train
 from configs import extensions
 from examples import own_images, with_equinox, with_flax, with_jax_privacy
 
@@ -91,6 +91,49 @@ def test_options_of_ones_own_parts_may_be_lists():
     with config.unlocked():
         config.dataset.files, config.dataset.how = ["a", "b"], {"scale": 2}
     assert train.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
+
+
+def with_own(section, **options):
+    """A config whose section names a function of tests/cases.py, and has options of one's own."""
+    config = tiny("dp_sgd")
+    with config.unlocked():
+        config[section].update({"name": f"tests.cases:given_{section}", **options})
+    return config
+
+
+def test_a_key_that_is_set_is_passed_to_a_function_of_ones_own_be_it_false_or_zero():
+    config = with_own("dataset", shuffle=False, skip=0, scale=0.0, note="")
+    name = "{'note': '', 'scale': 0.0, 'shuffle': False, 'skip': 0}"
+    assert parts.make_dataset(config.dataset).name == name
+
+    assert parts.make_features(tiny("dp_sgd").features) is None
+    images = np.arange(8.0).reshape(1, 2, 4, 1)
+    for options, expected in (
+        ({}, images[:, :, ::-1]),
+        ({"mirror": False}, images / 3),
+        ({"mirror": False, "groups": 0}, images),
+    ):
+        found = parts.make_features(with_own("features", **options).features)(images)
+        np.testing.assert_array_equal(found, expected)
+
+    for options, expected in (
+        ({}, "warm True, bands 7"),
+        ({"warm": False, "bands": 0}, "warm False, bands 0"),
+    ):
+        plan = train.build(with_own("mechanism", **options)).plan
+        assert plan.drawing.batches == expected
+
+
+def test_runs_that_recorded_zero_for_what_was_not_set_are_resumed(tmp_path):
+    config = tiny("dp_sgd")
+    recorded = report.as_json(config)
+    recorded["mechanism"]["bands"] = recorded["features"]["groups"] = 0
+    recorded["features"] |= {"whiten": 0.0, "mirror": False}
+    files.write_json(tmp_path / "config.json", recorded)
+    report.check_resumable(tmp_path, config)
+    config.features.whiten = 0.1
+    with pytest.raises(ValueError, match=r"features\.whiten = 0\.0, not 0\.1"):
+        report.check_resumable(tmp_path, config)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "slaclip"])

@@ -261,7 +261,7 @@ def by_pixel():
 def test_a_map_that_mixes_images_is_refused():
     config = config_on("")
     for strength in (1.0, 0.05):
-        section = {"name": f"{__name__}:mixing", "groups": 0, "cache": "", "strength": strength}
+        section = {"name": f"{__name__}:mixing", "cache": "", "strength": strength}
         config.features = ConfigDict(section)
         with pytest.raises(ValueError, match="depend on the images beside it"):
             train.build(config)
@@ -331,7 +331,7 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     right = np.argmax(released.logits(released.params, images), axis=1) == labels
     assert np.mean(right) == pytest.approx(result.summary["test_accuracy"], abs=0.006)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert facts["features"] == {"name": "scattering", "groups": 9, "whiten": 0.0, "mirror": False}
+    assert facts["features"] == {"name": "scattering", "groups": 9}
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
     assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
     assert str(tmp_path) not in said
