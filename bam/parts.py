@@ -19,7 +19,6 @@ section          your function                                     returns
 `plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from bam import files, models, oracles, pretrained, tree
+from bam import files, models, named, oracles, pretrained, tree
 from bam.data import datasets, features, users
 from bam.data.scattering import scattering
 from bam.extras import needs
@@ -320,26 +319,15 @@ def _make(
 ) -> Any:
     """Calls what a section names with what it is given and the section's options."""
     name = options.pop("name")
-    maker = _imported(section, name) if ":" in name else known.get(name)
+    maker = named.imported(section, name) if ":" in name else known.get(name)
     if maker is None:
         raise ValueError(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
         )
-    try:
-        made = maker(*given, **options)
-    except TypeError as error:
-        raise ValueError(f"{section} {name} does not take {options}: {error}") from None
+    made = named.call(f"{section} {name}", maker, *given, **options)
     if missing := [needed for needed in RETURNED[section] if not hasattr(made, needed)]:
         raise ValueError(
             f"{section} {name} returns a {type(made).__name__}, without {', '.join(missing)}: see "
             "the table in bam/parts.py"
         )
     return made
-
-
-def _imported(section: str, name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{section} {name!r} cannot be imported: {error}") from None

@@ -66,6 +66,11 @@ def three_logits(num_classes, **options):
     return ThreeLogits()
 
 
+def broken(*given, **options):
+    """A part of a config whose code is wrong."""
+    return len(3)
+
+
 def given_dataset(**options):
     """Digits that are called as what was asked for."""
     return datasets.load("digits")._replace(name=str(options))

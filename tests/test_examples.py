@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam import files, parts, report, train
+from bam import files, named, parts, report, train
 from configs import extensions
 from examples import own_images, with_equinox, with_flax, with_jax_privacy
 
@@ -91,6 +91,23 @@ def test_options_of_ones_own_parts_may_be_lists():
     with config.unlocked():
         config.dataset.files, config.dataset.how = ["a", "b"], {"scale": 2}
     assert train.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
+
+
+@pytest.mark.parametrize(
+    "section", ["method", "clip", "optimizer", "model", "dataset", "features", "mechanism"]
+)
+def test_a_mistake_inside_a_function_of_ones_own_is_shown_where_it_is(section):
+    config = tiny("dp_sgd")
+    config[section].name = "tests.cases:broken"
+    with pytest.raises(TypeError, match=r"has no len\(\)") as raised:
+        train.build(config)
+    assert raised.traceback[-1].name == "broken"
+
+
+def test_why_a_part_cannot_be_imported_is_kept():
+    with pytest.raises(ValueError, match="cannot be imported") as raised:
+        named.imported("clip", "nowhere.at_all:clip")
+    assert isinstance(raised.value.__cause__, ModuleNotFoundError)
 
 
 def with_own(section, **options):

@@ -144,8 +144,8 @@ def test_a_plan_refuses_what_its_mechanism_cannot_do():
     ("name", "message"),
     [
         (".here:f", "cannot be imported"),
-        ("math:sqrt", "no function of N and l"),
-        ("os:path", "no function of N and l"),
+        ("math:sqrt", "sqrt does not take {}: too many positional arguments"),
+        ("os:path", "is not a callable object"),
         ("builtins:divmod", "returns a tuple, no Mechanism"),
     ],
 )

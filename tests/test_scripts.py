@@ -23,6 +23,23 @@ def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path)
     assert not workdir.exists()
 
 
+def test_with_debug_an_error_shows_its_traceback_and_then_its_line(tmp_path):
+    for command, frame, line in (
+        (("scripts.export", f"--workdir={tmp_path}", "--out=o"), "_read_run", "it has no config"),
+        (
+            ("scripts.train", "--config=configs/digits.py:dp_sgd", "--config.epsilo=3"),
+            "_parse_flags",
+            "no key 'epsilo'",
+        ),
+    ):
+        done = run_command(*command, "--debug")
+        assert done.returncode == 2
+        trace, _, last = done.stderr.rpartition("error: ")
+        assert trace.startswith("Traceback") and f"in {frame}\n" in trace
+        assert line in last and last.count("\n") == 1
+        assert "Traceback" not in run_command(*command).stderr
+
+
 def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
     command = (
         "scripts.compare", "--config=configs/digits.py", f"--workdir={tmp_path}/c",

@@ -218,8 +218,7 @@ def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
         ({"bands": 1}, "mechanism.bands from 2"),
         ({"bands": 257}, "mechanism.bands from 2"),
         ({"bands": 21}, "at most 47"),
-        ({"bands": "many"}, "no function of"),
-        ({"bunds": 3}, "no function of"),
+        ({"bunds": 3}, "banded does not take .'bunds': 3.: got an unexpected"),
     ],
 )
 def test_bands_that_cannot_be_are_one_line(options, message):
@@ -229,7 +228,7 @@ def test_bands_that_cannot_be_are_one_line(options, message):
 
 
 def test_only_the_banded_mechanism_takes_bands():
-    with pytest.raises(ValueError, match="poisson is no function of N and l and bands"):
+    with pytest.raises(ValueError, match=r"poisson does not take \{'bands': 3"):
         mechanisms.make("poisson", 1000, 50, {"bands": 3})
     with pytest.raises(ValueError, match="no options"):
         bam.PrivacyPlan.of_record(

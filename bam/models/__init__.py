@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Num, PyTree
 
-from bam import tree
+from bam import named, tree
 from bam.extras import needs
 
 with needs("train"):  # here for every module of this package
@@ -79,10 +79,8 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
             f"unknown model.weight_standardisation {how!r}; choose from "
             f"{', '.join(WEIGHT_STANDARDISATIONS)}"
         )
-    try:
-        return MODELS[name](num_classes, width, **options)
-    except TypeError as error:
-        raise ValueError(f"model {name} does not take {options}: {error}") from None
+    module: nn.Module = named.call(f"model {name}", MODELS[name], num_classes, width, **options)
+    return module
 
 
 def as_functions(

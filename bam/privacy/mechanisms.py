@@ -5,14 +5,13 @@ can speak of another mechanism than the one that ran.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from bam import sampling
+from bam import named, sampling
 from bam import strategy as strategies
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
@@ -90,22 +89,13 @@ def make(
     """
     maker = MECHANISMS.get(name)
     if maker is None:
-        module, _, function = name.partition(":")
-        if not function:
+        if ":" not in name:
             raise ValueError(
                 f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}, or "
                 "MODULE:FUNCTION"
             )
-        try:
-            maker = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"mechanism {name!r} cannot be imported: {error}") from None
-    try:
-        mechanism = maker(num_examples, batch_size, **(options or {}))
-    except TypeError as error:
-        given = " and ".join(["N", "l", *(options or {})])
-        why = " ".join(str(error).split())
-        raise ValueError(f"mechanism {name} is no function of {given}: {why}") from None
+        maker = named.imported("mechanism", name)
+    mechanism = named.call(f"mechanism {name}", maker, num_examples, batch_size, **(options or {}))
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
     if mechanism.adjacency not in ADJACENCIES:

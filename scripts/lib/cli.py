@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 QUOTES = "'\"\\"
+flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 
 
 def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
@@ -30,6 +32,7 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
     given = {argument.lstrip("-").partition("=")[0] for argument in sys.argv[1:]}
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help has it
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
     sys.argv[1:1] = added  # there, because that is where config flags look for their overrides
     app.run(lambda argv: _quietly(main), flags_parser=_parse_flags)
@@ -55,7 +58,10 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns what a user can get wrong into `error: …` on standard error and exit status 2."""
+    """Turns what a user can get wrong into `error: …` on standard error and exit status 2.
+
+    With `--debug` the traceback stands above it.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
@@ -203,6 +209,9 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _fail(message: str) -> NoReturn:
+    """Ends the command in one line, below the traceback of the error at hand with `--debug`."""
+    if "debug" in (argument.lstrip("-") for argument in sys.argv):  # flags may not be parsed yet
+        traceback.print_exc()
     print("error:", " ".join(message.split()), file=sys.stderr, flush=True)
     if jax.distributed.is_initialized():
         os._exit(2)  # leaving in the usual way would wait for the other processes
