@@ -18,7 +18,7 @@ import bam
 from bam import checkpoint, parts, pretrained, statement
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import JsonObject, read_json, write_json, write_text
+from bam.files import JsonObject, read_json, user_path, write_json, write_text
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.released import Released, Shapes, build, check_shapes, load
@@ -72,7 +72,9 @@ class _Run(NamedTuple):
     diagnosed: bool  # whether there are figures that are not private
 
 
-def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = "") -> None:
+def export(
+    workdir: Path | str, out: Path | str, *, nominal: bool = False, own_model: str = ""
+) -> None:
     """Writes what may be released of a finished private run, all of it or nothing.
 
     The folder gets `weights.safetensors` and `weights.npz` (the same averaged weights under the
@@ -91,6 +93,7 @@ def export(workdir: Path, out: Path, *, nominal: bool = False, own_model: str = 
         a private search but not the chosen one, or its records disagree. FileExistsError: if `out`
         holds anything. Then nothing is written.
     """
+    workdir, out = user_path(workdir), user_path(out)
     run = _read_run(workdir)
     _check(workdir, run, nominal)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Num, PyTree
 from bam import models, parts
 from bam.data import datasets, features
 from bam.extras import needs
-from bam.files import JsonObject, read_json
+from bam.files import JsonObject, read_json, user_path
 from bam.tree import Params
 
 with needs("train"):
@@ -48,7 +48,7 @@ class Released(NamedTuple):
     model: models.Model
 
 
-def load(folder: Path, own_model: str = "") -> Released:
+def load(folder: Path | str, own_model: str = "") -> Released:
     """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
 
     Args:
@@ -61,6 +61,7 @@ def load(folder: Path, own_model: str = "") -> Released:
     Raises:
       ValueError: if the files are not such a release.
     """
+    folder = user_path(folder)
     path = folder / "model.json"
     facts = read_json(path)
     for key, is_right in FACTS.items():
@@ -76,6 +77,8 @@ def load(folder: Path, own_model: str = "") -> Released:
         named = safetensors.numpy.load_file(folder / "weights.safetensors")
     except safetensors.SafetensorError as error:
         raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
+    if facts["model"]["name"] == "linear" and "kernel" in named:  # its earlier name, of this shape
+        named["weight"] = named.pop("kernel")
     params = traverse_util.unflatten_dict(named, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)

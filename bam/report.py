@@ -171,7 +171,9 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
     recorded, wanted = flat(recorded), flat(as_json(config))
-    for key in sorted(recorded.keys() | wanted.keys()):
+    # Names first: with another method other keys differ, too, which say less.
+    keys = recorded.keys() | wanted.keys()
+    for key in sorted(keys, key=lambda key: (not key.endswith(".name"), key)):
         if key in AUTOMATIC and wanted.get(key) == "auto":
             continue
         theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import files, train
+from bam import files, report, train
 from bam.checkpoint import Checkpoints
 from bam.privacy.plan import BudgetExhaustedError
 from configs import digits
@@ -115,8 +115,9 @@ def test_a_run_from_before_there_were_mechanisms_is_poissons_and_goes_on(experim
 def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):
     with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
         train.train(experiment, 1, stopped)
-    with pytest.raises(ValueError, match=r"method.name = 'dp_sgd', not 'dp_sat'"):
-        train.train(train.build(tiny("dp_sat")), 0, stopped)
+    for method in ("dp_sat", "bam_sam", "bam_exact", "non_private"):  # with keys of their own
+        with pytest.raises(ValueError, match=rf"method.name = 'dp_sgd', not '{method}'"):
+            report.check_resumable(stopped, tiny(method, seed=0))
 
 
 def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, monkeypatch):

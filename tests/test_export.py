@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from flax import traverse_util
 
 from bam import checkpoint, export, files, models, provenance, report, statement, train
 from bam.report import flat
@@ -209,9 +210,34 @@ def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finis
     tensors = safetensors.numpy.load_file(release / "weights.safetensors")
     with np.load(release / "weights.npz", allow_pickle=False) as arrays:
         assert_same_bits(dict(arrays), tensors)
-    assert set(tensors) == {"bias", "kernel"}
-    np.testing.assert_array_equal(tensors["kernel"], np.asarray(state.averaged["kernel"]))
-    assert not np.array_equal(tensors["kernel"], state.params["kernel"])
+    assert set(tensors) == {"bias", "weight"}
+    np.testing.assert_array_equal(tensors["weight"], np.asarray(state.averaged["weight"]))
+    assert not np.array_equal(tensors["weight"], state.params["weight"])
+
+
+def test_what_flax_calls_a_kernel_is_of_inputs_by_outputs_in_every_release(release):
+    tensors = safetensors.numpy.load_file(release / "weights.safetensors")
+    assert tensors["weight"].shape == (3, 16)  # as PyTorch's weights
+    for name, model in models.MODELS.items():
+        network = models.as_functions(model(3, 8), (32, 32, 1))
+        shapes = traverse_util.flatten_dict(jax.eval_shape(network.init, jax.random.key(0)))
+        for path, like in shapes.items():
+            if path[-1] == "kernel" and like.ndim == 2:
+                assert like.shape[1] == shapes[*path[:-1], "bias"].shape[0], (name, path)
+
+
+def test_releases_are_written_and_read_by_paths_that_are_texts(finished, release, tmp_path):
+    export.export(str(finished[0]), str(tmp_path / "out"))
+    loaded = export.load(str(tmp_path / "out"))
+    assert_same_bits(loaded.params, export.load(release).params)
+
+
+def test_a_linear_release_with_the_earlier_name_of_its_weight_is_read(release, tmp_path):
+    shutil.copytree(release, tmp_path / "earlier")
+    file = tmp_path / "earlier" / "weights.safetensors"
+    named = safetensors.numpy.load(file.read_bytes())
+    safetensors.numpy.save_file({"kernel": named["weight"], "bias": named["bias"]}, file)
+    assert_same_bits(export.load(file.parent).params, export.load(release).params)
 
 
 def test_a_release_holds_no_figure_no_seed_and_no_path(experiment, finished, seeded, tmp_path):

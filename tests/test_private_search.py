@@ -209,7 +209,7 @@ def test_the_number_of_correct_predictions_is_that_of_the_whole_split():
     ]
     first = datasets.Split(*(x[:5] for x in whole))
     assert sum(alone) == score.num_correct(experiment, params, first)
-    assert jnp.isfinite(params["kernel"]).all()
+    assert jnp.isfinite(params["weight"]).all()
 
 
 def test_trials_that_train_a_part_are_scored_as_the_whole_model(tmp_path):

@@ -1,11 +1,16 @@
 """The commands, as a user runs them."""
 
 import json
+import sys
 from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
 
 from configs import base
 from scripts import compare
-from scripts.lib import cells, tables
+from scripts.lib import cells, cli, tables
 from scripts.paper import logistic, table1
 from tests.cases import Command, run_command
 
@@ -18,9 +23,38 @@ def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path)
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "no key 'epsilo'" in done.stderr
-    assert "epsilon" in done.stderr
+    assert "no key 'epsilo': did you mean epsilon" in done.stderr
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("learning_rate", "optimizer.learning_rate"),
+        ("optimiser.learning_rate", "optimizer.learning_rate"),
+        ("method.radus", "method.radius or method.name"),
+        ("path", "dataset.path or public_clip.path"),
+        ("xyzzyqq", ""),
+    ],
+)
+def test_of_an_unknown_key_the_nearest_is_named(key, nearest, monkeypatch):
+    given = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", given)
+    argv = ["command", "--config=configs/digits.py:bam_sam", f"--config.{key}=3"]
+    monkeypatch.setattr(sys, "argv", argv)
+    config_flags.DEFINE_config_file("config", flag_values=given)
+    with pytest.raises((AttributeError, KeyError)):
+        given(argv)
+    hint = f": did you mean {nearest}?" if nearest else ""
+    assert cli._unknown_key(argv) == f"the config has no key {key!r}{hint}"
+
+
+def test_a_config_file_that_does_not_run_is_not_taken_for_an_unknown_key(tmp_path):
+    file = tmp_path / "mistaken.py"
+    file.write_text("def get_config(method):\n    return {}['nothing']\n")
+    done = run_command("scripts.train", f"--config={file}:dp_sgd", "--workdir=w")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "the config file does not run: KeyError('nothing')" in done.stderr
 
 
 def test_with_debug_an_error_shows_its_traceback_and_then_its_line(tmp_path):

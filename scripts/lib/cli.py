@@ -1,6 +1,7 @@
 """What every command shares: flags that fail in one line, and a compilation cache."""
 
 import contextlib
+import difflib
 import logging
 import math
 import os
@@ -19,7 +20,6 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-QUOTES = "'\"\\"
 flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 
 
@@ -200,12 +200,33 @@ def _from_home(argument: str) -> str:
 def _parse_flags(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
-    except (AttributeError, KeyError) as error:  # how ConfigDict reports an unknown key
-        key, _, hint = str(error.args[0]).partition("\\n" if "\\n" in str(error.args[0]) else "\n")
-        _fail(f"the config has no key {key.strip(QUOTES)!r}. {hint.strip(QUOTES)}")
+    except (AttributeError, KeyError) as error:  # of an unknown key, or of a mistaken config file
+        with contextlib.suppress(AttributeError, KeyError, ValueError):
+            _fail(_unknown_key(argv))
+        _fail(f"the config file does not run: {error!r}; --debug shows where")
     except (flags.Error, ValueError, TypeError, OSError) as error:
         # A config file's own error arrives wrapped in its traceback; its last line is the message.
         _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))
+
+
+def _unknown_key(argv: list[str]) -> str:
+    """The first `--config.KEY` that the config of `--config` lacks, and the keys most like it.
+
+    ValueError if there is none; whatever the config file raises.
+    """
+    from bam import report  # needs what only commands with a config have
+
+    given = [argument.lstrip("-").partition("=")[::2] for argument in argv]
+    file = dict(given).get("config") or argv[argv.index("--config") + 1]
+    config: Any = flags.FLAGS["config"].parser.parse(file)
+    keys = list(report.flat(config.to_dict()))
+    for name in (name.removeprefix("config.") for name, _ in given if name.startswith("config.")):
+        if name not in keys:
+            same_name = [key for key in keys if key.endswith(f".{name.rpartition('.')[2]}")]
+            near = same_name or difflib.get_close_matches(name, keys, 2)
+            hint = f": did you mean {' or '.join(near)}?" if near else ""
+            return f"the config has no key {name!r}{hint}"
+    raise ValueError("no key is unknown")
 
 
 def _fail(message: str) -> NoReturn:
