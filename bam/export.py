@@ -18,7 +18,7 @@ import bam
 from bam import checkpoint, parts, pretrained, statement
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import JsonObject, read_json, user_path, write_json, write_text
+from bam.files import JsonObject, one_line, read_json, user_path, write_json, write_text
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.released import Released, Shapes, build, check_shapes, load
@@ -103,9 +103,7 @@ def export(
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     said = settings(run.config, run.summary["dataset"])
     text = statement.privacy(
-        said,
-        run.plan,
-        run.summary,
+        *(one_line(records) for records in (said, run.plan, run.summary)),
         data=data_in_words(run.config, run.summary["dataset"]),
         diagnosed=run.diagnosed,
         exported_by=f"bam {bam.__version__}, commit {git_commit()}",

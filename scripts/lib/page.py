@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bam import export, parts, statement
-from bam.files import JsonObject, as_object, read_json
+from bam.files import JsonObject, as_object, one_line, read_json
 from bam.privacy import accounting, gdp, recheck
 from bam.privacy.mechanisms import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
@@ -72,7 +72,8 @@ class Run(NamedTuple):
 
     Attributes:
       name: of its folder.
-      config, plan, summary: the files; the summary is empty while the run is not finished.
+      config, plan, summary: the files, in texts of one line each; the summary is empty while the
+        run is not finished.
       rows: of `metrics.jsonl`, each with its finite numbers.
       begun: steps begun, lost ones included.
     """
@@ -128,9 +129,9 @@ def read(workdir: Path) -> Run:
     begun += [ledger.stat().st_size] if ledger.exists() else []
     return Run(
         name=workdir.resolve().name,
-        config=config,
-        plan=plan,
-        summary=read_json(summary) if summary.exists() else {},
+        config=one_line(config, without=""),  # with the bars of regular expressions
+        plan=one_line(plan),
+        summary=one_line(read_json(summary)) if summary.exists() else {},
         rows=rows,
         begun=min(max(begun, default=0), int(plan["num_steps"])),
     )
@@ -148,7 +149,8 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     """
     dataset = run.summary.get("dataset", "")  # recorded at the end: a run may be given its data
     config = export.settings(run.config, dataset) if public else run.config
-    about = parts.label(config["method"]["name"])
+    said = one_line(config)
+    about = parts.label(said["method"]["name"])
     if dataset:
         about += f" on {export.data_in_words(run.config, dataset)}"
     name = markup.inline(about) if public else html.escape(run.name)
@@ -165,7 +167,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         _privacy(run, epsilon) if run.private else "",
         "" if public else _accuracy(run),
         "" if public else _measured(run),
-        _statement(run, config, public) if run.private else "",
+        _statement(run, said, public) if run.private else "",
         _settings(config),
         _again(run, config, public),
         f"<footer>{markup.markdown(statement.limits(run.plan, made_by))}</footer>",
@@ -358,7 +360,8 @@ def _again(run: Run, config: JsonObject, public: bool) -> str:
         same = "gives the same run, to the bit with the same versions on the same kind of device"
     own = ""
     if missing:
-        own = f" `configs/base.py` lacks {', '.join(missing)}: name a config file that has them."
+        lacks = ", ".join(one_line(missing))
+        own = f" `configs/base.py` lacks {lacks}: name a config file that has them."
     made_with = ""
     if not public:  # the statement has what may be said of them
         keys = ("commit", "device", "num_devices", "num_processes")
