@@ -19,6 +19,7 @@ from bam.privacy.plan import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
 SHORT = {"sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5}
+loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
 ACCOUNTANTS = ["pld", "rdp", "gdp"]
 PLAN = {
     "num_examples": 1000,
@@ -138,7 +139,7 @@ BAD_RUNS = [
     ("delta", 0.0),
     ("delta", 1.0),
     ("delta", math.nan),
-    ("delta", 1e-15),  # PLD would say that ε is infinite
+    ("delta", 1e-13),  # below what PLD resolves after so many steps
     ("accountant", "moments"),
 ]
 
@@ -155,7 +156,7 @@ def test_epsilon_refuses_a_bad_argument_by_name(name, bad):
 @pytest.mark.parametrize(
     ("accountant", "target"),
     [
-        ("pld", 0.001),
+        pytest.param("pld", 0.001, marks=loose),
         ("pld", 1.0),
         ("pld", 8.0),
         ("rdp", 0.1),

@@ -13,21 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize
 
-from bam.privacy import gdp
+from bam.privacy import gdp, pld
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
-LEAST_PLD_DELTA = 1e-14  # its tables leave out 1e-15 of the probability: below, ε is infinite
-LEAST_PLD_NOISE = 0.1  # σ below which its tables grow too long, and nobody would be protected
-# Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
-FINE, COARSE = 1e-4, 2e-3
+LEAST_PLD_NOISE = 0.1  # σ below which PLD's tables grow too long, and nobody would be protected
 # Rényi orders to search with: whole ones have a closed form.
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
@@ -67,12 +63,16 @@ def epsilon(
       noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
       sampling_prob: q in [0, 1], the Poisson sampling probability.
       num_steps: T, from 0 to 10⁷.
-      delta: δ in (0, 1); for "pld" from 1e-14.
+      delta: δ in (0, 1); for "pld" at least T · 2⁻⁵⁰ + 2e-15, twice its rounding error.
       accountant: "pld" (numerically tight, an upper bound), "rdp" (the moments accountant, a
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
 
     Raises:
-      ValueError: if an argument is out of range.
+      ValueError: if an argument is out of range; for "pld" also if T and δ are together.
+
+    A `bam.privacy.pld.LooseBoundWarning` says where ε by "pld" is an upper bound, but not tight:
+    its rounding error is above a thousandth of δ, or the privacy loss of a step is hardly above the
+    spacing of its tables, 1e-4.
 
     Examples:
       >>> settings = dict(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250, delta=1e-5)
@@ -89,7 +89,7 @@ def epsilon(
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
     if accountant == "pld":
-        return _epsilon_by_pld(noise_multiplier, sampling_prob, num_steps, delta)
+        return pld.epsilon(noise_multiplier, sampling_prob, num_steps, delta)
     return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
 
 
@@ -106,8 +106,7 @@ def deltas(
         raise ValueError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
         )
-    composed = _composed_pld(noise_multiplier, sampling_prob, num_steps)
-    return [float(composed.get_delta_for_epsilon(epsilon)) for epsilon in epsilons]
+    return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
 def tradeoff(
@@ -161,9 +160,9 @@ def noise_multiplier(
     any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
-    spacing = min(COARSE, target_epsilon / 50, sampling_prob / sigma)
-    if accountant == "pld" and spacing > 5 * FINE:  # else it would hardly be cheaper
-        by_coarse_pld = lambda s: _epsilon_by_pld(s, *mechanism, spacing)  # noqa: E731
+    spacing = min(pld.COARSE, target_epsilon / 50, sampling_prob / sigma)
+    if accountant == "pld" and spacing > 5 * pld.FINE:  # else it would hardly be cheaper
+        by_coarse_pld = lambda s: pld.epsilon(s, *mechanism, spacing)  # noqa: E731
         sigma = least_noise(by_coarse_pld, target_epsilon, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
         aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
@@ -176,36 +175,6 @@ def _rounded(value: float, form: str, rounding: str) -> str:
         context.rounding = rounding
         shown = format(decimal.Decimal(repr(float(value))), form)
     return format(float(shown), form)
-
-
-def _epsilon_by_pld(
-    noise_multiplier: float,
-    sampling_prob: float,
-    num_steps: int,
-    delta: float,
-    spacing: float = FINE,
-) -> float:
-    """By dp-accounting's privacy loss distribution."""
-    composed = _composed_pld(noise_multiplier, sampling_prob, num_steps, spacing)
-    return float(composed.get_epsilon_for_delta(delta))
-
-
-def _composed_pld(
-    noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float = FINE
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """dp-accounting's distribution of the privacy loss of T steps."""
-    if sampling_prob == 1:  # T Gaussians are one
-        return _step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing)
-    return _step_pld(noise_multiplier, sampling_prob, spacing).self_compose(num_steps)
-
-
-@functools.lru_cache(maxsize=8)  # most of the time, and the same for any number of steps
-def _step_pld(
-    noise_multiplier: float, sampling_prob: float, spacing: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=sampling_prob, value_discretization_interval=spacing
-    )
 
 
 def _epsilon_by_rdp(
@@ -318,5 +287,5 @@ def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accounta
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta}")
-    if accountant == "pld" and delta < LEAST_PLD_DELTA:
-        raise ValueError(f"delta {delta} is below {LEAST_PLD_DELTA}; accountant rdp allows it")
+    if accountant == "pld":
+        pld.check(sampling_prob, num_steps, delta)

@@ -10,7 +10,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import stats
 
-from bam.privacy import accounting
+from bam.privacy import accounting, pld
 
 # Rényi orders for batches of a fixed size: more take long, and beyond 256 the bound does not fall
 # with σ.
@@ -91,9 +91,10 @@ def least_epsilon_of_fixed_size(
     step = privacy_loss_distribution.from_two_probability_mass_functions(
         log_probabilities(1.0),
         log_probabilities(-1.0),
-        value_discretization_interval=accounting.FINE,
+        value_discretization_interval=pld.FINE,
         pessimistic_estimate=False,
     )
+    delta += pld.ROUNDING * num_steps  # from below, that is
     return float(step.self_compose(num_steps).get_epsilon_for_delta(delta))
 
 

@@ -9,7 +9,7 @@ import math
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from bam.privacy import accounting
+from bam.privacy import accounting, pld
 
 
 def epsilon_of_group(
@@ -19,7 +19,7 @@ def epsilon_of_group(
     num_steps: int,
     delta: float,
     group_size: int,
-    spacing: float = accounting.COARSE,
+    spacing: float = pld.COARSE,
 ) -> float:
     r"""ε of T steps of the Poisson-sampled Gaussian for adding or removing m examples at once.
 
@@ -33,7 +33,7 @@ def epsilon_of_group(
       noise_multiplier: σ > 0.
       sampling_prob: q in (0, 1].
       num_steps: T ≥ 1.
-      delta: δ, from 1e-14.
+      delta: δ, as `accounting.epsilon` takes it for "pld".
       group_size: m ≥ 1; with 1 it is `accounting.epsilon`.
       spacing: of the table of a step's privacy loss; ε is an upper bound with any.
 
@@ -55,6 +55,7 @@ def epsilon_of_group(
         sampling_probs=[float(stats.binom.pmf(j, group_size, sampling_prob)) for j in drawn],
         value_discretization_interval=spacing,
     )
+    delta -= pld.ROUNDING * num_steps
     return float(step.self_compose(num_steps).get_epsilon_for_delta(delta))
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bam.privacy.accounting import FINE
 from bam.privacy.fixed_size import WHOLE_ORDERS
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.pld import FINE, ROUNDING
 
 CORRELATED = """
 The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
@@ -58,7 +58,8 @@ def check(plan: Mapping[str, Any]) -> str:
             "from dp_accounting.pld import privacy_loss_distribution as pld; "
             f"step = pld.from_gaussian_mechanism({sigma}, sampling_prob={prob}, "
             f"value_discretization_interval={FINE}); "
-            f"print(step.self_compose({steps}).get_epsilon_for_delta({delta}))"
+            f"composed = step.self_compose({steps}); "
+            f"print(composed.get_epsilon_for_delta({delta} - {steps} * {ROUNDING}))"
         )
     else:
         alone = (

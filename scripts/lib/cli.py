@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,8 +27,9 @@ flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
 
-    `defaults` are flags for what the command line does not say.
+    A warning is one line, too. `defaults` are flags for what the command line does not say.
     """
+    warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
