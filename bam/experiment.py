@@ -61,6 +61,7 @@ class Experiment:
       diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
         `diagnostics.describe` says of these means, and `plain/loss`, the mean loss. NOT PRIVATE.
       mesh: the devices that share the work, see `bam.devices`; None for a single one.
+      with_plan: `plan -> Experiment`, the same with another plan's noise multiplier.
     """
 
     config: ConfigDict
@@ -77,6 +78,7 @@ class Experiment:
     means: Callable[..., tuple[diagnostics.Means, diagnostics.Means]]
     diagnose: Callable[..., dict[str, Array]]
     mesh: jax.sharding.Mesh | None
+    with_plan: Callable[[PrivacyPlan], "Experiment"]
 
 
 def build(
@@ -115,17 +117,29 @@ def build(
     model = models.as_functions(module, shape, **arithmetic)
     like = jax.eval_shape(model.init, jax.random.key(0))
     weights = pretrained.load(config.init_from, config.init_fresh, like)
-    trained, frozen = pretrained.split(like, config.trainable)
     _check_parts(config, model, plan, shape, dataset.num_classes)
     if plan.private and config.public_clip.quantile:
-        clip_norm = public_clip.clip_norm(config, shape)
-        plan = _plan(config, plan.num_examples, clip_norm)
+        plan = _plan(config, plan.num_examples, public_clip.clip_norm(config, shape))
     config = tuning.tuned(config, dataset, mesh, say)
+    return _assemble(config, dataset, mesh, weights, plan)
 
-    arithmetic["convolution"] = config.convolution
-    model = models.as_functions(module, shape, **arithmetic)
+
+def _assemble(
+    config: ConfigDict,
+    dataset: datasets.Dataset,
+    mesh: jax.sharding.Mesh | None,
+    weights: pretrained.Weights,
+    plan: PrivacyPlan,
+) -> Experiment:
+    """The functions of what `build` has checked."""
+    shape = dataset.train.images.shape[-3:]
+    module = parts.make_model(config.model, dataset.num_classes)
+    network = functools.partial(models.as_functions, module, shape, precision=config.precision)
+    model = network(convolution=config.convolution)
     # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
-    dense_model = models.as_functions(module, shape, **(arithmetic | {"convolution": "xla"}))
+    dense_model = network(convolution="xla")
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    trained, frozen = pretrained.split(like, config.trainable)
     optimizer = parts.make_optimizer(config.optimizer, plan)
     clip = parts.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
     sensitivity = clip.sensitivity if plan.private else 0.0
@@ -231,6 +245,7 @@ def build(
         means=means,
         diagnose=diagnose,
         mesh=mesh,
+        with_plan=functools.partial(_assemble, config, dataset, mesh, weights),
     )
 
 

@@ -1,6 +1,7 @@
 """The files a run writes into its workdir."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -38,8 +39,12 @@ BEFORE: JsonObject = {
 ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
 
 
+# What an accountant chooses of a plan: another version of it may choose another last digit.
+COMPUTED = ("noise_multiplier", "epsilon")
+
+
 class RunFiles:
-    """Writes the files of one run; a context manager.
+    """Writes the files of one run; a context manager. Its `plan` is the one to train by.
 
     They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
     TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
@@ -52,35 +57,40 @@ class RunFiles:
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
         """Creates the workdir and writes config and plan, or enters an unfinished run's.
 
-        Raises ValueError, which says what differs, for a run of another config or plan,
-        `FinishedError`, and BlockingIOError if another process is writing there.
+        An unfinished run goes on by the plan that it has recorded, see `settled`. Raises
+        ValueError, which says what differs, for a run of another config or plan, `FinishedError`,
+        and BlockingIOError if another process is writing there.
         """
         self._workdir = workdir
         self._writes = workdir is not None and devices.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
-        self._plan = plan
+        self.plan = plan
         lost_steps_count = config.seed is None and plan.private
         self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
         if workdir is None:
             return
         check_resumable(workdir, config)
-        if (workdir / "plan.json").exists():
-            check_plan(workdir, read_json(workdir / "plan.json"), plan)
+        self.plan = self._recorded(plan, config.epsilon)
         if not self._writes:
             return
         workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context(lock(workdir))
-            check_resumable(workdir, config)  # once more: it may have finished meanwhile
+            check_resumable(workdir, config)  # once more: it may have begun or finished meanwhile
+            self.plan = self._recorded(plan, config.epsilon)
             if self._ledger_path and not (workdir / "config.json").exists():
                 ledger.create(self._ledger_path)  # first: a run without its ledger is refused
             write_json(workdir / "config.json", as_json(config))
-            write_json(workdir / "plan.json", plan.to_json())
+            write_json(workdir / "plan.json", self.plan.to_json())
             on_error.pop_all()
+
+    def _recorded(self, plan: PrivacyPlan, target: float) -> PrivacyPlan:
+        path = self._workdir and self._workdir / "plan.json"
+        return settled(path, read_json(path), plan, target) if path and path.exists() else plan
 
     def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
         """The run's ledger, as `Ledger` takes them; it has a file if lost steps count."""
-        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least)
+        self._ledger = ledger.Ledger(self._ledger_path, self.plan, step, at_least)
         return self._ledger
 
     def data_key(self) -> bytes:
@@ -200,6 +210,30 @@ def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> N
                 f"{where} is of a run with the privacy plan's {key} = {theirs!r}, not {wanted!r}; "
                 "choose another --workdir"
             )
+
+
+def settled(where: Path, recorded: JsonObject, plan: PrivacyPlan, target: float) -> PrivacyPlan:
+    """The recorded plan, by which a run goes on.
+
+    Its σ and ε may be others than those of `plan`, which the accountant makes of the config here
+    and now; all else must agree. ValueError, in one line, for what does not, or for an ε that does
+    not hold when it is computed again, or is above the config's, `target`.
+    """
+    ours = {key: plan.to_json()[key] for key in COMPUTED}
+    theirs: JsonObject = {key: recorded.get(key) for key in COMPUTED}
+    check_plan(where, recorded | ours, plan)
+    if theirs == ours:
+        return plan
+    if plan.epsilon == math.inf or not all(isinstance(x, float) for x in theirs.values()):
+        check_plan(where, recorded, plan)  # says what differs
+    made = dataclasses.replace(plan, **theirs)
+    if made.epsilon > target:
+        raise ValueError(f"{where}: epsilon {made.epsilon} is above the config's {target}")
+    try:
+        made.check_epsilon()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; choose another --workdir") from None
+    return made
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:

@@ -73,7 +73,8 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      say: called with one line if steps of this run were lost and count.
+      say: called with one line if steps of this run were lost and count, and with one if its plan
+        is not what the accountant would choose here.
 
     Returns:
       A `Result`.
@@ -82,8 +83,8 @@ def train(
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
       ValueError: if the run in `workdir` is of another config, plan or data set, or began from
-        other weights, its checkpoint cannot be read or is of another step, or its ledger is not
-        whole.
+        other weights, the ε of its plan does not hold when it is computed again, its checkpoint
+        cannot be read or is of another step, or its ledger is not whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
@@ -99,6 +100,9 @@ def train(
     done, seconds, saved = -1, 0.0, 0  # at step 0 there is only the bias to measure
 
     with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
+        if files.plan != plan:
+            say(_as_recorded(files.plan, plan))
+            experiment, plan = experiment.with_plan(files.plan), files.plan
         data = datasets.fingerprint(files.data_key(), dataset.train) if workdir else None
         identity = {"plan": plan.to_json(), "data": data, "init": experiment.init_digest}
         restored = checkpoints.restore(state)
@@ -276,6 +280,15 @@ def _row(
     spent = plan.epsilon_after(begun) if plan.private else None
     row = {"step": step, "steps_begun": begun, "epsilon": spent}
     return row | measurements | {"seconds": seconds}
+
+
+def _as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:
+    """That a run goes on by its own plan, in one line."""
+    return (
+        f"this run goes on with its own noise multiplier, {recorded.noise_multiplier}, whose "
+        "epsilon still holds; other versions of dp-accounting or SciPy chose it than those here, "
+        f"which choose {plan.noise_multiplier}"
+    )
 
 
 def _lost(plan: PrivacyPlan, lost: int, end: int) -> str:

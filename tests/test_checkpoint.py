@@ -127,8 +127,8 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     other = dataset._replace(train=dataset.train._replace(images=images))
     with pytest.raises(ValueError, match="other training data"):
         train.train(train.build(tiny("dp_sgd"), other), 0, stopped)
-    plan = dataclasses.replace(experiment.plan, noise_multiplier=0.5)
-    with pytest.raises(ValueError, match=r"plan's noise_multiplier = .*, not 0\.5"):
+    plan = dataclasses.replace(experiment.plan, num_steps=4)
+    with pytest.raises(ValueError, match=r"plan's num_steps = 3, not 4"):
         train.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
     with pytest.raises(ValueError, match="has checkpoints but no config"):

@@ -382,7 +382,7 @@ def damaged_checkpoint(run):
         (too_many_steps, "4 steps were begun, the plan pays for 3"),
         (earlier_checkpoint, "not of the end of this run"),
         (other_plan, "plan.json and summary.json of .* disagree"),
-        (less_noise, r"claims epsilon 2\.9.*, but its plan gives"),
+        (less_noise, r"epsilon 2\.9.* is claimed, but its plan gives"),
         (other_checkpoint, "not of the end of this run"),
         (damaged_checkpoint, "could not be read"),
     ],

@@ -109,10 +109,16 @@ def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
     refused = search(tmp_path / "s", *data)
     assert refused.returncode == 2 and "is of another search" in refused.stderr
     moved.write_text("0")
+    found = files.read_json(path)  # as another version of the accountant might have planned it
+    found["plan"]["noise_multiplier"] = np.nextafter(found["plan"]["noise_multiplier"], np.inf)
+    files.write_json(path, found)
+    shutil.rmtree(tmp_path / "s" / "trials", ignore_errors=True)
     done = search(tmp_path / "s", *data)
     assert done.returncode == 0, done.stderr
     trials = json.loads(path.read_text())["trials"]
     assert [trial["setting"] for trial in trials] == drawn
+    planned = files.read_json(tmp_path / "s" / "chosen" / "plan.json")["noise_multiplier"]
+    assert planned == found["plan"]["noise_multiplier"]
     assert None not in [trial["score"] for trial in trials]
 
 

@@ -1,6 +1,7 @@
 """Two real processes on this machine, with `jax.distributed`: one run, whatever happens to one."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -142,21 +143,25 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     assert result.summary["steps_taken"] == result.summary["steps_begun"] == 24
 
 
-def test_steps_that_were_lost_count_for_every_process(tmp_path):
-    workdir = tmp_path / "run"
+def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
+    workdir, experiment = tmp_path / "run", built(seed=None)
+    sigma = 1.01 * experiment.plan.noise_multiplier  # of another version of the accountant
+    plan = dataclasses.replace(experiment.plan, noise_multiplier=sigma)
 
     def crash(row):
         if row["step"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(built(seed=None), None, workdir, on_row=crash)
+        train.train(experiment.with_plan(plan), None, workdir, on_row=crash)
     with two_processes(workdir, seed="") as processes:
         done = [process.wait() for process in processes]
     assert [process.returncode for process in done] == [0, 0], done
     assert "3 steps were lost and count: the run ends after step 21 of 24" in done[0].stdout
+    assert f"goes on with its own noise multiplier, {sigma}" in done[0].stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps_taken"], summary["steps_begun"]) == (21, 24)
+    assert summary["noise_multiplier"] == sigma
 
 
 @pytest.mark.parametrize(

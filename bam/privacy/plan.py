@@ -17,6 +17,8 @@ from bam.sampling import OVERFLOW_PROB, PaddedBatch, pad
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
+# What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
+EPSILON_TOLERANCE = 1e-6
 
 
 class BudgetExhaustedError(RuntimeError):
@@ -174,6 +176,18 @@ class PrivacyPlan:
             num_steps=num_steps,
             delta=self.delta - self.overflow,
         )
+
+    def check_epsilon(self) -> None:
+        """Raises ValueError if ε, computed again here, is above the recorded one.
+
+        By more than a relative 1e-6, that is. So a plan from a file is held to what it claims.
+        """
+        epsilon = self.epsilon_after(self.num_steps)
+        if not epsilon <= self.epsilon * (1 + EPSILON_TOLERANCE):
+            raise ValueError(
+                f"epsilon {self.epsilon} is claimed, but its plan gives {epsilon} with the "
+                "dp-accounting that is installed here"
+            )
 
     def check_steps(self, num_steps: int) -> None:
         """Raises BudgetExhaustedError for more steps begun than planned, lost ones included."""

@@ -95,6 +95,8 @@ def search(
         searches there.
     """
     built = cells.build(grid, lambda: False)
+    if (workdir / "trials.json").exists():
+        built = {name: _as_drawn(workdir / "trials.json", each) for name, each in built.items()}
     first = next(iter(built.values()))
     plan = first.plan
     assert plan.selection is not None
@@ -211,6 +213,19 @@ def _drawn(
     drawn = identity | {"trials": trials}
     files.write_json(path, drawn)
     return drawn
+
+
+def _as_drawn(path: Path, experiment: train.Experiment) -> train.Experiment:
+    """The experiment with the noise that the search has, whatever the accountant chooses today."""
+    plan = experiment.plan
+    recorded = files.read_json(path).get("plan", {}) | {"clip_norm": plan.clip_norm}
+    try:
+        settled = report.settled(path, recorded, plan, experiment.config.epsilon)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is of another search; choose another --workdir ({error})"
+        ) from None
+    return experiment if settled == plan else experiment.with_plan(settled)
 
 
 def noised_score(
