@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow bench bench-peers hardware audit-deps docs lint types check format clean
+.PHONY: install demo test test-slow test-lowest bench bench-peers hardware audit-deps docs lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -23,6 +23,18 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# The lower bounds of pyproject.toml hold: with them every module is imported, for its doctests, and
+# runs are trained, saved and resumed.
+LOWEST := .venv-lowest
+test-lowest: $(LOWEST)/installed
+	$(LOWEST)/bin/python -m pytest bam tests/test_accounting.py tests/test_datasets.py tests/test_engine.py \
+	  tests/test_recorded_plan.py tests/test_transforms.py
+$(LOWEST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	grep -o '"[[:alpha:]][^"]*>=[^"]*"' pyproject.toml | sed 's/"//g; s/>=/==/' > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[dev]'
+	touch $@
 
 # DEVICE names the result files: make bench DEVICE=h100
 DEVICE ?= cpu
@@ -91,4 +103,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs .venv-lowest site .mypy_cache .pytest_cache .ruff_cache
