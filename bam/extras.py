@@ -19,7 +19,7 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed: pip install 'bam[{extra}]'"
+        message = f"{error.name} is not installed: pip install '.[{extra}]' in a clone of bam"
         raise MissingExtraError(message, name=error.name) from None
 
 

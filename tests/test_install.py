@@ -1,4 +1,4 @@
-"""What `pip install bam` brings is what `import bam` needs; what is missing names its extra."""
+"""What the wheel brings is what `import bam` needs; what is missing names its extra."""
 
 import importlib.metadata
 import importlib.util
@@ -123,18 +123,21 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
     place, *lines = answer.stdout.splitlines()
     assert Path(place).is_relative_to(core.parents[1])
     assert lines == [
-        "flax is not installed: pip install 'bam[train]'",
-        "orbax is not installed: pip install 'bam[train]'",
-        "ml_collections is not installed: pip install 'bam[train]'",
-        "sklearn is not installed: pip install 'bam[train]'",
-        "PIL is not installed: pip install 'bam[data]'",
+        "flax is not installed: pip install '.[train]' in a clone of bam",
+        "orbax is not installed: pip install '.[train]' in a clone of bam",
+        "ml_collections is not installed: pip install '.[train]' in a clone of bam",
+        "sklearn is not installed: pip install '.[train]' in a clone of bam",
+        "PIL is not installed: pip install '.[data]' in a clone of bam",
     ]
 
 
 def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
     answer = run(core, "-m", "scripts.train", "--config=configs/digits.py", cwd=ROOT)
     assert answer.returncode == 2
-    assert answer.stderr == "error: ml_collections is not installed: pip install 'bam[train]'\n"
+    assert (
+        answer.stderr
+        == "error: ml_collections is not installed: pip install '.[train]' in a clone of bam\n"
+    )
 
 
 def test_so_is_one_that_misses_a_package_only_later():
@@ -143,7 +146,10 @@ def test_so_is_one_that_misses_a_package_only_later():
     arguments = ("--config=configs/digits.py", "--config.dry_run=true")
     answer = run(sys.executable, "-c", without, *arguments, cwd=ROOT)
     assert answer.returncode == 2
-    assert answer.stderr == "error: sklearn is not installed: pip install 'bam[train]'\n"
+    assert (
+        answer.stderr
+        == "error: sklearn is not installed: pip install '.[train]' in a clone of bam\n"
+    )
 
 
 def test_import_bam_imports_nothing_that_an_extra_brings():
@@ -172,7 +178,24 @@ def test_pictures_name_their_extra(monkeypatch):
     spec = importlib.util.find_spec("bam.plotting")
     with pytest.raises(extras.MissingExtraError) as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    assert str(caught.value) == "matplotlib is not installed: pip install 'bam[plots]'"
+    assert (
+        str(caught.value) == "matplotlib is not installed: pip install '.[plots]' in a clone of bam"
+    )
+
+
+FROM_AN_INDEX = re.compile(r"\b(?:install|add)(?: +-\S+)* +['\"]?bam\b(?!/)", re.IGNORECASE)
+
+
+def test_nothing_tells_anyone_to_install_bam_from_an_index_where_it_is_not():
+    """Whoever registers the name there would be installed."""
+    for told in ("pip install 'bam[train,tpu]'", "pip install -U bam", "uv add bam"):
+        assert FROM_AN_INDEX.search(told)  # the control
+    folders = ("bam", "configs", "docs", "examples", "scripts")
+    files = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml")]
+    for name in folders:
+        files += [f for f in (ROOT / name).rglob("*") if f.suffix in (".md", ".py", ".txt")]
+    assert len(files) > 100
+    assert [f for f in files if FROM_AN_INDEX.search(f.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def devices_of(target: str) -> list[jax.Device]:
     except (RuntimeError, NotImplementedError) as error:
         missing = {"tpu": "libtpu", "cuda": "jax_plugins.xla_cuda12"}[platform]
         if not _installed(missing):
-            install = f"pip install 'bam[{platform}]'"
+            install = f"pip install '.[{platform}]' in a clone of bam"
             raise ValueError(f"the compiler for {name} is not installed: {install}") from None
         raise ValueError(f"{target}: {' '.join(str(error).split())[:300]}") from None
     return list(described.devices)
