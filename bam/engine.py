@@ -3,7 +3,7 @@
 `clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
 training's. Both are a `per_example_sum`, whose seams are a few lines each:
 
-* where a row stands in its microbatch: `_drawn_places`, which no other row has a say in;
+* where a row stands in its microbatch: `bam.places`, in which no other row has a say;
 * how examples are grouped: `of_group` (a `vmap` over a microbatch, or none for one example);
 * how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
 * how devices share them, and where the sum meets its noise: `of_device`.
@@ -18,12 +18,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
-from bam import grid, tree
-from bam.chacha import Stream, blocks, nonce
+from bam import grid, places, tree
 from bam.grid import GaussianNoise
-from bam.transforms import ROUNDING, BoundedTransformation
+from bam.transforms import ROUNDING, bounded_grad
 from bam.tree import Grads, Params
 
 
@@ -102,43 +101,6 @@ def clipped_sum(
     )
 
 
-def bounded_grad(
-    grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
-    clip_state: PyTree,
-) -> Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]]:
-    """One example's summand, `(params, example) -> (bounded gradient, norm before)`.
-
-    The norm is not finite where the example was dropped. ValueError if the clip declares no
-    `sensitivity`.
-    """
-    sensitivity = getattr(clip, "sensitivity", None)
-    if sensitivity is None:
-        raise ValueError(
-            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
-            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
-        )
-    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
-
-    def bounded(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        # Held in one buffer: a compiler may otherwise compute the gradient whose norm is taken and
-        # the one that is bounded apart from each other, rounded in other places.
-        grads = jax.lax.optimization_barrier(grad_fn(params, example))
-        norm = tree.l2_norm(grads)
-        summand, _ = clip.update(grads, clip_state, params)
-        within = jnp.isfinite(norm)
-        if sensitivity < math.inf and not is_proved:
-            summand = jax.lax.optimization_barrier(summand)
-            length = tree.l2_norm(summand)
-            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
-            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
-        # Entries whose squares underflow have a length of 0, but are not 0.
-        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), summand)
-        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
-
-    return bounded
-
-
 def plain_sum(
     loss_fn: Callable[[Params, PyTree], Float[Array, ""]],
     params: Params,
@@ -208,7 +170,7 @@ def per_example_sum(
         rows_per_carry = rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
     if noise is not None and not keep_places and num_rows:
-        rows = _drawn_places(noise, mask, group_size, num_devices)
+        rows = places.drawn(noise, mask, group_size, num_devices)
         batch_size = len(rows)
         batch = jax.tree.map(lambda x: x[jnp.minimum(rows, num_rows - 1)], batch)
         mask = mask.at[rows].get(mode="fill", fill_value=False)
@@ -271,35 +233,6 @@ def per_example_sum(
     if rows is not None:  # back to where the rows stand in the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[rows].set(numbers, mode="drop")
     return total, numbers
-
-
-def _drawn_places(
-    noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
-) -> Int[Array, " places"]:
-    """The row at each place of all microbatches, drawn at random; no row's number where none is.
-
-    A compiler may round a row at one place of a `vmap` in other bits than the same row at another,
-    and a last bit can decide between a clipped gradient and none. So the rows are dealt out as
-    tickets, in a random order that looks at no row, to a fixed number of seats; a seat's place in
-    its microbatch is the row's. Seen from the other rows, the law of their places is the same with
-    and without any one row. Rows of a place that are not real then make room, so that fewer turns
-    hold the real ones: in which turn, and on which device, a row is summed is no matter, for all of
-    them run the same code.
-    """
-    num_rows = mask.shape[0]
-    num_seats = num_rows + -num_rows % (group_size * num_devices)
-    seats = jnp.arange(num_seats)
-    if group_size > 1:
-        # In 96 bits, two of 10⁶ rows share a number with probability 1e-17.
-        numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
-        drawn = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
-        *_, seats = jax.lax.sort((*drawn[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
-    seats = seats.reshape(-1, group_size)
-    is_real = mask.at[seats].get(mode="fill", fill_value=False)
-    order = jnp.argsort(~is_real, axis=0, stable=True)
-    turns = jnp.take_along_axis(seats, order, axis=0)
-    # As devices take rows in turn: the same turn of all of them, place by place.
-    return turns.reshape(-1, num_devices, group_size).swapaxes(1, 2).ravel()
 
 
 def _groups(

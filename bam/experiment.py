@@ -113,8 +113,7 @@ def build(
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
     module = parts.make_model(config.model, dataset.num_classes)
-    arithmetic = {"precision": config.precision, "convolution": config.convolution}
-    model = models.as_functions(module, shape, **arithmetic)
+    model = models.as_functions(module, shape, convolution=config.convolution)
     like = jax.eval_shape(model.init, jax.random.key(0))
     weights = pretrained.load(config.init_from, config.init_fresh, like)
     _check_parts(config, model, plan, shape, dataset.num_classes)
@@ -155,9 +154,9 @@ def _assemble(
 
     def place(split: datasets.Split) -> datasets.Split:
         # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
-        rows = split._replace(images=split.images.reshape(len(split.images), -1))
-        placed: datasets.Split = devices.replicate(rows, mesh)
-        return placed
+        return devices.replicate(
+            split._replace(images=split.images.reshape(len(split.images), -1)), mesh
+        )
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:

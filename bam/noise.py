@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
 
-Six files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `grid.py`,
-`strategy.py`, `chacha.py` and this one.
+Seven files hold every line that privatises a gradient: `transforms.py`, `engine.py`, `places.py`,
+`grid.py`, `strategy.py`, `chacha.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -25,11 +25,11 @@ from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
 from bam import grid, tree
 from bam.chacha import check_key
-from bam.engine import bounded_grad, per_example_sum
+from bam.engine import per_example_sum
 from bam.grid import GaussianNoise
 from bam.strategy import INDEPENDENT, norm
 from bam.strategy import check as check_strategy
-from bam.transforms import ROUNDING, finish, sensitivity_of
+from bam.transforms import ROUNDING, bounded_grad, finish, sensitivity_of
 from bam.tree import Grads, Params
 
 # With less, ε is in the thousands after a single step, and integers overflow.

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from bam import tree
-from bam.tree import Grads
+from bam.tree import Grads, Params
 
 # What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
 # scaled to the larger bound.
@@ -237,6 +237,43 @@ def sensitivity_of(clip: optax.GradientTransformation) -> float:
             "noise cannot hide it, so give a finite clip norm"
         )
     return sensitivity
+
+
+def bounded_grad(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    clip_state: PyTree,
+) -> Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]]:
+    """One example's summand, `(params, example) -> (bounded gradient, norm before)`.
+
+    The norm is not finite where the example was dropped. ValueError if the clip declares no
+    `sensitivity`.
+    """
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
+            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
+        )
+    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
+
+    def bounded(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        # Held in one buffer: a compiler may otherwise compute the gradient whose norm is taken and
+        # the one that is bounded apart from each other, rounded in other places.
+        grads = jax.lax.optimization_barrier(grad_fn(params, example))
+        norm = tree.l2_norm(grads)
+        summand, _ = clip.update(grads, clip_state, params)
+        within = jnp.isfinite(norm)
+        if sensitivity < math.inf and not is_proved:
+            summand = jax.lax.optimization_barrier(summand)
+            length = tree.l2_norm(summand)
+            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
+            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
+        # Entries whose squares underflow have a length of 0, but are not 0.
+        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), summand)
+        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+
+    return bounded
 
 
 def _proved(

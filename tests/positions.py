@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bam
-from bam import devices, engine, grid, models, sampling
+from bam import devices, engine, grid, models, sampling, transforms
 
 CLIP = bam.clip_by_l2_norm(1.0)
 SIGMA, NUM_GROUPS, DIM = 1.0, 40, 100
@@ -45,7 +45,7 @@ def on_an_edge(size, tries=50):
 
 def noised_sum(size, keep_places, w, data, mask):
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    fn = engine.bounded_grad(bam.dp_sgd(squared).grad, CLIP, CLIP.init(w))
+    fn = transforms.bounded_grad(bam.dp_sgd(squared).grad, CLIP, CLIP.init(w))
     options = {"microbatch_size": size, "noise": noise, "keep_places": keep_places}
     return engine.per_example_sum(fn, w, data, mask=mask, sensitivity=1.0, **options)[0]
 
@@ -108,7 +108,7 @@ def exp_log(p, example):
 def checksums(size, loss, make, params, data, mask, mesh):
     """A number of each row's integers; and, packed, of each place's."""
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    bounded = engine.bounded_grad(make(loss).grad, CLIP, CLIP.init(params))
+    bounded = transforms.bounded_grad(make(loss).grad, CLIP, CLIP.init(params))
 
     def fn(params, example):
         summand, _ = bounded(params, example)

@@ -8,9 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CORE = {
-    "bam.compiler", "bam.engine", "bam.grid", "bam.noise", "bam.oracles", "bam.sampling",
-    "bam.strategy",
-    "bam.transforms", "bam.tree",
+    "bam.chacha", "bam.compiler", "bam.engine", "bam.grid", "bam.noise", "bam.oracles",
+    "bam.places", "bam.sampling", "bam.strategy", "bam.transforms", "bam.tree",
 }  # fmt: skip
 
 

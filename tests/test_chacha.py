@@ -103,7 +103,7 @@ def blocks_of_runs(monkeypatch):
         asked.append([(key, int(number), nonce) for number in np.asarray(numbers).tolist()])
         return original(key=np.frombuffer(key, np.uint32), numbers=numbers, nonce=nonce)
 
-    for module in (chacha, grid, bam.engine):
+    for module in (chacha, grid, bam.places):
         monkeypatch.setattr(module, "blocks", noted)
     monkeypatch.setattr(jax.lax, "cond", lambda tied, with_ties, without: with_ties())
     monkeypatch.setattr(jax.lax, "map", lambda f, xs: jnp.stack([f(x) for x in xs]))
@@ -112,7 +112,7 @@ def blocks_of_runs(monkeypatch):
     for step in (1, 2):
         noise = bam.gaussian_noise(clip, 1.0, key, step)
         noise.share(300)
-        bam.engine._drawn_places(noise, jnp.ones(40, bool), 4, 1)
+        bam.places.drawn(noise, jnp.ones(40, bool), 4, 1)
         sampling.poisson_sample(0, step, 10**5, 0.3)
         sampling.fixed_size_sample(0, step, 50, 5)
         sampling.pad(np.arange(5), 10, 0, step)

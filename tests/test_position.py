@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 import bam
-from bam import engine, privacy, sampling  # noqa: F401
+from bam import places, sampling
 from bam.privacy.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
@@ -71,22 +71,22 @@ def engines_places(is_there, group_size=2, num_devices=1):
     @jax.vmap
     def drawn(step):
         noise = bam.GaussianNoise(NOISE.key, 1.0, step)
-        return engine._drawn_places(noise, jnp.asarray(is_there), group_size, num_devices)
+        return places.drawn(noise, jnp.asarray(is_there), group_size, num_devices)
 
-    places = []
+    found = []
     for rows in np.asarray(drawn(jnp.arange(DRAWS, dtype=jnp.uint32))).tolist():
         by_group = np.reshape(rows, (-1, group_size, num_devices))
         of_row = {int(row): int(place) for (_, place, _), row in np.ndenumerate(by_group)}
-        places.append(tuple(of_row[row] for row in np.flatnonzero(is_there).tolist()))
-    return places
+        found.append(tuple(of_row[row] for row in np.flatnonzero(is_there).tolist()))
+    return found
 
 
 def pads_places(num_rows):
-    places = []
+    found = []
     for step in range(1000):
         batch = sampling.pad(np.arange(num_rows), 5, 3, step)
-        places.append(tuple(np.argsort(batch.indices, stable=True)[:num_rows].tolist()))
-    return places
+        found.append(tuple(np.argsort(batch.indices, stable=True)[:num_rows].tolist()))
+    return found
 
 
 def same_law(one, other):
@@ -121,7 +121,7 @@ def test_the_law_of_padded_positions_is_the_same_without_a_row():
 def test_every_row_is_summed_once_whatever_the_places_and_devices():
     mask = jnp.asarray(np.random.default_rng(0).random(101) < 0.7)
     for group_size, num_devices in ((1, 1), (1, 3), (7, 1), (7, 4), (101, 1)):
-        rows = np.asarray(engine._drawn_places(NOISE, mask, group_size, num_devices))
+        rows = np.asarray(places.drawn(NOISE, mask, group_size, num_devices))
         assert len(rows) % (group_size * num_devices) == 0
         assert sorted(rows[rows < 101].tolist()) == list(range(101))
 
