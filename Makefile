@@ -48,6 +48,9 @@ TORCH ?= torch==2.13.0
 PEERS := .venv-peers
 bench-peers: $(PEERS)/installed
 	$(PEERS)/bin/python -m scripts.benchmarks.peers --out=benchmarks/peers_$(DEVICE).json
+	$(PEERS)/bin/python -m scripts.benchmarks.peers --out=benchmarks/peers_512_$(DEVICE).json \
+	  --batch=512 --trials=3 \
+	  --only=ours_nonprivate,ours_dp_sgd,ours_bam_sam,torch_nonprivate,opacus_hooks,opacus_ghost
 $(PEERS)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	grep -v '^mpmath\|^setuptools' constraints.txt > $(PEERS)/constraints.txt

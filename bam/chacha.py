@@ -149,8 +149,7 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
 @functools.lru_cache(maxsize=64)
 def host_key(seed: int, label: str) -> UInt32[np.ndarray, "8"]:
     """`seeded_key`, for the host: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label."""
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed < 2**SEED_BITS:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**SEED_BITS:
         raise ValueError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
     derived = hkdf(int(seed).to_bytes(SEED_BITS // 8, "little"), b"bam", label.encode())
     key = np.frombuffer(derived, "<u4").astype(np.uint32)

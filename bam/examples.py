@@ -28,9 +28,8 @@ def example_at(
     def at(step_key: Array, index: Array) -> dict[str, Array]:
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         # A padded row names no example: it is one of zeros, which counts for nothing.
-        images, labels = (
-            jnp.asarray(x).at[index].get(mode="fill", fill_value=0) for x in split[:2]
-        )
+        named = index < len(split.labels)
+        images, labels = (jnp.where(named, x[index], 0) for x in split[:2])
         images = images.reshape(-1, *shape)
         example = {"key": own_key, "step": step}
         if of_users:

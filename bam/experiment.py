@@ -52,8 +52,8 @@ class Experiment:
       init_digest: SHA-256 of the file of weights that training begins from; "": at random.
       init: `seed -> TrainState`.
       place: `split -> split`, on the devices as the functions below read it.
-      step: `(state, train split on device, padded batch) -> state`, compiled. It takes over its
-        state's memory, and does not check the plan: `train` does.
+      step: `(state, train split on device, padded batch) -> state`, compiled. It donates its state
+        and does not check the plan: `train` does.
       evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled; the
         parameters are those of the whole model, `pretrained.merge(state.averaged, state.frozen)`.
       means: `(state, train split on device, rows) -> (own, plain)`, compiled: the means of the
@@ -61,7 +61,7 @@ class Experiment:
       diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
         `diagnostics.describe` says of these means, and `plain/loss`, the mean loss. NOT PRIVATE.
       mesh: the devices that share the work, see `bam.devices`; None for a single one.
-      with_plan: `plan -> Experiment`, the same with another plan's noise multiplier.
+      with_plan: `plan -> Experiment`, with another plan's noise multiplier.
     """
 
     config: ConfigDict
@@ -113,7 +113,8 @@ def build(
     plan = _plan(config, len(dataset.train.labels), config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
     module = parts.make_model(config.model, dataset.num_classes)
-    model = models.as_functions(module, shape, convolution=config.convolution)
+    network = functools.partial(models.as_functions, module, shape, precision=config.precision)
+    model = network(convolution=config.convolution)
     like = jax.eval_shape(model.init, jax.random.key(0))
     weights = pretrained.load(config.init_from, config.init_fresh, like)
     _check_parts(config, model, plan, shape, dataset.num_classes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bam
-from bam import devices, engine, grid, train
+from bam import devices, engine, train
 from configs import base
 from tests.cases import (
     ORACLES,
@@ -72,7 +72,7 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
             mask=jnp.arange(9) < num_rows, microbatch_size=2, mesh=mesh, noise=noise,
         )[0]  # fmt: skip
 
-    drawn = grid.gaussian(noise.words(), jnp.arange(20, dtype=jnp.uint32)) * noise.spacing
+    drawn = noise.share(20)[:20] * noise.spacing
     pieces = [piece.reshape(x.shape) for piece, x in zip(
         jnp.split(drawn, [4, 16]), jax.tree.leaves(PARAMS), strict=True)]  # fmt: skip
     pure = jax.tree.unflatten(jax.tree.structure(PARAMS), pieces)

@@ -75,7 +75,7 @@ def test_zero_gradients_have_zero_relative_bias_not_nan():
 
 
 def test_noise_adds_no_bias():  # Lemma 1
-    key, sum_of_two = jax.random.key(0), jnp.array([0.6, 1.8])
+    key, sum_of_two = bam.seeded_key(0), jnp.array([0.6, 1.8])
     noise = bam.add_gaussian_noise(2.0, 1.0, key)
 
     def draw(state, unused):

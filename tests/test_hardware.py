@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from bam import sampling
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import hardware as benchmark
@@ -129,12 +130,17 @@ def test_of_what_is_picked_from_only_that_is_read():
         (1.0, 1, 64, 16),  # 15.6 and a part
         (1.0, 4, 64, 4),
         (0.5, 1, 1, 500),
-        (0.512, 8, 64, 1.47),  # half of the draws are above 512, and cost a second group
+        (0.5, 1, 4, 130),  # 125, and the fullest of four places
+        (0.512, 8, 64, 2),  # 8 for each place on average; the fullest of 64 has more
     ],
 )
 def test_turns_are_those_of_poisson_draws(q, devices, size, expected):
-    plan = SimpleNamespace(mechanism="poisson", num_examples=1000, sampling_prob=q)
-    assert ahead.mean_turns(plan, devices, size) == pytest.approx(expected, rel=0.02)
+    capacity = sampling.usual_capacity(1000, q)
+    plan = SimpleNamespace(
+        mechanism="poisson", num_examples=1000, sampling_prob=q, capacity=capacity
+    )
+    found = np.mean(ahead.turns_of_draws(plan, devices, size))
+    assert found == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(

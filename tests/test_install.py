@@ -36,8 +36,8 @@ step = 0
 """
 
 CHECKS = """
-gradients = jax.vmap(oracle.grad, (None, 0))(params, batch)
-updates, _ = tx.update(gradients, tx.init(params), params, mask=mask)
+gradients = jax.vmap(oracle.grad, (None, 0))(params, batch.take(data))
+updates, _ = tx.update(gradients, tx.init(params), params, mask=batch.mask)
 assert jax.tree.structure(updates) == jax.tree.structure(private_grad) == jax.tree.structure(params)
 assert jnp.all(jnp.isfinite(private_grad["w"])) and jnp.all(jnp.isfinite(updates["w"]))
 assert 0.5 < sigma < 50

@@ -41,11 +41,11 @@ def test_a_ratio_is_the_median_of_the_rounds(tmp_path):
     shown = {
         line.split(" | ")[0].lstrip("| "): line.rstrip(" |").split(" | ")[1:] for line in table
     }
-    assert shown["DP-SGD / ours, not private"] == ["1.00", "0.75 to 1.50"]
+    assert shown["DP-SAT / DP-SGD"] == ["1.00", "1.00 to 1.00"]
     assert shown["BAM-SAM / DP-SGD, K = 1"][0] == "2.10"
     assert shown["DP-SGD's arithmetic rate / matrix products' rate"][0] == "0.25"
     assert shown["peak memory, batch 4096 / batch 256"][0] == "1.20"
-    assert shown["DP-SGD / PyTorch, not private"] == ["not measured"]
+    assert shown["DP-SGD / jax-privacy `clipped_grad`"] == ["not measured"]
 
 
 def test_a_page_without_a_place_for_a_table_is_refused():

@@ -70,8 +70,8 @@ def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp
     if seed is not None:  # then what is drawn is known, too
         whole = train.train(before, seed, tmp_path / "whole")
         assert_same_bits(result.state.params, whole.state.params)
-        others = train.train(now, seed, tmp_path / "now").state.params["kernel"]
-        same = np.array_equal(others, whole.state.params["kernel"])
+        others = train.train(now, seed, tmp_path / "now").state.params["weight"]
+        same = np.array_equal(others, whole.state.params["weight"])
         assert same == (sigma < 1.001 * now.plan.noise_multiplier)  # the control
 
 

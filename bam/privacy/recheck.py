@@ -17,9 +17,9 @@ step is made of (see "noise"). These numbers are what the commands have.
 
 def check(plan: Mapping[str, Any]) -> str:
     """The commands that compute ε again."""
-    sigma, prob, steps, delta = (
-        plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
-    )
+    sigma, prob, steps = (plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps"))
+    delta = plan["delta"] - (overflow := plan.get("overflow", 0.0))
+    less = f"\nThe commands have δ less {overflow:g}, which covers draws that outgrow their rows.\n"
     correlated = ""
     if plan.get("mechanism") == "banded":
         sigma, prob, steps = PrivacyPlan.of_record(plan).worth or (sigma, prob, steps)
@@ -80,7 +80,7 @@ python -m scripts.privacy --noise_multiplier={sigma} --sampling_prob={prob} --nu
 """
     return f"""\
 ## Check it
-{correlated}
+{correlated}{less if overflow else ""}
 The first command computes ε from the noise, the batches, T and δ, and prints {plan["epsilon"]}:
 
 ```console

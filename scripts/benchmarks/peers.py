@@ -5,6 +5,7 @@ make bench-peers        (builds an environment of its own; see the Makefile)
 
 import functools
 import importlib.metadata
+import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
+_ONLY = flags.DEFINE_list("only", [], "peers to time; none: all")
 cli.require("out")
 
 LIBRARIES = ("jax-privacy", "torch", "opacus")
@@ -54,7 +56,7 @@ def main() -> None:
     cli.use_compilation_cache()
     problem = _problem()
     peers = jax_peers(problem) | torch_peers(problem)
-    peers = {name: peers[name] for name in PEERS}
+    peers = {name: peers[name] for name in _ONLY.value or PEERS}
     ours = peers["ours_dp_sgd"].clipped_sum
     expected = ours and ours()
     errors = {}
@@ -101,9 +103,28 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
     shared = problem._replace(params=devices.replicate(problem.params, mesh))
 
     def ours_with(oracle: bam.Oracle) -> Callable[..., Any]:
-        return lambda params, batch: bam.clipped_sum(
-            oracle.grad, clip, params, batch, mask=None, microbatch_size=1, mesh=mesh
+        return lambda params, batch, noise=None: bam.clipped_sum(
+            oracle.grad, clip, params, batch, mask=None, microbatch_size=1, mesh=mesh, noise=noise
         )[0]
+
+    def our_step(oracle: bam.Oracle) -> Callable[[], Any]:
+        """The step of a run: the noise is added to the integers, not to the floats of a sum."""
+
+        @jax.jit
+        def update(params: Any, batch: Any, noise: bam.GaussianNoise) -> Any:
+            rate = LEARNING_RATE / len(problem.labels)
+            noised = ours_with(oracle)(params, batch, noise)
+            return jax.tree.map(lambda p, g: p - rate * g, params, noised)
+
+        params, noises = shared.params, itertools.count()
+        key = bam.secret_key()
+
+        def step() -> Any:
+            nonlocal params
+            params = update(params, batch, bam.gaussian_noise(clip, 1.0, key, next(noises)))
+            return params
+
+        return step
 
     def by_vmap(params: Any, batch: Any) -> Any:
         grads = jax.vmap(jax.grad(stock.loss), (None, 0))(params, batch)
@@ -129,14 +150,15 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
     def peer(total: Callable[..., Any], problem: Problem) -> Peer:
         return Peer(_jax_step(total, problem, batch), lambda: total(problem.params, batch))
 
-    bam_sam = jax.jit(ours_with(bam.bam_sam(ours.loss, RADIUS)))
+    dp_sgd = bam.dp_sgd(ours.loss)
+    our_sum = jax.jit(ours_with(dp_sgd))
     return {
         "jax_vmap": peer(jax.jit(by_vmap), problem),
         "jax_privacy": peer(jax.jit(clipped_grad(stock.loss)), problem),
         "jax_privacy_matmul": peer(jax.jit(clipped_grad(ours.loss)), problem),
         "jax_loop": peer(by_loop, problem),
-        "ours_dp_sgd": peer(jax.jit(ours_with(bam.dp_sgd(ours.loss))), shared),
-        "ours_bam_sam": Peer(_jax_step(bam_sam, shared, batch), None),
+        "ours_dp_sgd": Peer(our_step(dp_sgd), lambda: our_sum(shared.params, batch)),
+        "ours_bam_sam": Peer(our_step(bam.bam_sam(ours.loss, RADIUS)), None),
         "ours_nonprivate": Peer(_jax_step(ordinary, shared, batch, private=False), None),
     }
 

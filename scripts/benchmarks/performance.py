@@ -34,12 +34,16 @@ PEERS = {
 }
 # Methods that are measured only there.
 LABELS = {"bam_reverse": "BAM (reverse-over-reverse)"}
+# Beside others, at batches of 32 and of 512 examples: what is above and below the line.
+BATCHES = {"peers": 32, "peers_512": 512}
+BESIDE = [
+    ("DP-SGD / ours, not private", "ours_dp_sgd", "ours_nonprivate"),
+    ("DP-SGD / PyTorch, not private", "ours_dp_sgd", "torch_nonprivate"),
+    ("DP-SGD / Opacus's best mode", "ours_dp_sgd", "opacus"),
+    ("BAM-SAM / Opacus's best DP-SGD", "ours_bam_sam", "opacus"),
+]
 # what is compared, JSON file, and its keys of what is above and below the line
 RATIOS = [
-    ("DP-SGD / ours, not private", "step", "dp_sgd_ms", "nonprivate_ms"),
-    ("DP-SGD / PyTorch, not private", "peers", "ours_dp_sgd", "torch_nonprivate"),
-    ("DP-SGD / Opacus's best mode", "peers", "ours_dp_sgd", "opacus"),
-    ("BAM-SAM / Opacus's best DP-SGD", "peers", "ours_bam_sam", "opacus"),
     ("DP-SGD / jax-privacy `clipped_grad`", "peers", "ours_dp_sgd", "jax_privacy"),
     ("DP-SAT / DP-SGD", "step", "dp_sat_ms", "dp_sgd_ms"),
     ("BAM-SAM / DP-SGD, K = 1", "step", "bam_sam_ms", "dp_sgd_ms"),
@@ -60,7 +64,7 @@ def main() -> None:
 def tables_of(folder: Path, device: str) -> dict[str, str]:
     """Every table of the page, by name; what has not been measured says so."""
     measured = {}
-    for name in ("step", "peers", "growth", "depth"):
+    for name in ("step", "peers", "peers_512", "growth", "depth"):
         path = folder / f"{name}_{device}.json"
         measured[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     ascents = folder / "ascents.md"
@@ -68,6 +72,7 @@ def tables_of(folder: Path, device: str) -> dict[str, str]:
     made |= {"growth": ("growth", _growth), "depth": ("depth", _depth)}
     missing = "Not measured.\n"
     return {
+        "batches": _batches(measured),
         "ratios": _ratios(measured),
         **{
             place: table(measured[n]) if measured[n] else missing
@@ -81,7 +86,7 @@ def _observations(files: Mapping[str, Any], file: str, key: str) -> list[float] 
     data = files[file]
     if data is None:
         return None
-    if file == "peers":
+    if file in BATCHES:
         found = data["observations"]
         if key == "opacus":  # the better mode
             modes = ("opacus_hooks", "opacus_ghost")
@@ -96,15 +101,26 @@ def _observations(files: Mapping[str, Any], file: str, key: str) -> list[float] 
     return list(data["observations_ms"][key])
 
 
+def _ratio(files: Mapping[str, Any], file: str, above: str, below: str) -> list[str]:
+    """The median of the ratios round by round, and their quartiles."""
+    over, under = _observations(files, file, above), _observations(files, file, below)
+    if over is None or under is None:
+        return ["not measured", ""]
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return [f"{statistics.median(ratios):.2f}", _spread(ratios)]
+
+
+def _batches(files: Mapping[str, Any]) -> str:
+    rows = [
+        [label, *(cell for file in BATCHES for cell in _ratio(files, file, above, below))]
+        for label, above, below in BESIDE
+    ]
+    head = [head for batch in BATCHES.values() for head in (f"batch {batch}", "quartiles")]
+    return markdown(text("ratio", *head), rows)
+
+
 def _ratios(files: Mapping[str, Any]) -> str:
-    rows = []
-    for label, file, above, below in RATIOS:
-        over, under = _observations(files, file, above), _observations(files, file, below)
-        if over is None or under is None:
-            rows.append([label, "not measured", ""])
-        else:
-            ratios = [a / b for a, b in zip(over, under, strict=True)]
-            rows.append([label, f"{statistics.median(ratios):.2f}", _spread(ratios)])
+    rows = [[label, *_ratio(files, *what)] for label, *what in RATIOS]
     return markdown(text("ratio", "measured", "quartiles"), rows)
 
 

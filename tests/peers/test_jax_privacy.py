@@ -16,7 +16,7 @@ CLIP_NORM = 1.0
 
 def our_sum(oracle, clip_norm=CLIP_NORM):
     total = functools.partial(bam.clipped_sum, oracle.grad, bam.clip_by_l2_norm(clip_norm))
-    return jax.jit(functools.partial(total, microbatch_size=2))(PARAMS, BATCH)
+    return jax.jit(functools.partial(total, mask=None, microbatch_size=2))(PARAMS, BATCH)
 
 
 def test_dp_sgd_equals_clipped_grad_of_jax_privacy():
