@@ -46,7 +46,18 @@ class Stream(enum.IntEnum):
 
 def nonce(stream: Stream, step: Any, attempt: int = 0) -> tuple[Any, int, int]:
     """The nonce of a stream's words in one step, an integer below 2^32; an attempt redraws them."""
+    check_step(step)
     return step, int(stream), attempt
+
+
+def check_step(step: Any) -> None:
+    """Raises ValueError, in one line, for what is no number of a step; traced ones pass."""
+    if isinstance(step, jax.core.Tracer):
+        return
+    if jnp.ndim(step) or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
+        raise ValueError(f"a step must be an integer from 0 to 2^32 - 1, got {step!r}")
+    if not 0 <= int(step) < 2**32:
+        raise ValueError(f"a step must be an integer from 0 to 2^32 - 1, got {step}")
 
 
 def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]) -> Words:
@@ -112,6 +123,13 @@ def _rotated(x: Any, bits: int) -> Any:
     return (x << bits) | (x >> (32 - bits))
 
 
+def being_traced() -> bool:
+    """Whether JAX traces a function now, or maps or differentiates one."""
+    from jax._src import core  # nothing public tells a `vmap` from an ordinary call
+
+    return not core.trace_state_clean()
+
+
 def secret_key() -> UInt32[Array, "8"]:
     """A key that nobody can know, another at every call: 32 bytes of the operating system.
 
@@ -123,9 +141,7 @@ def secret_key() -> UInt32[Array, "8"]:
       >>> key.shape, bool((key == secret_key()).all())
       ((8,), False)
     """
-    from jax._src import core  # nothing public tells a `vmap` from an ordinary call
-
-    if not core.trace_state_clean():
+    if being_traced():
         raise RuntimeError(
             "secret_key() inside a traced function (jit, scan, vmap, grad) would be a constant of "
             "the compiled program, the same noise at every call: pass the key as an argument"

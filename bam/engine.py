@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import grid, places, tree
 from bam.grid import GaussianNoise
-from bam.transforms import ROUNDING, bounded_grad
+from bam.transforms import ROUNDING, bounded_by
 from bam.tree import Grads, Params
 
 
@@ -90,9 +90,10 @@ def clipped_sum(
       [0.6 1.3] [5.  0.5 0. ]
     """
     return per_example_sum(
-        bounded_grad(grad_fn, clip, clip.init(params) if clip_state is None else clip_state),
+        grad_fn,
         params,
         batch,
+        then=bounded_by(clip, clip.init(params) if clip_state is None else clip_state),
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
@@ -137,10 +138,11 @@ def plain_sum(
 
 
 def per_example_sum(
-    fn: Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]],
+    fn: Callable[[Params, PyTree], PyTree],
     params: Params,
     batch: PyTree,
     *,
+    then: Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]] | None = None,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
@@ -155,6 +157,8 @@ def per_example_sum(
 
     Args, besides those of `clipped_sum`:
       fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
+      then: `(params, made) -> (summands, number)` of what `fn` made, which is then in memory: all
+        that is computed of it reads the same numbers.
       sensitivity: with noise, the most that the L2 norm of `summands` can be.
       keep_places: with noise, whether rows stay at their places in the batch: the caller's law.
 
@@ -172,32 +176,35 @@ def per_example_sum(
     if noise is not None and not keep_places and num_rows:
         rows = places.drawn(noise, mask, group_size, num_devices)
         batch_size = len(rows)
-        batch = jax.tree.map(lambda x: x[jnp.minimum(rows, num_rows - 1)], batch)
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(rows, num_rows - 1)], batch)
         mask = mask.at[rows].get(mode="fill", fill_value=False)
 
-    def wide(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        summands, number = fn(params, example)
+    def wide(params: Params, made: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        summands, number = made if then is None else then(params, made)
         return jax.tree.map(tree.at_least_float32, summands), number
 
-    def of_example(params: Params, example: PyTree, keep: Bool[Array, ""]) -> tuple[PyTree, Array]:
-        summands, number = wide(params, example)
+    def of_example(params: Params, made: PyTree, keep: Bool[Array, ""]) -> tuple[PyTree, Array]:
+        summands, number = wide(params, made)
         kept = jax.tree.map(lambda x: jnp.where(keep, x, 0), summands)
         if noise is not None:
             kept = jax.tree.map(lambda x: grid.cut(x, noise.spacing), kept)
         return kept, jnp.where(keep, number, 0)
 
     def of_group(
-        params: Params, examples: PyTree, keep: Bool[Array, " group"]
-    ) -> tuple[PyTree, Array]:
-        kept, numbers = tree.of_rows(of_example, group_size)(params, examples, keep)
-        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept), numbers
+        params: Params, examples: PyTree, keep: Bool[Array, " group"], held: PyTree
+    ) -> tuple[PyTree, Array, PyTree]:
+        make = lambda: tree.of_rows(fn, group_size)(params, examples)  # noqa: E731
+        held = tree.in_buffers(make, jnp.any(keep).astype(jnp.int32), held) if then else make()
+        kept, numbers = tree.of_rows(of_example, group_size)(params, held, keep)
+        total = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
+        return total, numbers, held if then else None
 
     def of_device(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
         total, numbers = _sum_over_groups(
-            of_group, like, params, batch, mask, group_size, rows_per_carry
+            of_group, like, made, params, batch, mask, group_size, rows_per_carry
         )
         if noise is not None:
             device = jax.lax.axis_index(axis) if axis else 0
@@ -210,7 +217,9 @@ def per_example_sum(
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    like, _ = jax.eval_shape(wide, params, one_row)
+    made = jax.eval_shape(fn, params, one_row)
+    like, _ = jax.eval_shape(wide, params, made)
+    made = made if then else None  # what is kept in memory from group to group
     shares = jax.tree.map(share_out, _pad_rows((batch, mask), -batch_size % num_devices))
     sum_of_shares: Callable[..., tuple[PyTree, Array]] = of_device
     if mesh:
@@ -254,7 +263,9 @@ def _groups(
         )
     batch_size: int = sizes.pop()
     rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
-    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask, bool)
+    if mask is not None and (jnp.ndim(mask) != 1 or jnp.result_type(mask) != jnp.bool_):
+        raise ValueError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
+    mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask)
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
 
 
@@ -272,8 +283,9 @@ def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
 
 
 def _sum_over_groups(
-    of_group: Callable[[Params, PyTree, Array], tuple[PyTree, Array]],
+    of_group: Callable[[Params, PyTree, Array, PyTree], tuple[PyTree, Array, PyTree]],
     like: PyTree,
+    made: PyTree,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " batch"],
@@ -296,37 +308,40 @@ def _sum_over_groups(
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
 
     def add_group(group: Array, carry: PyTree) -> PyTree:
-        total, norms = carry
-        group_total, group_norms = of_group(
-            params, rows(padded_batch, group), rows(padded_mask, group)
+        total, norms, held = carry
+        group_total, group_norms, held = of_group(
+            params, rows(padded_batch, group), rows(padded_mask, group), held
         )
         total = jax.tree.map(jnp.add, total, group_total)
-        return total, jax.lax.dynamic_update_slice_in_dim(
+        norms = jax.lax.dynamic_update_slice_in_dim(
             norms, group_norms.astype(norms.dtype), group * group_size, axis=0
         )
+        return total, norms, held
 
     row_numbers = jnp.arange(padded_mask.shape[0])
     rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
     num_groups = (rows_used + group_size - 1) // group_size
     norms = jnp.zeros(padded_mask.shape, jnp.result_type(float))
+    held = jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), made)
     over_groups = jax.named_scope("microbatches")(jax.lax.fori_loop)
     if rows_per_carry is None:
-        return over_groups(0, num_groups, add_group, (optax.tree.zeros_like(like), norms))
+        zeros = optax.tree.zeros_like(like)
+        return over_groups(0, num_groups, add_group, (zeros, norms, held))[:2]
 
     groups_per_carry = rows_per_carry // group_size
 
     def add_groups(part: Array, carry: PyTree) -> PyTree:
-        high, low, norms = carry
+        high, low, norms, held = carry
         begin = part * groups_per_carry
         end = jnp.minimum(begin + groups_per_carry, num_groups)
-        low, norms = over_groups(begin, end, add_group, (low, norms))
+        low, norms, held = over_groups(begin, end, add_group, (low, norms, held))
         high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
-        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms
+        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms, held
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
     num_parts = (num_groups + groups_per_carry - 1) // groups_per_carry
     over_parts = jax.named_scope("carries")(jax.lax.fori_loop)
-    high, low, norms = over_parts(0, num_parts, add_groups, (zero, zero, norms))
+    high, low, norms, _ = over_parts(0, num_parts, add_groups, (zero, zero, norms, held))
     return jax.tree.map(grid.Total, high, low), norms
 
 

@@ -125,12 +125,9 @@ def build(
 
 
 def _assemble(
-    config: ConfigDict,
-    dataset: datasets.Dataset,
-    mesh: jax.sharding.Mesh | None,
-    weights: pretrained.Weights,
-    plan: PrivacyPlan,
-) -> Experiment:
+    config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None,
+    weights: pretrained.Weights, plan: PrivacyPlan,
+) -> Experiment:  # fmt: skip
     """The functions of what `build` has checked."""
     shape = dataset.train.images.shape[-3:]
     module = parts.make_model(config.model, dataset.num_classes)

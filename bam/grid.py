@@ -105,7 +105,8 @@ class GaussianNoise:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
             return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
-        num_blocks = min(MOST_BLOCKS, max(1, -(-num_entries // 16)))
+        # Eight tiles or more, for as many devices, unless they would be tiny.
+        num_blocks = min(MOST_BLOCKS, max(64, -(-num_entries // (8 * 16))))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
         return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)

@@ -24,12 +24,12 @@ import optax
 from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
 from bam import grid, tree
-from bam.chacha import check_key
+from bam.chacha import being_traced, check_key, check_step
 from bam.engine import per_example_sum
 from bam.grid import GaussianNoise
 from bam.strategy import INDEPENDENT, norm
 from bam.strategy import check as check_strategy
-from bam.transforms import ROUNDING, bounded_grad, finish, sensitivity_of
+from bam.transforms import ROUNDING, bounded_by, finish, sensitivity_of
 from bam.tree import Grads, Params
 
 # With less, ε is in the thousands after a single step, and integers overflow.
@@ -141,8 +141,14 @@ def gaussian_noise(
     sensitivity = sensitivity_of(clip)
     _check_noise(noise_multiplier, sensitivity)
     check_key(key)
+    check_step(step)
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
+    if not any(isinstance(x, jax.core.Tracer) for x in (key, step)) and being_traced():
+        raise ValueError(
+            "the key and step of noise inside a traced function are constants of the compiled "
+            "program, the same noise at every call: pass one of them as an argument"
+        )
     state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 
@@ -319,9 +325,10 @@ def privatize(
             )
         noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
         noised, _ = per_example_sum(
-            bounded_grad(lambda params, row: row, clip, state.clip),
+            lambda params, row: row,
             params,
             grads,
+            then=bounded_by(clip, state.clip),
             mask=mask,
             microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
             noise=noise,

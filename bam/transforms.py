@@ -3,9 +3,9 @@ r"""Bounding one example's gradient: optax transforms that promise a bound on th
 The promise is `sensitivity`, S. What a transform returns may be longer by `ROUNDING`, to which the
 noise is scaled. Of the transforms of this file that is proved: with $u = 2^{-24}$, a computed norm
 is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`bam.tree.l2_norm`), and each product,
-quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine sees to it
-that the norm is of the very numbers that are scaled. Of any other transform the engine measures the
-output, and drops an example that breaks the promise.
+quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
+gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
+the engine measures the output, and drops an example that breaks the promise.
 """
 
 import math
@@ -206,8 +206,8 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "such as clip_by_l2_norm(C)"
         )
     last = transforms[-1]
-    # Held in one buffer, so that the last one scales the very numbers whose norm it takes.
-    held = optax.stateless(lambda grads, params: jax.lax.optimization_barrier(grads))
+    # So that the last one scales the very numbers whose norm it takes.
+    held = optax.stateless(lambda grads, params: _held(grads))
     chained = (
         optax.chain(*transforms)
         if len(transforms) == 1
@@ -239,15 +239,13 @@ def sensitivity_of(clip: optax.GradientTransformation) -> float:
     return sensitivity
 
 
-def bounded_grad(
-    grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
-    clip_state: PyTree,
-) -> Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]]:
-    """One example's summand, `(params, example) -> (bounded gradient, norm before)`.
+def bounded_by(
+    clip: optax.GradientTransformation, clip_state: PyTree
+) -> Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]:
+    """`(params, gradient) -> (summand, norm)` of one example, whose gradient is in memory.
 
-    The norm is not finite where the example was dropped. ValueError if the clip declares no
-    `sensitivity`.
+    The norm, before clipping, is not finite where the example was dropped. ValueError if the clip
+    declares no `sensitivity`.
     """
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
@@ -257,15 +255,12 @@ def bounded_grad(
         )
     is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
 
-    def bounded(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        # Held in one buffer: a compiler may otherwise compute the gradient whose norm is taken and
-        # the one that is bounded apart from each other, rounded in other places.
-        grads = jax.lax.optimization_barrier(grad_fn(params, example))
+    def bounded(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         norm = tree.l2_norm(grads)
         summand, _ = clip.update(grads, clip_state, params)
         within = jnp.isfinite(norm)
         if sensitivity < math.inf and not is_proved:
-            summand = jax.lax.optimization_barrier(summand)
+            summand = _held(summand)
             length = tree.l2_norm(summand)
             # Half of what ROUNDING allows; the other half is for the rounding of `length`.
             within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
@@ -274,6 +269,13 @@ def bounded_grad(
         return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
 
     return bounded
+
+
+def _held(grads: PyTree) -> PyTree:
+    """The same numbers in memory, see `tree.in_buffers`; NaN everywhere where one is NaN."""
+    not_nan = tree.l2_norm(grads) >= 0
+    nans = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), grads)
+    return tree.in_buffers(lambda: grads, not_nan.astype(jnp.int32), nans)
 
 
 def _proved(

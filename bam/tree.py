@@ -116,6 +116,20 @@ def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
     return of_one
 
 
+def in_buffers(make: Callable[[], PyTree], turns: Array, before: PyTree = None) -> PyTree:
+    """What `make` computes, in memory once: whatever reads it later reads the same numbers.
+
+    A compiler may otherwise compute it anew for each of its readers, rounded in other places, and
+    `optimization_barrier` is gone when XLA's CPU compiler fuses. The result of a loop is not.
+    `turns` is 1 when it counts, and no compiler must be able to know that; 0 gives `before`, an
+    array in memory for each that is made, or zeros.
+    """
+    if before is None:
+        before = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+    held: PyTree = jax.named_scope("held")(jax.lax.fori_loop)(0, turns, lambda *_: make(), before)
+    return held
+
+
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 

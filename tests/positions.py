@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import bam
 from bam import devices, engine, grid, models, sampling, transforms
@@ -45,9 +46,9 @@ def on_an_edge(size, tries=50):
 
 def noised_sum(size, keep_places, w, data, mask):
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    fn = transforms.bounded_grad(bam.dp_sgd(squared).grad, CLIP, CLIP.init(w))
     options = {"microbatch_size": size, "noise": noise, "keep_places": keep_places}
-    return engine.per_example_sum(fn, w, data, mask=mask, sensitivity=1.0, **options)[0]
+    options |= {"then": transforms.bounded_by(CLIP, CLIP.init(w)), "sensitivity": 1.0}
+    return engine.per_example_sum(bam.dp_sgd(squared).grad, w, data, mask=mask, **options)[0]
 
 
 def through_privatize(w, data, mask):
@@ -108,16 +109,16 @@ def exp_log(p, example):
 def checksums(size, loss, make, params, data, mask, mesh):
     """A number of each row's integers; and, packed, of each place's."""
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    bounded = transforms.bounded_grad(make(loss).grad, CLIP, CLIP.init(params))
+    bounded = transforms.bounded_by(CLIP, CLIP.init(params))
 
-    def fn(params, example):
-        summand, _ = bounded(params, example)
+    def then(params, grads):
+        summand, _ = bounded(params, grads)
         cut = [grid.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
         mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
         return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
 
     options = {"microbatch_size": size, "noise": noise, "mesh": mesh, "sensitivity": 1.0}
-    return engine.per_example_sum(fn, params, data, mask=mask, **options)[1]
+    return engine.per_example_sum(make(loss).grad, params, data, then=then, mask=mask, **options)[1]
 
 
 def rows_that_change(size, loss, make, params, data, mesh=None):
@@ -161,7 +162,56 @@ def many_losses():
     return found
 
 
+# Gradients that cancel: where a compiler computes one twice, once with fused products, the norm is
+# that of zeros and what is scaled is an ulp times anything.
+
+
+def cancelling(scale, example):
+    difference = example["a"] * example["b"] - example["c"]
+    return {"u": difference * scale, "v": difference.sum() * scale}
+
+
+def moved_by_one(clip, fn, held=True, size=8, dim=3, scale=1e12):
+    """The most, over S, that one of 24 rows moves the sum."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(24, dim)).astype(np.float32) for _ in "ab")
+    data = {"a": a, "b": b, "c": (a * b).astype(np.float32)}
+    noise = bam.gaussian_noise(clip, SIGMA, bam.seeded_key(0))
+    options = {"microbatch_size": size, "noise": noise, "sensitivity": 1.0}
+    grad = lambda _, example: fn(jnp.float32(scale), example)  # noqa: E731
+    then = transforms.bounded_by(clip, clip.init(None))
+    if held:
+        options["then"] = then
+    else:
+        barrier = jax.lax.optimization_barrier  # which XLA's CPU compiler drops before it fuses
+        grad = lambda _, example: then(None, barrier(fn(jnp.float32(scale), example)))  # noqa: E731
+    total = jax.jit(lambda mask: engine.per_example_sum(grad, None, data, mask=mask, **options)[0])
+    none, most = total(np.zeros(24, bool)), 0.0
+    for row in range(24):
+        change = jax.tree.map(jnp.subtract, total(np.arange(24) == row), none)
+        most = max(most, float(optax.tree.norm(change)))
+    return most
+
+
+def cancelling_changes():
+    in_clip = lambda example, *_: cancelling(jnp.float32(1e12), example)  # noqa: E731
+    own = transforms.BoundedTransformation(
+        lambda params: (), lambda g, state, params=None: (in_clip(g), state), 1.0
+    )
+    found = {
+        "clip_by_l2_norm": moved_by_one(CLIP, cancelling),
+        "normalize": moved_by_one(bam.normalize(1.0), cancelling, scale=1e7),
+        "clip_per_layer": moved_by_one(bam.clip_per_layer(1.0), cancelling),
+        "a clip of one's own": moved_by_one(own, lambda scale, example: example),
+        "a chain": moved_by_one(
+            bam.chain(optax.stateless(in_clip), CLIP), lambda scale, example: example
+        ),
+    }
+    return found | {"control": moved_by_one(CLIP, cancelling, held=False)}
+
+
 if __name__ == "__main__":
     sizes = [int(size) for size in sys.argv[1:]] or SIZES
     print(json.dumps({"sums": {size: changes(size) for size in sizes},
-                      "rows": {} if sys.argv[1:] else many_losses()}))  # fmt: skip
+                      "rows": {} if sys.argv[1:] else many_losses(),
+                      "bounds": cancelling_changes()}))  # fmt: skip

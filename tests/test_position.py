@@ -45,8 +45,12 @@ def check_sums(sums):
             assert moved["loop control"] > 0.9, size
 
 
-def test_position_says_nothing_of_others_in_any_compiled_form():
+def test_position_says_nothing_of_others_and_bounds_hold_in_compiled_form():
+    """The control of the bounds is a gradient that is not in memory before it is bounded."""
     found = seen_by_users()
+    bounds = found["bounds"]
+    assert bounds.pop("control") > 1 + 1e-3  # on a processor that fuses products and sums
+    assert max(bounds.values()) <= 1 + 1e-5, bounds
     check_sums(found["sums"])
     assert len(found["rows"]) == 8
     assert not any(found["rows"].values()), found["rows"]

@@ -53,8 +53,12 @@ def test_the_best_score_is_chosen_and_the_total_is_planned(searched):
     assert plan["selection"] == {
         "trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 10.0,
     }  # fmt: skip
-    keys = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
-    total = selection.epsilon(selection.Selection(3, 1, 10), **{key: plan[key] for key in keys})
+    keys = ("noise_multiplier", "sampling_prob", "num_steps")
+    total = selection.epsilon(
+        selection.Selection(3, 1, 10),
+        delta=plan["delta"] - plan["overflow"],
+        **{key: plan[key] for key in keys},
+    )
     assert plan["epsilon"] == total and 2.999 < total <= 3
     for number in range(len(scores)):
         trial = json.loads((workdir / "trials" / str(number) / "plan.json").read_text())

@@ -34,8 +34,8 @@ def drawn_noise(coefficients, num_steps, num_entries, sigma=2.0):
     rows, fresh, records = [], [], []
     for _ in range(num_steps):
         made, state = next_noise(state, sigma, 1.0, coefficients)
-        for drawn, noise in ((rows, made), (fresh, dataclasses.replace(made, drawn=None))):
-            drawn.append(np.asarray(noise.share(num_entries)[:num_entries], np.int64))
+        for kept, record in ((rows, made), (fresh, dataclasses.replace(made, drawn=None))):
+            kept.append(np.asarray(record.share(num_entries)[:num_entries], np.int64))
         records.append(made)
     return np.array(rows), np.array(fresh), records
 
