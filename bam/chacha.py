@@ -14,13 +14,14 @@ import functools
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, PyTree, UInt32
 
 CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
@@ -187,3 +188,33 @@ def check_key(key: object) -> None:
         raise ValueError(
             f"a key is 8 uint32 words, 32 bytes, as bam.secret_key() makes them, got {what}"
         )
+
+
+_given: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
+
+
+def claimed(key: UInt32[Array, "8"]) -> Callable[[PyTree], None]:
+    """Takes a key for one transform; returns what checks that it starts for one set of parameters.
+
+    A key that is traced cannot be told from others.
+    """
+    check_key(key)
+    if not isinstance(key, jax.core.Tracer):
+        if _given.get(id(key)) is key:
+            raise ValueError(
+                "this key was given to a transform before, and two with one key add equal noise: "
+                "make one for each, with bam.secret_key()"
+            )
+        _given[id(key)] = key
+    started: list[object] = []
+
+    def check_start(params: PyTree) -> None:
+        of_these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
+        if started and started[0] != of_these:
+            raise ValueError(
+                "this transform began for other parameters before, to which it adds the same "
+                "noise: make one for each, with a key of its own"
+            )
+        started[:] = [of_these]
+
+    return check_start

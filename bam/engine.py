@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import grid, places, tree
 from bam.grid import GaussianNoise
-from bam.transforms import ROUNDING, bounded_by
+from bam.transforms import bounded_by
 from bam.tree import Grads, Params
 
 
@@ -171,7 +171,7 @@ def per_example_sum(
     rows_per_carry = rows = None
     if noise is not None:
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
-        rows_per_carry = rows_per_sum(sensitivity, noise.std, batch_size)
+        rows_per_carry = grid.rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
     if noise is not None and not keep_places and num_rows:
         rows = places.drawn(noise, mask, group_size, num_devices)
@@ -267,19 +267,6 @@ def _groups(
         raise ValueError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask)
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
-
-
-def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
-    """How many rows' whole numbers 32 bits surely hold the sum of."""
-    if not math.isfinite(sensitivity):
-        raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
-    most = math.ceil(sensitivity * ROUNDING / grid.spacing_of(noise_std)) + 1  # of one entry
-    if most > 2**29 or most * batch_size > 2**46:
-        raise ValueError(
-            f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
-            f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
-        )
-    return (2**31 - 2**grid.LIMB_BITS) // most
 
 
 def _sum_over_groups(

@@ -19,6 +19,7 @@ and reaches ±10.7 standard deviations.
 import dataclasses
 import decimal
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from jaxtyping import Array, Float, Int32, Integer, PyTree, UInt32
 from bam import strategy as strategies
 from bam import tree
 from bam.chacha import Stream, blocks, nonce
+from bam.transforms import ROUNDING
 
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
 # grid that gradients are cut to.
@@ -105,8 +107,8 @@ class GaussianNoise:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
             return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
-        # Eight tiles or more, for as many devices, unless they would be tiny.
-        num_blocks = min(MOST_BLOCKS, max(64, -(-num_entries // (8 * 16))))
+        # Eight tiles or more, for as many devices.
+        num_blocks = min(MOST_BLOCKS, -(-max(1, num_entries) // (8 * 16)))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
         return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)
@@ -134,6 +136,19 @@ def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "...
     """A total as a number in float32 or float64; equal totals, if `carried`, give equal floats."""
     whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return whole * jnp.asarray(spacing, dtype)
+
+
+def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
+    """How many rows' integers 32 bits surely hold the sum of."""
+    if not math.isfinite(sensitivity):
+        raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
+    most = math.ceil(sensitivity * ROUNDING / spacing_of(noise_std)) + 1  # of one entry
+    if most > 2**29 or most * batch_size > 2**46:
+        raise ValueError(
+            f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
+            f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
+        )
+    return (2**31 - 2**LIMB_BITS) // most
 
 
 def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> PyTree:
@@ -197,11 +212,12 @@ def gaussian(
     are between ±2^24.
     """
 
-    def of_tile(tile: UInt32[Array, ""]) -> Int32[Array, "16 blocks"]:
-        def words(stream: Stream, num: int) -> UInt32[Array, "num 16 blocks"]:
-            numbers = num * num_blocks * tile + jnp.arange(num * num_blocks, dtype=jnp.uint32)
+    def of_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
+        def words(stream: Stream, num: int) -> UInt32[Array, "num some 16 blocks"]:
+            first = (num * num_blocks * some)[:, None]
+            numbers = (first + jnp.arange(num * num_blocks, dtype=jnp.uint32)).ravel()
             made = blocks(key, numbers, nonce(stream, step))
-            return made.reshape(16, num, num_blocks).swapaxes(0, 1)
+            return made.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
 
         coarse, fine, both = words(Stream.NOISE, 3)
         chosen = _choose(coarse, both >> 17), _choose(fine, both & (2**15 - 1))
@@ -211,19 +227,19 @@ def gaussian(
             (jnp.any(_of(t.first, c.slot) == c.first) for t, c in zip(tables, chosen, strict=True)),
         )
 
-        def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "16 blocks"]:
+        def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "some 16 blocks"]:
             a, b = (_look_up(t, c, r) for t, c, r in zip(tables, chosen, rests, strict=True))
             return COARSE * a + b
 
-        def draw_with_ties() -> Int32[Array, "16 blocks"]:
+        def draw_with_ties() -> Int32[Array, "some 16 blocks"]:
             rest = words(Stream.NOISE_TIES, 4)
             return draw([(rest[0], rest[1]), (rest[2], rest[3])])
 
-        return jax.lax.cond(tied, draw_with_ties, lambda: draw([(), ()]))
+        return jax.lax.cond(tied, draw_with_ties, lambda: draw([(), ()])).ravel()
 
-    if len(tiles) == 1:
-        return of_tile(tiles[0]).ravel()
-    return jax.lax.map(of_tile, tiles).ravel()
+    if len(tiles) * num_blocks <= MOST_BLOCKS:
+        return of_tiles(tiles)
+    return jax.lax.map(of_tiles, tiles[:, None]).ravel()
 
 
 def correlated(

@@ -14,8 +14,7 @@ That ε is what it says rests further on `sampling.py` and `privacy/`.
 
 import dataclasses
 import math
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ import optax
 from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
 from bam import grid, tree
-from bam.chacha import being_traced, check_key, check_step
+from bam.chacha import being_traced, check_key, check_step, claimed
 from bam.engine import per_example_sum
 from bam.grid import GaussianNoise
 from bam.strategy import INDEPENDENT, norm
@@ -175,7 +174,7 @@ def add_gaussian_noise(
         `init`, as that of `privatize`.
     """
     _check_noise(noise_multiplier, sensitivity)
-    check_start = _claimed(key)
+    check_start = claimed(key)
 
     def init(params: Params) -> GaussianNoiseState:
         check_start(params)
@@ -188,36 +187,6 @@ def add_gaussian_noise(
         return grid.add_to_floats(noise, total), next_state
 
     return optax.GradientTransformation(init, update)
-
-
-_given: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
-
-
-def _claimed(key: UInt32[Array, "8"]) -> Callable[[Params], None]:
-    """Takes a key for one transform; returns what checks that it starts for one set of parameters.
-
-    A key that is traced cannot be told from others.
-    """
-    check_key(key)
-    if not isinstance(key, jax.core.Tracer):
-        if _given.get(id(key)) is key:
-            raise ValueError(
-                "this key was given to a transform before, and two with one key add equal noise: "
-                "make one for each, with bam.secret_key()"
-            )
-        _given[id(key)] = key
-    started: list[object] = []
-
-    def check_start(params: Params) -> None:
-        of_these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
-        if started and started[0] != of_these:
-            raise ValueError(
-                "this transform began for other parameters before, to which it adds the same "
-                "noise: make one for each, with a key of its own"
-            )
-        started[:] = [of_these]
-
-    return check_start
 
 
 def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
@@ -303,7 +272,7 @@ def privatize(
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
     check_strategy(strategy)
-    check_start = _claimed(key)
+    check_start = claimed(key)
 
     def init(params: Params) -> PrivatizeState:
         check_start(params)

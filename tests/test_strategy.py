@@ -15,10 +15,9 @@ from jax_privacy.matrix_factorization import toeplitz
 import bam
 from bam import experiment, grid, ledger, noise, report, strategy, train
 from bam.audit import canary, checks, whole_run
-from bam.engine import ROUNDING
 from bam.noise import first_noise, next_noise
 from bam.privacy import accounting, gdp, mechanisms
-from bam.transforms import clip_by_l2_norm
+from bam.transforms import ROUNDING, clip_by_l2_norm
 from configs import base, digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits

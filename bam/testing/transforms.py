@@ -11,9 +11,9 @@ import optax
 from jaxtyping import Array, PyTree
 
 from bam import tree
-from bam.engine import ROUNDING, clipped_sum
+from bam.engine import clipped_sum
 from bam.testing.common import MIXED, close, norm64, require, row, shapes
-from bam.transforms import finish
+from bam.transforms import ROUNDING, finish
 from bam.tree import Grads, Params
 
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)

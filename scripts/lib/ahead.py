@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from bam import experiment, parts, pretrained, provenance, sampling, tuning
 from bam.data import archives, datasets, features
-from bam.engine import rows_per_sum
+from bam.grid import rows_per_sum
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
 from scripts.lib import targets, timing
