@@ -115,7 +115,7 @@ def _batches(files: Mapping[str, Any]) -> str:
         [label, *(cell for file in BATCHES for cell in _ratio(files, file, above, below))]
         for label, above, below in BESIDE
     ]
-    head = [head for batch in BATCHES.values() for head in (f"batch {batch}", "quartiles")]
+    head = [h for batch in BATCHES.values() for h in (f"batch {batch}", f"quartiles, {batch}")]
     return markdown(text("ratio", *head), rows)
 
 
