@@ -97,7 +97,7 @@ def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm
     clip = f"{__name__}:of_another_sensitivity"
     built = build(num_steps=20, clip=clip)
     assert built.sensitivity == 2 * built.plan.clip_norm
-    found = whole_run.p_values(built, [whole_run.record(built, 0)])
+    found = whole_run.p_values(built, [whole_run.record(built, 1)])
     assert checks.failures(found, 1e-3) == []
     config = config_of()
     config.clip.name, config.epsilon = clip, 200.0  # hardly any noise
