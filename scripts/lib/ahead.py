@@ -159,7 +159,7 @@ def _facts(
     if plan.private:
         noise_std = plan.noise_multiplier * built.sensitivity
         rows_per_carry = rows_per_sum(built.sensitivity, noise_std, plan.capacity)
-    at_once = min(size, int(min(rows_per_carry, size)))
+    at_once = int(min(rows_per_carry, size))
     turns_of = turns_of_draws(plan, num_devices, at_once)
     groups = float(np.mean(turns_of))
     parts_of_sum = float(np.mean(np.ceil(turns_of / (rows_per_carry // at_once))))
