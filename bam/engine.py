@@ -191,20 +191,25 @@ def per_example_sum(
         return kept, jnp.where(keep, number, 0)
 
     def of_group(
-        params: Params, examples: PyTree, keep: Bool[Array, " group"], held: PyTree
-    ) -> tuple[PyTree, Array, PyTree]:
-        make = lambda: tree.of_rows(fn, group_size)(params, examples)  # noqa: E731
-        held = tree.in_buffers(make, jnp.any(keep).astype(jnp.int32), held) if then else make()
-        kept, numbers = tree.of_rows(of_example, group_size)(params, held, keep)
-        total = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
-        return total, numbers, held if then else None
+        params: Params, examples: PyTree, keep: Bool[Array, " group"], total: PyTree
+    ) -> tuple[PyTree, Array]:
+        def add(made: PyTree, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+            kept, numbers = tree.of_rows(of_example, group_size)(params, made, keep)
+            sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
+            return jax.tree.map(jnp.add, carry[0], sums), numbers.astype(carry[1].dtype)
+
+        made = tree.of_rows(fn, group_size)(params, examples)
+        carry = total, jnp.zeros(keep.shape, jnp.result_type(float))
+        if then is None:
+            return add(made, carry)
+        return tree.once_in_memory(add, made, jnp.any(keep).astype(jnp.int32), carry)
 
     def of_device(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
         total, numbers = _sum_over_groups(
-            of_group, like, made, params, batch, mask, group_size, rows_per_carry
+            of_group, like, params, batch, mask, group_size, rows_per_carry
         )
         if noise is not None:
             device = jax.lax.axis_index(axis) if axis else 0
@@ -217,9 +222,7 @@ def per_example_sum(
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    made = jax.eval_shape(fn, params, one_row)
-    like, _ = jax.eval_shape(wide, params, made)
-    made = made if then else None  # what is kept in memory from group to group
+    like, _ = jax.eval_shape(wide, params, jax.eval_shape(fn, params, one_row))
     shares = jax.tree.map(share_out, _pad_rows((batch, mask), -batch_size % num_devices))
     sum_of_shares: Callable[..., tuple[PyTree, Array]] = of_device
     if mesh:
@@ -270,9 +273,8 @@ def _groups(
 
 
 def _sum_over_groups(
-    of_group: Callable[[Params, PyTree, Array, PyTree], tuple[PyTree, Array, PyTree]],
+    of_group: Callable[[Params, PyTree, Array, PyTree], tuple[PyTree, Array]],
     like: PyTree,
-    made: PyTree,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " batch"],
@@ -295,40 +297,36 @@ def _sum_over_groups(
     padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
 
     def add_group(group: Array, carry: PyTree) -> PyTree:
-        total, norms, held = carry
-        group_total, group_norms, held = of_group(
-            params, rows(padded_batch, group), rows(padded_mask, group), held
+        total, norms = carry
+        total, of_group_norms = of_group(
+            params, rows(padded_batch, group), rows(padded_mask, group), total
         )
-        total = jax.tree.map(jnp.add, total, group_total)
-        norms = jax.lax.dynamic_update_slice_in_dim(
-            norms, group_norms.astype(norms.dtype), group * group_size, axis=0
-        )
-        return total, norms, held
+        begin = group * group_size
+        return total, jax.lax.dynamic_update_slice_in_dim(norms, of_group_norms, begin, axis=0)
 
     row_numbers = jnp.arange(padded_mask.shape[0])
     rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
     num_groups = (rows_used + group_size - 1) // group_size
     norms = jnp.zeros(padded_mask.shape, jnp.result_type(float))
-    held = jax.tree.map(lambda x: jnp.zeros((group_size, *x.shape), x.dtype), made)
     over_groups = jax.named_scope("microbatches")(jax.lax.fori_loop)
     if rows_per_carry is None:
-        zeros = optax.tree.zeros_like(like)
-        return over_groups(0, num_groups, add_group, (zeros, norms, held))[:2]
+        total, norms = over_groups(0, num_groups, add_group, (optax.tree.zeros_like(like), norms))
+        return total, norms
 
     groups_per_carry = rows_per_carry // group_size
 
     def add_groups(part: Array, carry: PyTree) -> PyTree:
-        high, low, norms, held = carry
+        high, low, norms = carry
         begin = part * groups_per_carry
         end = jnp.minimum(begin + groups_per_carry, num_groups)
-        low, norms, held = over_groups(begin, end, add_group, (low, norms, held))
+        low, norms = over_groups(begin, end, add_group, (low, norms))
         high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
-        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms, held
+        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), norms
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
     num_parts = (num_groups + groups_per_carry - 1) // groups_per_carry
     over_parts = jax.named_scope("carries")(jax.lax.fori_loop)
-    high, low, norms, _ = over_parts(0, num_parts, add_groups, (zero, zero, norms, held))
+    high, low, norms = over_parts(0, num_parts, add_groups, (zero, zero, norms))
     return jax.tree.map(grid.Total, high, low), norms
 
 

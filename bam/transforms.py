@@ -272,10 +272,11 @@ def bounded_by(
 
 
 def _held(grads: PyTree) -> PyTree:
-    """The same numbers in memory, see `tree.in_buffers`; NaN everywhere where one is NaN."""
+    """The same numbers in memory, see `tree.once_in_memory`; NaN everywhere where one is NaN."""
     not_nan = tree.l2_norm(grads) >= 0
     nans = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), grads)
-    return tree.in_buffers(lambda: grads, not_nan.astype(jnp.int32), nans)
+    held: PyTree = tree.once_in_memory(lambda x, _: x, grads, not_nan.astype(jnp.int32), nans)
+    return held
 
 
 def _proved(

@@ -116,18 +116,22 @@ def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
     return of_one
 
 
-def in_buffers(make: Callable[[], PyTree], turns: Array, before: PyTree = None) -> PyTree:
-    """What `make` computes, in memory once: whatever reads it later reads the same numbers.
+def once_in_memory(
+    use: Callable[[PyTree, PyTree], PyTree], made: PyTree, turns: Array, carry: PyTree
+) -> PyTree:
+    """`use(made, carry)`, of numbers that are in memory: whatever reads them reads the same.
 
-    A compiler may otherwise compute it anew for each of its readers, rounded in other places, and
-    `optimization_barrier` is gone when XLA's CPU compiler fuses. The result of a loop is not.
-    `turns` is 1 when it counts, and no compiler must be able to know that; 0 gives `before`, an
-    array in memory for each that is made, or zeros.
+    A compiler may otherwise compute `made` anew for each of its readers, rounded in other places,
+    and `optimization_barrier` is gone when XLA's CPU compiler fuses. What a loop is given is in
+    memory. `turns` is 1 when it counts, 0 gives `carry`; no compiler must be able to know that, nor
+    that each turn reads the same, or it would read before the loop.
     """
-    if before is None:
-        before = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
-    held: PyTree = jax.named_scope("held")(jax.lax.fori_loop)(0, turns, lambda *_: make(), before)
-    return held
+
+    def turn(i: Array, carry: PyTree) -> PyTree:
+        return use(jax.tree.map(lambda x: jnp.where(i < turns, x, 0), made), carry)
+
+    after: PyTree = jax.named_scope("held")(jax.lax.fori_loop)(0, turns, turn, carry)
+    return after
 
 
 def matching(pattern: str) -> Callable[[Params], PyTree]:

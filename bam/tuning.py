@@ -36,11 +36,11 @@ with needs("train"):
 WORTH_IT = 0.95
 # Microbatch sizes to try in turn on CPU.
 CPU_SIZES = 1, 8
-# Elsewhere: to begin with at most so many images, of at most so many examples, and the factors to
-# grow by. A TPU is fastest, by its compiler's estimate, with few images at once, which stay in
+# Elsewhere: to begin with at most so many images, of at most so many examples, of so many where each
+# has one image, and the factors to grow by. A TPU is fastest, by its compiler's estimate, with few images at once, which stay in
 # memory on the chip, as each example's own weights have to; a GPU is given enough that starting
 # kernels is not what takes the time.
-BEGIN = {"tpu": (64, 16), "gpu": (1024, 1024)}
+BEGIN = {"tpu": (64, 16, 8), "gpu": (1024, 1024, 1024)}
 GROW = {"tpu": (1, 4, 16), "gpu": (1, 4)}
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many
 # floating-point operations do not notice it.
@@ -111,8 +111,8 @@ def smaller(size: int) -> Iterator[int]:
 def accelerator_sizes(platform: str, num_views: int) -> list[int]:
     """Microbatch sizes to try in turn on a "gpu" or "tpu", for examples of so many views."""
     kind = platform if platform in BEGIN else "gpu"
-    images, examples = BEGIN[kind]
-    first = max(1, min(images // num_views, examples))
+    images, examples, of_one_image = BEGIN[kind]
+    first = max(1, min(images // num_views, of_one_image if num_views == 1 else examples))
     return [factor * first for factor in GROW[kind]]
 
 

@@ -111,7 +111,7 @@ def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(mo
 def test_more_views_are_fewer_examples_at_a_time():
     assert tuning.accelerator_sizes("tpu", 16) == [4, 16, 64]
     assert tuning.accelerator_sizes("tpu", 4) == [16, 64, 256]
-    assert tuning.accelerator_sizes("tpu", 1) == [16, 64, 256]
+    assert tuning.accelerator_sizes("tpu", 1) == [8, 32, 128]
     assert tuning.accelerator_sizes("tpu", 5000) == [1, 4, 16]
     assert tuning.accelerator_sizes("gpu", 16) == [64, 256]
 

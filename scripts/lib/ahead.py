@@ -135,15 +135,18 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
 
 
 def turns_of_draws(plan: PrivacyPlan, num_devices: int, size: int) -> np.ndarray:
-    """Groups of `size` rows that a device runs in a step: of 500 draws, whose places are random.
+    """Groups of `size` rows that a device runs in a step: of 500 draws.
 
-    As many as the rows at the fullest place of a microbatch, shared by the devices.
+    With noise, whose rows have random places, as many as the rows at the fullest place of a
+    microbatch, shared by the devices.
     """
     random = np.random.default_rng(0)
     seats = -(-plan.capacity // (size * num_devices)) * num_devices  # of each place
     drawn = np.full(500, plan.capacity)
     if plan.mechanism == "poisson":
         drawn = np.minimum(random.binomial(plan.num_examples, plan.sampling_prob, 500), drawn)
+    if not plan.private:
+        return np.ceil(np.ceil(drawn / num_devices) / size)
     at_places = [random.multivariate_hypergeometric([seats] * size, rows).max() for rows in drawn]
     return np.ceil(np.array(at_places) / num_devices)
 
@@ -171,6 +174,8 @@ def _facts(
             return parts_of_sum
         if scope.endswith("microbatches/while"):
             return groups / parts_of_sum if "carries" in scope else groups
+        if scope.endswith("held/while"):  # see `bam.tree.once_in_memory`
+            return 1
         uncounted.add(scope)
         return 1
 
