@@ -174,7 +174,8 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
     draw is never truncated: leaving examples out would change the sampling distribution. A longer
     shape costs one more compilation, rarely.
 
-    Seed and step are those of the draw. ValueError if the capacity is below 1.
+    Seed and step are those of the draw. ValueError if the capacity is below 1, or the row numbers
+    are not different integers from 0 to 2^31 - 2.
 
     Examples:
       >>> import numpy as np
@@ -184,6 +185,10 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < PADDING:
+        raise ValueError(f"row numbers must be from 0 to {PADDING - 1}")
+    if len(np.unique(indices)) < len(indices):
+        raise ValueError("a row is drawn twice: one example would count for two")
     while capacity < len(indices):
         capacity *= 2
     places = _permutation(chacha.host_key(seed, "batches"), Stream.SLOTS, step, capacity)

@@ -176,6 +176,8 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
         share = bounds[0] / math.sqrt(num_leaves) if shared else None
         leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
+        if jax.tree.structure(leaf_bounds) != jax.tree.structure(grads):
+            raise ValueError("clip_norm is neither a number nor a tree of them like the gradient's")
         finite = jnp.isfinite(tree.l2_norm(grads))
 
         def clip_leaf(g: Array, bound: float) -> Array:

@@ -36,10 +36,10 @@ with needs("train"):
 WORTH_IT = 0.95
 # Microbatch sizes to try in turn on CPU.
 CPU_SIZES = 1, 8
-# Elsewhere: to begin with at most so many images, of at most so many examples, of so many where each
-# has one image, and the factors to grow by. A TPU is fastest, by its compiler's estimate, with few images at once, which stay in
-# memory on the chip, as each example's own weights have to; a GPU is given enough that starting
-# kernels is not what takes the time.
+# Elsewhere: to begin with at most so many images, of at most so many examples, or of so many that
+# have one image each, and the factors to grow by. A TPU is fastest, by its compiler's estimate, at
+# few images at once, which stay in memory on the chip, as each example's own weights have to; a GPU
+# is given enough that starting kernels is not what takes the time.
 BEGIN = {"tpu": (64, 16, 8), "gpu": (1024, 1024, 1024)}
 GROW = {"tpu": (1, 4, 16), "gpu": (1, 4)}
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many

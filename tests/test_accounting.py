@@ -383,3 +383,22 @@ def test_the_bound_where_rounding_could_fool_the_accountant_is_one():
 def test_more_steps_than_rounding_errors_allow_are_refused():
     with pytest.raises(ValueError, match="from 0 to 10000000"):
         bam.epsilon(noise_multiplier=1.0, sampling_prob=0.1, num_steps=10**18, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "num_steps"), [(0.01, 0.5, 1000), (0.1, 0.5, 10**4), (1.0, 1.0, 10**5)]
+)
+def test_pld_refuses_what_would_fill_the_memory_in_one_line_and_rdp_answers(sigma, q, num_steps):
+    settings = {"noise_multiplier": sigma, "sampling_prob": q, "num_steps": num_steps}
+    with pytest.raises(ValueError, match=r"^accountant pld has no room for an epsilon of about "):
+        bam.epsilon(**settings, delta=1e-5)
+    assert 1000 < bam.epsilon(**settings, delta=1e-5, accountant="rdp") < math.inf
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_noise_whose_powers_overflow_is_refused(accountant):
+    settings = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5, "accountant": accountant}
+    with pytest.raises(ValueError, match=r"noise_multiplier must be from 0 to 1e\+06, got 1e\+300"):
+        bam.epsilon(noise_multiplier=1e300, **settings)
+    assert 0 <= bam.epsilon(noise_multiplier=1e6, **settings | {"accountant": "rdp"}) < 1e-3
+    assert bam.epsilon(noise_multiplier=math.inf, **settings) == 0

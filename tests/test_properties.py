@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from bam import sampling, train
 from bam.data import datasets
 from bam.experiment import build
 from bam.privacy import plan as plans
+from bam.transforms import ROUNDING
 from configs import digits
 from tests.cases import norm64
 
@@ -180,6 +182,46 @@ def test_the_clipped_sum_is_numpys_and_bounded_for_any_rows_shapes_and_dtypes(
         assert np.isfinite(found).all()
         np.testing.assert_allclose(found, want, rtol=0, atol=tolerance * max(1, mask.sum()))
     assert norm64(total) <= clip_norm * mask.sum() * (1 + 1e-6)
+
+
+OWN_CLIPS = {
+    "clip_by_l2_norm": (bam.clip_by_l2_norm, 5.2e-6),
+    "normalize": (bam.normalize, 5.4e-6),
+    "clip_per_layer": (bam.clip_per_layer, 5.2e-6),
+    "a chain": (lambda c: bam.chain(optax.scale(3.0), bam.clip_by_l2_norm(c)), 5.2e-6),
+}
+
+
+@settings(quick, max_examples=60)
+@given(
+    st.sampled_from(sorted(OWN_CLIPS)),
+    st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    st.floats(-11, 11),
+    st.floats(-8, 5),
+    st.floats(0, 12),
+    st.integers(0, 2**32),
+)
+@example("clip_by_l2_norm", [1], 0.0, 0.0, 0.0, 0)
+@example("clip_by_l2_norm", [400] * 4, -10.0, -18.5, 0.0, 1)  # squares underflow
+@example("clip_per_layer", [400, 1], 0.0, 18.0, 3.0, 2)
+def test_what_our_clips_return_is_as_short_as_their_docstrings_prove(
+    name, sizes, log_bound, log_ratio, spread, seed
+):
+    make, rounding = OWN_CLIPS[name]
+    bound, rng = 10**log_bound, np.random.default_rng(seed)
+    grad = [rng.normal(size=n) * 10 ** rng.uniform(-spread, 0, n) for n in sizes]
+    scale = 10**log_ratio * bound / norm64(grad)
+    grad = [np.clip(scale * g, -1e18, 1e18).astype(np.float32)[None] for g in grad]
+    clip = make(bound)
+    summed = jax.jit(lambda w, g: bam.clipped_sum(lambda w, g: g, clip, w, g, mask=None))
+    total, norms = summed([jnp.zeros(n) for n in sizes], grad)
+    # Entries whose squares underflow add at most their own size, see `clip_by_l2_norm`.
+    unseen = 1e-19 * math.sqrt(sum(sizes)) * bound / max(norm64(grad), bound)
+    assert norm64(total) <= clip.sensitivity * (1 + rounding) + unseen
+    assert norm64(total) <= clip.sensitivity * ROUNDING
+    if name in ("clip_by_l2_norm", "a chain") and norm64(grad) > 2 * bound > 1e-9:
+        # Control: the bound is reached, so two ROUNDINGs more are seen.
+        assert norm64(total) * (1 + 2e-5) > clip.sensitivity * ROUNDING
 
 
 @settings(quick, max_examples=40)

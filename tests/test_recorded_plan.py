@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bam import experiment, files, train
+from bam.privacy.plan import PrivacyPlan, make_plan
 from configs import digits
 from tests.cases import assert_same_bits, run_command
 
@@ -160,3 +161,34 @@ def test_a_command_says_so_too_and_refuses_in_one_line(now, tmp_path):
     done = run_command(*command)
     assert done.returncode == 0, done.stderr
     assert "this run goes on with its own noise multiplier" in done.stdout
+
+
+ODD = [True, 2.5, "9", None, [], {}, math.nan, math.inf, -1, 0, 10**400, 5e-324]
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_plan(now):
+    record = now.plan.to_json()
+    assert PrivacyPlan.of_record(record) == now.plan
+    for name in record:
+        for odd in ODD:
+            try:
+                plan = PrivacyPlan.of_record(record | {name: odd})
+                plan.check_epsilon()
+            except ValueError as error:
+                assert "\n" not in str(error)
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_steps": True}, "num_steps must be of .*int.*, got True"),
+        ({"expected_batch_size": 20.5}, "expected_batch_size must be of .*int.*, got 20.5"),
+        ({"delta": 5e-324, "accountant": "rdp"}, "delta must be at least 1e-100"),
+    ],
+)
+def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):
+    right = {"num_examples": 200, "expected_batch_size": 20, "num_steps": 2, "delta": 1e-4}
+    with pytest.raises(ValueError, match=message):
+        make_plan(**(right | {"target_epsilon": 3.0, "clip_norm": 1.0} | wrong))

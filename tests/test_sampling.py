@@ -222,3 +222,17 @@ def test_the_usual_capacity_is_the_smallest_that_is_rarely_filled(
     assert filled(rows) <= overflow_prob or rows == num_examples
     assert rows == 1 or filled(rows - 1) > overflow_prob
     assert rows <= num_examples
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([3, 5, 3], "a row is drawn twice"),
+        ([0, sampling.PADDING], "row numbers must be from 0 to 2147483646"),
+        ([2**32, 1], "row numbers"),  # which as int32 would be row 0
+        ([-1, 1], "row numbers"),
+    ],
+)
+def test_rows_that_would_be_others_or_count_twice_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        pad(np.array(rows), 8, 0, 1)

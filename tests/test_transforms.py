@@ -385,3 +385,9 @@ def test_privatize_refuses_an_ordinary_gradient():
 def test_normalize_refuses_a_gamma_that_norms_could_underflow():
     with pytest.raises(ValueError, match="gamma"):
         bam.normalize(1.0, gamma=1e-20)
+
+
+def test_bounds_of_other_leaves_than_the_gradient_has_are_refused():
+    clip = bam.clip_per_layer({"a": 1.0, "b": 1.0})
+    with pytest.raises(ValueError, match="clip_norm is neither a number nor a tree of them"):
+        clip.update({"a": jnp.ones(2)}, clip.init(None))

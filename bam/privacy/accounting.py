@@ -23,6 +23,8 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
+LARGEST_NOISE = 1e6  # beyond it nothing is learnt, and powers of σ overflow
+LARGEST_PLD_EPSILON = 1000  # by RDP: PLD's tables are as long as ε, and beyond this fill the memory
 LEAST_PLD_NOISE = 0.1  # σ below which PLD's tables grow too long, and nobody would be protected
 # Rényi orders to search with: whole ones have a closed form.
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
@@ -60,7 +62,7 @@ def epsilon(
     or q = 0.
 
     Args:
-      noise_multiplier: σ ≥ 0, noise standard deviation over L2 sensitivity.
+      noise_multiplier: σ from 0 to 10⁶, noise standard deviation over L2 sensitivity.
       sampling_prob: q in [0, 1], the Poisson sampling probability.
       num_steps: T, from 0 to 10⁷.
       delta: δ in (0, 1); for "pld" at least T · 2⁻⁵⁰ + 2e-15, twice its rounding error.
@@ -68,7 +70,8 @@ def epsilon(
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
 
     Raises:
-      ValueError: if an argument is out of range; for "pld" also if T and δ are together.
+      ValueError: if an argument is out of range; for "pld" also if T and δ are together, or ε is
+        above about 1,000.
 
     A `bam.privacy.pld.LooseBoundWarning` says where ε by "pld" is an upper bound, but not tight:
     its rounding error is above a thousandth of δ, or the privacy loss of a step is hardly above the
@@ -89,6 +92,12 @@ def epsilon(
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
     if accountant == "pld":
+        about = _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta, FEW_ORDERS)
+        if about > LARGEST_PLD_EPSILON:
+            raise ValueError(
+                f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
+                "nobody: more noise, fewer steps, or accountant rdp"
+            )
         return pld.epsilon(noise_multiplier, sampling_prob, num_steps, delta)
     return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
 
@@ -256,9 +265,11 @@ def without_order_warnings() -> Iterator[None]:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """ValueError for a σ that is negative or no number."""
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    """ValueError for a σ that is negative, no number, or finite and above `LARGEST_NOISE`."""
+    if not (0 <= noise_multiplier <= LARGEST_NOISE or noise_multiplier == math.inf):
+        raise ValueError(
+            f"noise_multiplier must be from 0 to {LARGEST_NOISE:.0e}, got {noise_multiplier}"
+        )
 
 
 def check_has_noise(sampling_prob: float, num_steps: int) -> None:

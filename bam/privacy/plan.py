@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from bam.privacy import mechanisms, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
@@ -16,7 +18,9 @@ from bam.sampling import OVERFLOW_PROB, PaddedBatch, pad
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
+SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
+NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
 
@@ -72,6 +76,13 @@ class PrivacyPlan:
     group_size: int = 0
     overflow: float = 0.0
 
+    def __post_init__(self) -> None:
+        """ValueError for a number of another type: True is no number of steps."""
+        for field in dataclasses.fields(self):
+            value, kinds = getattr(self, field.name), NUMBERS.get(field.type, ())
+            if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+                raise ValueError(f"{field.name} must be of {field.type}, got {value!r}")
+
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
         """The plan that a `plan.json` holds, of an earlier version too; see `to_json`.
@@ -81,7 +92,7 @@ class PrivacyPlan:
         """
         try:
             return cls._of_record(record)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"this is no record of a plan: {error}") from None
 
     @classmethod
@@ -246,7 +257,7 @@ def make_plan(
       expected_batch_size: l, from 1 to N.
       num_steps: the most steps the run may begin, ≥ 1.
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
-      delta: δ, positive and below 1/N.
+      delta: δ, from 1e-100 to below 1/N.
       clip_norm: C.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
@@ -278,6 +289,8 @@ def make_plan(
             f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
             f"a larger delta would allow publishing {worded('an example', unit)} outright"
         )
+    if delta < SMALLEST_DELTA:
+        raise ValueError(f"delta must be at least {SMALLEST_DELTA}, got {delta}")
     if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
