@@ -214,7 +214,7 @@ def test_what_our_clips_return_is_as_short_as_their_docstrings_prove(
     grad = [np.clip(scale * g, -1e18, 1e18).astype(np.float32)[None] for g in grad]
     clip = make(bound)
     summed = jax.jit(lambda w, g: bam.clipped_sum(lambda w, g: g, clip, w, g, mask=None))
-    total, norms = summed([jnp.zeros(n) for n in sizes], grad)
+    total, _ = summed([jnp.zeros(n) for n in sizes], grad)
     # Entries whose squares underflow add at most their own size, see `clip_by_l2_norm`.
     unseen = 1e-19 * math.sqrt(sum(sizes)) * bound / max(norm64(grad), bound)
     assert norm64(total) <= clip.sensitivity * (1 + rounding) + unseen
