@@ -21,6 +21,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam import grid, places, tree
+from bam.chacha import check_step
 from bam.grid import GaussianNoise
 from bam.transforms import bounded_by
 from bam.tree import Grads, Params
@@ -170,6 +171,7 @@ def per_example_sum(
     noise = noise if noise is not None and noise.std > 0 else None
     rows_per_carry = rows = None
     if noise is not None:
+        check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
         rows_per_carry = grid.rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
@@ -193,15 +195,16 @@ def per_example_sum(
     def of_group(
         params: Params, examples: PyTree, keep: Bool[Array, " group"], total: PyTree
     ) -> tuple[PyTree, Array]:
-        def add(made: PyTree, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        def add(made: PyTree, carry: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Array], Array]:
             kept, numbers = tree.of_rows(of_example, group_size)(params, made, keep)
             sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
-            return jax.tree.map(jnp.add, carry[0], sums), numbers.astype(carry[1].dtype)
+            total = jax.tree.map(jnp.add, carry[0], sums)
+            return (total, numbers.astype(carry[1].dtype)), jnp.any(numbers > 1)
 
         made = tree.of_rows(fn, group_size)(params, examples)
         carry = total, jnp.zeros(keep.shape, jnp.result_type(float))
         if then is None:
-            return add(made, carry)
+            return add(made, carry)[0]
         return tree.once_in_memory(add, made, jnp.any(keep).astype(jnp.int32), carry)
 
     def of_device(

@@ -40,10 +40,17 @@ class PaddedBatch(NamedTuple):
     mask: Bool[np.ndarray | Array, " rows"]
 
     def take(self, data: PyTree) -> PyTree:
-        """The batch's rows of arrays `[N, ...]`, of JAX; zeros where there is no example."""
+        """The batch's rows of arrays `[N, ...]`, of JAX; zeros where there is no example.
+
+        IndexError for a row that the data do not have; where it is traced, it is zeros or NaN.
+        """
 
         def rows(x: Array) -> Array:
-            found = jnp.asarray(x)[jnp.where(self.mask, self.indices, 0)]
+            if isinstance(self.indices, np.ndarray):
+                most = np.max(self.indices, initial=-1, where=np.asarray(self.mask))
+                if most >= len(x):
+                    raise IndexError(f"row {most} of an array of {len(x)} rows")
+            found = jnp.asarray(x).at[jnp.where(self.mask, self.indices, 0)].get(mode="fill")
             return jnp.where(jnp.reshape(self.mask, (-1, *(1,) * (found.ndim - 1))), found, 0)
 
         return jax.tree.map(rows, data)
@@ -185,6 +192,8 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if not np.issubdtype(np.asarray(indices).dtype, np.integer):
+        raise ValueError(f"row numbers must be integers, got {np.asarray(indices).dtype}")
     if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < PADDING:
         raise ValueError(f"row numbers must be from 0 to {PADDING - 1}")
     if len(np.unique(indices)) < len(indices):

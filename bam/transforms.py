@@ -176,7 +176,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
         share = bounds[0] / math.sqrt(num_leaves) if shared else None
         leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
-        if jax.tree.structure(leaf_bounds) != jax.tree.structure(grads):
+        if str(jax.tree.structure(leaf_bounds)) != str(jax.tree.structure(grads)):
             raise ValueError("clip_norm is neither a number nor a tree of them like the gradient's")
         finite = jnp.isfinite(tree.l2_norm(grads))
 
@@ -258,6 +258,9 @@ def bounded_by(
     is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
 
     def bounded(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
+        tree.check_real(grads)
+        # What is narrower than 32 bits is bounded in 32: there rounding lifts no norm.
+        grads = jax.tree.map(tree.at_least_float32, grads)
         norm = tree.l2_norm(grads)
         summand, _ = clip.update(grads, clip_state, params)
         within = jnp.isfinite(norm)
@@ -277,7 +280,8 @@ def _held(grads: PyTree) -> PyTree:
     """The same numbers in memory, see `tree.once_in_memory`; NaN everywhere where one is NaN."""
     not_nan = tree.l2_norm(grads) >= 0
     nans = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), grads)
-    held: PyTree = tree.once_in_memory(lambda x, _: x, grads, not_nan.astype(jnp.int32), nans)
+    copy = lambda x, _: (x, not_nan)  # noqa: E731
+    held: PyTree = tree.once_in_memory(copy, grads, not_nan.astype(jnp.int32), nans)
     return held
 
 

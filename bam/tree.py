@@ -117,20 +117,27 @@ def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
 
 
 def once_in_memory(
-    use: Callable[[PyTree, PyTree], PyTree], made: PyTree, turns: Array, carry: PyTree
+    use: Callable[[PyTree, PyTree], tuple[PyTree, Array]], made: PyTree, turns: Array, carry: PyTree
 ) -> PyTree:
-    """`use(made, carry)`, of numbers that are in memory: whatever reads them reads the same.
+    """`use(made, carry)[0]`, of numbers in memory: whatever reads them reads the same.
 
     A compiler may otherwise compute `made` anew for each of its readers, rounded in other places,
     and `optimization_barrier` is gone when XLA's CPU compiler fuses. What a loop is given is in
-    memory. `turns` is 1 when it counts, 0 gives `carry`; no compiler must be able to know that, nor
-    that each turn reads the same, or it would read before the loop.
+    memory. `turns` is 1 when it counts; 0 gives `carry`. No compiler must be able to know that it
+    is one turn, so the count of turns depends on the 0 or 1 that `use` finds in what it computes of
+    all of `made`; nor that each turn reads the same, or it would read before the loop.
     """
 
-    def turn(i: Array, carry: PyTree) -> PyTree:
-        return use(jax.tree.map(lambda x: jnp.where(i < turns, x, 0), made), carry)
+    def more(state: tuple[Array, PyTree]) -> Array:
+        return state[0] < turns
 
-    after: PyTree = jax.named_scope("held")(jax.lax.fori_loop)(0, turns, turn, carry)
+    def turn(state: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        count, carry = state
+        carry, found = use(jax.tree.map(lambda x: jnp.where(count < turns, x, 0), made), carry)
+        return count + 1 + found.astype(count.dtype), carry
+
+    loop = jax.named_scope("held")(jax.lax.while_loop)
+    after: PyTree = loop(more, turn, (jnp.zeros((), jnp.int32), carry))[1]
     return after
 
 

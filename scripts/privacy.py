@@ -67,6 +67,7 @@ def main() -> None:
             raise ValueError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
         sigma = _NOISE_MULTIPLIER.value
         if sigma is None:
+            assert _TARGET_EPSILON.value is not None  # one of both is required
             sigma = accounting.noise_multiplier(
                 target_epsilon=_TARGET_EPSILON.value,
                 delta=_DELTA.value,

@@ -8,6 +8,8 @@ import re
 import signal
 
 import dp_accounting
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -402,3 +404,29 @@ def test_noise_whose_powers_overflow_is_refused(accountant):
         bam.epsilon(noise_multiplier=1e300, **settings)
     assert 0 <= bam.epsilon(noise_multiplier=1e6, **settings | {"accountant": "rdp"}) < 1e-3
     assert bam.epsilon(noise_multiplier=math.inf, **settings) == 0
+
+
+def test_narrow_numbers_cost_what_they_cost_in_64_bits():
+    def spent(number):
+        bam.epsilon.cache_clear()
+        return bam.epsilon(
+            noise_multiplier=number(5.0), sampling_prob=number(0.25), num_steps=100, delta=1e-5
+        )
+
+    exact = spent(float)  # all three are exact in 16 bits
+    assert spent(np.float32) == spent(np.float16) == spent(jnp.float32) == exact
+    settings = {"noise_multiplier": 5.0, "sampling_prob": 0.25, "delta": 1e-5}
+    assert bam.epsilon(num_steps=100.0, **settings) == exact
+
+
+@pytest.mark.parametrize("sigma", [5e-324, 1e-300, 1e-7])
+def test_noise_that_is_next_to_none_protects_nobody(sigma):
+    settings = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5}
+    for accountant in accounting.ACCOUNTANTS:
+        found = bam.epsilon(noise_multiplier=sigma, accountant=accountant, **settings)
+        assert found == math.inf
+
+
+def test_a_tradeoff_that_would_fill_the_memory_is_refused():
+    with pytest.raises(ValueError, match="no room for an epsilon of about"):
+        accounting.tradeoff(noise_multiplier=0.1, sampling_prob=0.99, num_steps=10**6, up_to=5.0)

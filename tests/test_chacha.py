@@ -212,3 +212,24 @@ def test_a_mask_cannot_be_forgotten():
     assert tx.update(jnp.ones((3, 2)), state, jnp.zeros(2), mask=None)[0].shape == (2,)
     with pytest.raises(TypeError, match="mask"):
         bam.clipped_sum(lambda p, x: x, bam.clip_by_l2_norm(1.0), jnp.zeros(2), jnp.ones((3, 2)))
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+@pytest.mark.parametrize(
+    "step", [2**32, -1, 0.7, True, np.int64(2**40), np.float32(1), np.zeros(2, int)]
+)
+def test_a_step_that_would_be_another_is_refused_where_noise_is_added(step):
+    noise = grid.GaussianNoise(bam.seeded_key(0), 1.0, step)
+    with pytest.raises(ValueError, match=r"^a step must be an integer from 0 to 2\^32 - 1, got "):
+        bam.clipped_sum(
+            lambda w, x: x, bam.clip_by_l2_norm(1.0), jnp.zeros(3), jnp.ones((2, 3)),
+            mask=None, noise=noise,
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+@pytest.mark.parametrize(("dtype", "what"), [("float32", "an integer"), ("uint64", "32 bits")])
+def test_a_traced_step_that_could_be_another_is_refused(dtype, what):
+    share = jax.jit(lambda s: grid.GaussianNoise(bam.seeded_key(0), 1.0, s).share(3))
+    with jax.enable_x64(True), pytest.raises(ValueError, match=what):
+        share(jnp.zeros((), dtype))

@@ -137,7 +137,7 @@ def test_of_what_is_picked_from_only_that_is_read():
 def test_turns_are_those_of_poisson_draws(q, devices, size, expected):
     capacity = sampling.usual_capacity(1000, q)
     plan = SimpleNamespace(
-        mechanism="poisson", num_examples=1000, sampling_prob=q, capacity=capacity
+        mechanism="poisson", num_examples=1000, sampling_prob=q, capacity=capacity, private=True
     )
     found = np.mean(ahead.turns_of_draws(plan, devices, size))
     assert found == pytest.approx(expected, rel=0.02)

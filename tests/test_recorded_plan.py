@@ -92,7 +92,7 @@ def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
         ({"epsilon": 0.99}, r"plan\.json: epsilon 2\.\d+ is claimed, but its plan gives 2"),
         ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the config's 3"),
         ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the config's 3"),
-        ({"epsilon": math.nan}, "is damaged|is claimed"),
+        ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
         ({"sampling_prob": 0.5}, "privacy plan's sampling_prob = "),
         ({"delta": 10.0}, "privacy plan's delta = "),
         ({"clip_norm": 0.5}, "privacy plan's clip_norm = "),
@@ -185,7 +185,7 @@ def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_pl
     [
         ({"num_steps": True}, "num_steps must be of .*int.*, got True"),
         ({"expected_batch_size": 20.5}, "expected_batch_size must be of .*int.*, got 20.5"),
-        ({"delta": 5e-324, "accountant": "rdp"}, "delta must be at least 1e-100"),
+        ({"delta": 5e-324, "accountant": "rdp"}, "delta 5e-324 must be positive and below"),
     ],
 )
 def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):

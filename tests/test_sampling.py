@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -236,3 +237,18 @@ def test_the_usual_capacity_is_the_smallest_that_is_rarely_filled(
 def test_rows_that_would_be_others_or_count_twice_are_refused(rows, message):
     with pytest.raises(ValueError, match=message):
         pad(np.array(rows), 8, 0, 1)
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+@pytest.mark.parametrize("rows", [[0.2, 0.7], [True, False]])
+def test_rows_that_are_no_integers_are_refused(rows):
+    with pytest.raises(ValueError, match="row numbers must be integers"):
+        pad(np.array(rows), 4, 0, 1)
+
+
+def test_a_row_that_the_data_do_not_have_is_refused_and_traced_it_is_no_other():
+    batch = pad(np.array([1, 5]), 4, 0, 1)
+    with pytest.raises(IndexError, match="row 5 of an array of 3 rows"):
+        batch.take(jnp.arange(3.0))
+    taken = jax.jit(lambda batch: batch.take(jnp.arange(1.0, 4)))(batch)
+    np.testing.assert_array_equal(np.sort(taken), [0, 0, 2, np.nan])

@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec
 
 import dp_accounting
 import numpy as np
@@ -18,12 +19,16 @@ from scipy import optimize
 
 from bam.privacy import gdp, pld
 
+P = ParamSpec("P")
+
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
-LARGEST_NOISE = 1e6  # beyond it nothing is learnt, and powers of σ overflow
+# Below, σ protects nobody and ε is given as infinite; beyond, nothing is learnt. Powers of both
+# would leave the range of floats.
+SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e6
 LARGEST_PLD_EPSILON = 1000  # by RDP: PLD's tables are as long as ε, and beyond this fill the memory
 LEAST_PLD_NOISE = 0.1  # σ below which PLD's tables grow too long, and nobody would be protected
 # Rényi orders to search with: whole ones have a closed form.
@@ -47,7 +52,32 @@ def rounded_down(value: float, form: str) -> str:
     return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
-@functools.lru_cache(maxsize=4096)
+def _kept(num: int) -> Callable[[Callable[P, float]], Callable[P, float]]:
+    """Keeps the last answers, by arguments that are Python's own numbers.
+
+    Of NumPy's narrow ones, which are equal to them, dp-accounting computes in fewer bits.
+    """
+
+    def plain(name: str, value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        is_whole = name == "num_steps" and isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole else value
+
+    def keep(fn: Callable[P, float]) -> Callable[P, float]:
+        cached: Any = functools.lru_cache(maxsize=num)(fn)
+
+        @functools.wraps(fn)
+        def answer(*args: P.args, **settings: P.kwargs) -> float:
+            found: float = cached(*args, **{k: plain(k, v) for k, v in settings.items()})
+            return found
+
+        vars(answer)["cache_clear"] = cached.cache_clear
+        return answer
+
+    return keep
+
+
+@_kept(4096)
 def epsilon(
     *,
     noise_multiplier: float,
@@ -58,8 +88,8 @@ def epsilon(
 ) -> float:
     """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
-    Adjacency is add or remove one example. It is `inf` for σ = 0 with any step taken, 0 for T = 0
-    or q = 0.
+    Adjacency is add or remove one example. It is `inf` for σ below 1e-6 with any step taken, 0 for
+    T = 0 or q = 0.
 
     Args:
       noise_multiplier: σ from 0 to 10⁶, noise standard deviation over L2 sensitivity.
@@ -86,18 +116,13 @@ def epsilon(
     check_noise_multiplier(noise_multiplier)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
         return 0.0
-    if noise_multiplier == 0:
+    if noise_multiplier < SMALLEST_NOISE:
         return math.inf
     if accountant == "gdp":
         mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
         return gdp.epsilon_of_mu(mu, delta)
     if accountant == "pld":
-        about = _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta, FEW_ORDERS)
-        if about > LARGEST_PLD_EPSILON:
-            raise ValueError(
-                f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
-                "nobody: more noise, fewer steps, or accountant rdp"
-            )
+        _check_room(noise_multiplier, sampling_prob, num_steps, delta)
         return pld.epsilon(noise_multiplier, sampling_prob, num_steps, delta)
     return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
 
@@ -115,6 +140,7 @@ def deltas(
         raise ValueError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
         )
+    _check_room(noise_multiplier, sampling_prob, num_steps, 1e-5)
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
@@ -133,7 +159,7 @@ def tradeoff(
     )
 
 
-@functools.lru_cache(maxsize=256)
+@_kept(256)
 def noise_multiplier(
     *,
     target_epsilon: float,
@@ -262,6 +288,21 @@ def without_order_warnings() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
+
+
+def _check_room(
+    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float
+) -> None:
+    """ValueError where PLD's tables would fill the memory."""
+    mechanism = noise_multiplier, sampling_prob, num_steps, delta
+    about = math.inf
+    if noise_multiplier >= SMALLEST_NOISE:
+        about = _epsilon_by_rdp(*mechanism, FEW_ORDERS)
+    if about > LARGEST_PLD_EPSILON:
+        raise ValueError(
+            f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
+            "nobody: more noise, fewer steps, or accountant rdp"
+        )
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:

@@ -20,7 +20,7 @@ from bam.sampling import OVERFLOW_PROB, PaddedBatch, pad
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
-NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}
+NUMBERS = {str(int): (int, np.integer), str(float): (int, float, np.integer, np.floating)}
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
 
@@ -77,10 +77,12 @@ class PrivacyPlan:
     overflow: float = 0.0
 
     def __post_init__(self) -> None:
-        """ValueError for a number of another type: True is no number of steps."""
+        """ValueError for what is no number of its type, or below 0: True is no number of steps."""
         for field in dataclasses.fields(self):
-            value, kinds = getattr(self, field.name), NUMBERS.get(field.type, ())
-            if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+            value, kinds = getattr(self, field.name), NUMBERS.get(str(field.type), ())
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            most = math.inf if isinstance(value, float) else 2**31 - 2
+            if kinds and not (is_number and 0 <= value <= most):
                 raise ValueError(f"{field.name} must be of {field.type}, got {value!r}")
 
     @classmethod
@@ -116,9 +118,9 @@ class PrivacyPlan:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         prob = plan.expected_batch_size / plan.num_examples
         right = 1 <= plan.expected_batch_size <= plan.num_examples and 0 < plan.delta < 1
-        right &= 0 <= plan.overflow < plan.delta
+        right &= 0 <= plan.overflow < plan.delta and plan.spare_steps < plan.num_steps
         if not right or not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9):
-            raise ValueError("the records disagree: q is not l/N, or δ is no probability")
+            raise ValueError("the records disagree: on q = l/N, on δ or on spare steps")
         if plan.accountant not in ("pld", "rdp"):
             raise ValueError(f"accountant {plan.accountant!r} is no guarantee")
         if plan.selection:
@@ -284,13 +286,11 @@ def make_plan(
         raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
-    if not 0 < delta < 1 / num_examples:
+    if not SMALLEST_DELTA <= delta < 1 / num_examples:
         raise ValueError(
             f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
             f"a larger delta would allow publishing {worded('an example', unit)} outright"
         )
-    if delta < SMALLEST_DELTA:
-        raise ValueError(f"delta must be at least {SMALLEST_DELTA}, got {delta}")
     if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
     if accountant == "gdp":
