@@ -91,20 +91,24 @@ def load(folder: Path | str, own_model: str = "") -> Released:
 
 
 def _numbers(found: object, kinds: tuple[type, ...] = (int, float)) -> bool:
-    return isinstance(found, list) and all(type(number) in kinds for number in found)
+    return isinstance(found, list) and all(type(x) in kinds and abs(x) < 2**31 for x in found)
 
 
 def _section(found: object) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("name"), str)
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return False
+    return all(x <= LARGEST_SIZE for x in found.values() if isinstance(x, int))
 
+
+LARGEST_SIZE = 10_000  # of a network's width or depth: a stranger's could take days to look at
 
 # What a `model.json` must have, and whether a stranger's is of the right type.
 FACTS: Mapping[str, Callable[[Any], bool]] = {
     "model": _section,
-    "num_classes": lambda found: type(found) is int and found > 0,
+    "num_classes": lambda found: type(found) is int and 0 < found <= 2**20,
     "image_shape": lambda found: _numbers(found, (int,)) and all(size > 0 for size in found),
     "mean": _numbers,
-    "std": _numbers,
+    "std": lambda found: _numbers(found) and all(x > 0 for x in found),
     "input_clip_norm": lambda found: _numbers([found]),
     "precision": lambda found: isinstance(found, str),
 }

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -480,13 +481,21 @@ def test_a_stranger_s_release_is_checked_and_runs_nothing(release, tmp_path):
 
 
 MISTYPED = {
-    "image_shape": (5, "8x8", [8, 8], [[1], 2, 3], [8, 8, -1]),
-    "model": ("mlp", 3, {"width": 2}, {"name": 3}, {"name": "mlp", "width": "wide"}),
-    "num_classes": ("ten", None, -1, 0.5),
-    "mean": (None, "no", {}),
+    "image_shape": (5, "8x8", [8, 8], [[1], 2, 3], [8, 8, -1], [10**18, 1, 1]),
+    "model": (
+        "mlp",
+        3,
+        {"width": 2},
+        {"name": 3},
+        {"name": "mlp", "width": "wide"},
+        {"name": "wide_resnet", "depth": 10**6 + 6},
+    ),
+    "num_classes": ("ten", None, -1, 0.5, 10**18),
+    "mean": (None, "no", {}, [10**400], [math.nan]),
+    "std": ([0.0], [-1.0]),
     "features": ("scattering", 3, {"no_name": 1}),
     "precision": (3, "exact", None),
-    "input_clip_norm": ("1", [1]),
+    "input_clip_norm": ("1", [1], math.nan),
 }
 
 
