@@ -228,8 +228,7 @@ def test_a_step_that_would_be_another_is_refused_where_noise_is_added(step):
 
 
 @pytest.mark.usefixtures("without_the_tests_type_checks")
-@pytest.mark.parametrize(("dtype", "what"), [("float32", "an integer"), ("uint64", "32 bits")])
-def test_a_traced_step_that_could_be_another_is_refused(dtype, what):
+def test_a_traced_step_that_is_no_integer_is_refused():
     share = jax.jit(lambda s: grid.GaussianNoise(bam.seeded_key(0), 1.0, s).share(3))
-    with jax.enable_x64(True), pytest.raises(ValueError, match=what):
-        share(jnp.zeros((), dtype))
+    with pytest.raises(ValueError, match=r"^a step must be an integer"):
+        share(jnp.float32(0.4))
