@@ -6,15 +6,21 @@ bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer
 transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
 """
 
-from bam import compiler  # noqa: F401 (before JAX computes anything)
-from bam.chacha import secret_key, seeded_key
-from bam.engine import clipped_sum
-from bam.grid import GaussianNoise
-from bam.noise import add_gaussian_noise, gaussian_noise, next_noise, privatize
-from bam.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
+from bam.core import compiler, sampling, strategy  # noqa: F401 (compiler: before JAX computes)
+from bam.core.chacha import secret_key, seeded_key
+from bam.core.clipping import (
+    BoundedTransformation,
+    chain,
+    clip_by_l2_norm,
+    clip_per_layer,
+    normalize,
+)
+from bam.core.engine import clipped_sum
+from bam.core.fixed_point import GaussianNoise
+from bam.core.noise import add_gaussian_noise, gaussian_noise, next_noise, privatize
+from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.transforms import BoundedTransformation, chain, clip_by_l2_norm, clip_per_layer, normalize
 
 __version__ = "0.2.0.dev0"
 
@@ -39,6 +45,8 @@ __all__ = [
     "noise_multiplier",
     "normalize",
     "privatize",
+    "sampling",
     "secret_key",
     "seeded_key",
+    "strategy",
 ]

@@ -6,9 +6,9 @@ not listed here does not exist: assigning it is an error, on the command line to
 
 from ml_collections import ConfigDict, config_dict
 
-from bam import parts
+from bam.training import registry
 
-METHODS = tuple(parts.METHODS)
+METHODS = tuple(registry.METHODS)
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -28,10 +28,10 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # How an example's gradient is bounded: "l2" (clipping), "normalize" or "per_layer".
     config.clip = ConfigDict({"name": "l2"})
     # It, `method`, `optimizer`, `model` and `dataset` can also name your own MODULE:FUNCTION, see
-    # bam/parts.py.
+    # bam/training/registry.py.
     # A positive quantile replaces C by that quantile of the model's gradient norms on this *public*
-    # data set, after so many non-private steps there (see bam/public_clip.py). Nobody but you can
-    # say that it is public: it must share no example with the private one.
+    # data set, after so many non-private steps there (see bam/training/public_clip.py). Nobody but
+    # you can say that it is public: it must share no example with the private one.
     data = {"dataset": "", "source": "", "path": "", "num_classes": 0}
     config.public_clip = ConfigDict({"quantile": 0.0, **data, "num_steps": 20})
     config.expected_batch_size = 256  # l
@@ -54,7 +54,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # and noise are float32 in each.
     config.precision = "float32"
 
-    config.method = ConfigDict({"name": method, **parts.METHODS[method].options})
+    config.method = ConfigDict({"name": method, **registry.METHODS[method].options})
     config.model = ConfigDict({"name": "convnet", "width": 16})
     # Weights to begin from: a safetensors file, or a folder that scripts.export wrote; "": random.
     # Nobody but you can say that they were made without the private data: only then are they free.
@@ -98,4 +98,4 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
     """Sets the strength of the config's method if it is given, by method, as `dp_sat=0.086` (ρ)."""
     name = config.method.name
     if name in strengths:
-        config.method[parts.METHODS[name].strength] = strengths[name]
+        config.method[registry.METHODS[name].strength] = strengths[name]

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from bam import train
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
+from bam.training import loop
 from configs import digits
 
 
@@ -51,7 +51,7 @@ def main() -> dict:
         config = digits.get_config("bam_sam")
         config.dataset.update({"name": "folder", "source": "parquet", "path": folder})
         config.model.name, config.accountant, config.num_steps = "linear", "rdp", 30
-        return train.train(train.build(config), seed=0).summary
+        return loop.train(loop.build(config), seed=0).summary
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import bam
-from bam import tree
+from bam.core import pytree
 
 
 def oracle(loss_fn, radius, last_step):
@@ -27,7 +27,7 @@ def oracle(loss_fn, radius, last_step):
     def grad(params, example):
         gradient = jax.grad(loss_fn)
         now = radius * jnp.maximum(0.0, 1 - example["step"] / last_step)
-        direction = tree.unit(gradient(params, example))
+        direction = pytree.unit(gradient(params, example))
         moved = jax.tree.map(lambda p, v: (p + now * v).astype(p.dtype), params, direction)
         return gradient(moved, example)
 

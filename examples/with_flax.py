@@ -12,7 +12,7 @@ import optax
 from flax import linen as nn
 
 import bam
-from bam import sampling
+from bam.core import sampling
 from bam.data import datasets
 
 BATCH, STEPS, DELTA, EPSILON = 256, 60, 1e-5, 3.0

@@ -20,8 +20,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import devices, experiment, files, parts, provenance
+from bam import files
 from bam.audit import canary, checks, one_run, whole_run
+from bam.training import devices, provenance, registry, trainer
 from configs import base
 from scripts.lib import cli, tables
 
@@ -55,13 +56,13 @@ BOUNDS: tables.Columns = {
     "ε at least, any mechanism": lambda row: f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
 }
 COLUMNS: tables.Columns = {
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "q": lambda row: f"{row['sampling_prob']:g}",
     **BOUNDS,
     "runs": lambda row: f"2 × {row['num_trials']}",
 }
 ONE_RUN_COLUMNS: tables.Columns = {
-    "run": lambda row: f"{row['dataset']}, {row['model']}, {parts.label(row['method'])}",
+    "run": lambda row: f"{row['dataset']}, {row['model']}, {registry.label(row['method'])}",
     "canaries": lambda row: f"{row['num_canaries']} beside {row['num_examples']}",
     "q": lambda row: f"{row['sampling_prob']:.3g}",
     "T": lambda row: f"{row['num_steps']}",
@@ -183,7 +184,7 @@ def config_of(method: str, batch_size: int) -> ConfigDict:
 def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[str, Any]:
     """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
     started = time.perf_counter()
-    plan = experiment.build(config, canary.canary_dataset(num_examples)).plan
+    plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
     present, absent = canary.scores(config, num_examples, wanted["num_trials"])
     found = canary.lower_bound(
         present,
@@ -220,7 +221,7 @@ def whole_run_p_values(method: str) -> dict[str, float]:
     config = config_of(method, batch_size)
     config.num_steps = num_steps
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
-    return whole_run.audit(experiment.build(config, dataset))
+    return whole_run.audit(trainer.build(config, dataset))
 
 
 def _print_row(row: dict[str, Any]) -> None:

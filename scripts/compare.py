@@ -15,8 +15,9 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bam import files, parts, plotting, stats, train
+from bam import files
 from bam.privacy.accounting import rounded_up
+from bam.training import loop, plotting, registry, stats
 from scripts.lib import cells, cli, tables
 
 _METHODS = flags.DEFINE_list(
@@ -36,7 +37,7 @@ cli.ensure(
 
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
 COLUMNS: tables.Columns = {
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".2f"),
     "accuracy %": lambda row: tables.percent(row["test_accuracy_mean"], row["test_accuracy_sd"]),
     "‖bias‖": lambda row: tables.number(row["bias_norm_mean"], ".3f"),
@@ -56,7 +57,7 @@ def main() -> None:
             return
         groups: dict[str, list[cells.Run]] = {}
         for run in runs:
-            groups.setdefault(parts.full_label(run.method), []).append(run)
+            groups.setdefault(registry.full_label(run.method), []).append(run)
         names = {label: of_label[0].method["name"] for label, of_label in groups.items()}
         if len(set(names.values())) < len(names):  # several strengths of a method
             names = {label: label for label in names}
@@ -103,7 +104,7 @@ def train_all() -> list[cells.Run]:
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
     )  # fmt: skip
 
-    def on_built(built: Mapping[str, train.Experiment]) -> None:
+    def on_built(built: Mapping[str, loop.Experiment]) -> None:
         private = [e for e in built.values() if e.plan.to_json()["epsilon"] is not None]
         if private:
             console.print(private[0].plan.describe(), highlight=False, soft_wrap=True)
@@ -112,7 +113,7 @@ def train_all() -> list[cells.Run]:
             steps = [built[name].plan.training_steps for name in group if name in built]
             if steps:
                 total = len(group) * steps[0]
-                tasks[method] = progress.add_task(parts.label(method), False, total, note="")
+                tasks[method] = progress.add_task(registry.label(method), False, total, note="")
 
     def on_row(name: str, row: dict[str, Any]) -> None:
         method = name.split("/")[0]

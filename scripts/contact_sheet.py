@@ -10,9 +10,9 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from bam import parts, plotting
 from bam.data import augment
-from bam.plotting import plt
+from bam.training import plotting, registry
+from bam.training.plotting import plt
 from scripts.lib import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
@@ -26,7 +26,7 @@ def main() -> None:
     with cli.one_line_errors():
         cli.check_writable(_OUT.value)
         config = _CONFIG.value
-        dataset = parts.make_dataset(config.dataset)
+        dataset = registry.make_dataset(config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip")}
         augment.check(config.augment.views, **options)
         rows = []

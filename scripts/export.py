@@ -7,7 +7,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import export
+from bam.release import export
 from scripts.lib import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a finished run, trained without a seed")

@@ -14,15 +14,19 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, plotting, pretrained, train
+from bam import files
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
+from bam.training import finetune, loop, plotting, registry
 from configs.finetune import TRAINED
 from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _METHOD = flags.DEFINE_enum(
-    "method", "dp_sgd", [name for name in parts.METHODS if parts.is_private(name)], "of fine-tuning"
+    "method",
+    "dp_sgd",
+    [name for name in registry.METHODS if registry.is_private(name)],
+    "of fine-tuning",
 )
 _HEAD = flags.DEFINE_string("head", "Dense_0", "name of the last layer, which begins afresh")
 _PUBLIC_STEPS = flags.DEFINE_integer("public_steps", 1000, "of training on the public classes", 1)
@@ -86,8 +90,8 @@ def public_weights() -> Path | None:
     file = workdir / "public.safetensors"
     if not file.exists():
         [(folder, config)] = group.items()
-        state = cells.last_state(train.build(config), 0, workdir / folder)
-        pretrained.save(train.whole_model(state), file)
+        state = cells.last_state(loop.build(config), 0, workdir / folder)
+        finetune.save(loop.whole_model(state), file)
     return file
 
 

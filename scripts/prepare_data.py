@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bam.data import archives, prepared
+from bam.data.sources import archives, prepared
 from scripts.lib import cli
 
 _NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.")

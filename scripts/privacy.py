@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bam import files, parts, plotting
-from bam.privacy import accounting, gdp
+from bam import files
+from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import rounded_down, rounded_up
+from bam.training import plotting, registry
 from scripts.lib import cli, tables
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
@@ -106,13 +107,13 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
 
     total = epsilons(num_steps)
     points = sorted({max(1, round(num_steps * i / NUM_POINTS)) for i in range(1, NUM_POINTS + 1)})
-    mu = gdp.mu_of_noisy_sgd(sigma, sampling_prob, num_steps)
+    mu = tradeoff.mu_of_noisy_sgd(sigma, sampling_prob, num_steps)
     tradeoffs = {
-        "composed": accounting.tradeoff(
+        "composed": accounting.poisson_tradeoff(
             num_steps=num_steps, up_to=max(1.0, 1.5 * total["pld"]), **mechanism
         ),
-        "epsilon_delta": gdp.epsilon_delta_tradeoff(total["pld"], delta),
-        "gdp": gdp.gaussian_tradeoff(mu),
+        "epsilon_delta": tradeoff.epsilon_delta_tradeoff(total["pld"], delta),
+        "gdp": tradeoff.gaussian_tradeoff(mu),
     }
     alpha = np.linspace(0, 1, 501)
     return {
@@ -124,7 +125,7 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
         "over_training": [{"step": steps, **epsilons(steps)} for steps in points],
         "best_true_positive_rate": [
             {"false_positive_rate": rate}
-            | {name: gdp.best_true_positive_rate(f, rate) for name, f in tradeoffs.items()}
+            | {name: tradeoff.best_true_positive_rate(f, rate) for name, f in tradeoffs.items()}
             for rate in FALSE_POSITIVE_RATES
         ],
         "tradeoff": {"type_1_error": alpha.tolist()}
@@ -134,7 +135,7 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draws trade-off curves beside ε over training, from what `analyse` found."""
-    style = {name: method.style for name, method in parts.METHODS.items()}
+    style = {name: method.style for name, method in registry.METHODS.items()}
     alpha = found["tradeoff"]["type_1_error"]
     lines = [
         plotting.Line(label, alpha, found["tradeoff"][name], None, style[method])

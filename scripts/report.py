@@ -11,9 +11,9 @@ from pathlib import Path
 from absl import flags
 
 import bam
-from bam import export
 from bam.files import write_text
-from bam.provenance import git_commit
+from bam.release import export
+from bam.training.provenance import git_commit
 from scripts.lib import cli, page
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")

@@ -19,7 +19,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, stats
+from bam import files
+from bam.training import registry, stats
 from scripts.lib import cells, cli, private_search, tables
 
 _HOLDOUT = flags.DEFINE_integer(
@@ -28,7 +29,7 @@ _HOLDOUT = flags.DEFINE_integer(
 TRIED = {"dp_sat": "0.02,0.05,0.1,0.2", "bam_sam": "0.02,0.05,0.1,0.2"}
 _STRENGTHS = {
     name: flags.DEFINE_list(name, TRIED.get(name, ""), f"strengths to try for {method.label}")
-    for name, method in parts.METHODS.items()
+    for name, method in registry.METHODS.items()
     if method.strength
 }
 # Further settings that are tried with every strength: flag -> key of the config.
@@ -56,7 +57,7 @@ def _setting(name: str) -> Callable[[Any], str]:
 
 
 COLUMNS: tables.Columns = {
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "strength": lambda row: f"{row['strength']:g}",
     **{name.replace("_", " "): _setting(name) for name in SETTINGS},
     "runs": lambda row: str(row["num_runs"]),
@@ -153,7 +154,7 @@ def _config(
     if config.public_clip.quantile and "clip_norm" in dict(settings):
         raise ValueError("--clip_norms: public_clip sets C unless public_clip.quantile is 0")
     config.dataset.holdout = holdout
-    if key := parts.METHODS[method].strength:
+    if key := registry.METHODS[method].strength:
         config.method[key] = float(strength)
     config.update_from_flattened_dict({SETTINGS[name]: float(value) for name, value in settings})
     return config

@@ -13,8 +13,8 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from bam import devices, report, train
 from bam.privacy.accounting import rounded_up
+from bam.training import devices, loop, rundir
 from scripts.lib import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
@@ -43,21 +43,21 @@ def main() -> None:
         config = _CONFIG.value
         cli.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         if not config.dry_run:
-            report.check_resumable(Path(_WORKDIR.value), config)
-            config = report.with_recorded(config, Path(_WORKDIR.value))
+            rundir.check_resumable(Path(_WORKDIR.value), config)
+            config = rundir.with_recorded(config, Path(_WORKDIR.value))
         cli.use_compilation_cache()
         # Progress is shown once.
         show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
-        experiment = train.build(config, say=show)
+        experiment = loop.build(config, say=show)
     show(describe(experiment))
     if config.dry_run:
-        hours, minutes = divmod(round(train.estimate_seconds(experiment) / 60), 60)
+        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
         show(f"about {hours} h {minutes} min of training on this device")
         return
     should_stop = cli.stop_after(_MAX_SECONDS.value)
     try:
         with cli.lost_processes(), cli.one_line_errors():
-            result = train.train(
+            result = loop.train(
                 experiment,
                 config.seed,
                 Path(_WORKDIR.value),
@@ -65,13 +65,13 @@ def main() -> None:
                 should_stop=should_stop,
                 say=show,
             )
-    except train.StoppedError as stop:
+    except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
         return
     show(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
 
 
-def describe(experiment: train.Experiment) -> str:
+def describe(experiment: loop.Experiment) -> str:
     """A few lines that say what will run and what it will cost."""
     config = experiment.config
     return (
@@ -84,7 +84,7 @@ def describe(experiment: train.Experiment) -> str:
     )
 
 
-def _frozen(experiment: train.Experiment) -> str:
+def _frozen(experiment: loop.Experiment) -> str:
     """How many parameters are not trained; nothing if all are."""
     return f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
 
@@ -103,7 +103,7 @@ def _features(name: str) -> str:
     return made if name else ""
 
 
-def devices_of(experiment: train.Experiment) -> str:
+def devices_of(experiment: loop.Experiment) -> str:
     """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
     many = f"{experiment.mesh.size} × " if experiment.mesh else ""
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bam
-from bam import tree
+from bam.core import pytree
 from bam.models import layers
 
 RNG = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def norms():
             continue
         x, y = normal(rows, *shape), normal(rows, 7)
         squares = (wide(x) ** 2).reshape(rows, -1).sum(1) + (wide(y) ** 2).sum(1)
-        found = jax.jit(jax.vmap(lambda x, y: tree.l2_norm({"x": x, "y": y})))(x, y)
+        found = jax.jit(jax.vmap(lambda x, y: pytree.l2_norm({"x": x, "y": y})))(x, y)
         yield f"norms of {rows} trees of {shape}", found, np.sqrt(squares)
         yield (
             f"sum of {rows} rows of {shape}",
@@ -50,7 +50,7 @@ def norms():
         )
     for size in (1, 255, 4097, 65537, 1000003):
         x = normal(size)
-        yield f"norm of {size}", jax.jit(tree.l2_norm)(x), np.linalg.norm(wide(x))
+        yield f"norm of {size}", jax.jit(pytree.l2_norm)(x), np.linalg.norm(wide(x))
 
 
 def products_before_sums():
@@ -59,7 +59,7 @@ def products_before_sums():
 
     def norm(matrix, row):  # of the gradient matrix @ row
         grad = bam.dp_sgd(lambda w, row: w @ (matrix @ row)).grad
-        return tree.l2_norm(grad(jnp.zeros(len(matrix)), row))
+        return pytree.l2_norm(grad(jnp.zeros(len(matrix)), row))
 
     def with_constant(x, constant):
         filled = jnp.full((x.shape[2], x.shape[1]), constant)

@@ -45,7 +45,7 @@ def shared_compilation_cache(tmp_path_factory, worker_id):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_device():
-    from bam import devices
+    from bam.training import devices
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "visible", lambda: jax.devices()[:1])

@@ -10,10 +10,10 @@ import runpy
 import signal
 import threading
 
-from bam import train
-from bam.checkpoint import Checkpoints
+from bam.training import loop
+from bam.training.checkpoint import Checkpoints
 
-build, save, saves = train.build, Checkpoints.save, itertools.count(1)
+build, save, saves = loop.build, Checkpoints.save, itertools.count(1)
 
 
 def build_counted(*arguments, **options):
@@ -34,5 +34,5 @@ def save_or_die(*arguments):
 
 
 if __name__ == "__main__":
-    train.build, Checkpoints.save = build_counted, save_or_die
+    loop.build, Checkpoints.save = build_counted, save_or_die
     runpy.run_module("scripts.train", run_name="__main__", alter_sys=True)

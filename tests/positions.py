@@ -13,7 +13,9 @@ import numpy as np
 import optax
 
 import bam
-from bam import devices, engine, grid, models, sampling, transforms
+from bam import models
+from bam.core import clipping, engine, fixed_point, sampling
+from bam.training import devices
 
 CLIP = bam.clip_by_l2_norm(1.0)
 SIGMA, NUM_GROUPS, DIM = 1.0, 40, 100
@@ -47,7 +49,7 @@ def on_an_edge(size, tries=50):
 def noised_sum(size, keep_places, w, data, mask):
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
     options = {"microbatch_size": size, "noise": noise, "keep_places": keep_places}
-    options |= {"then": transforms.bounded_by(CLIP, CLIP.init(w)), "sensitivity": 1.0}
+    options |= {"then": clipping.bounded_by(CLIP, CLIP.init(w)), "sensitivity": 1.0}
     return engine.per_example_sum(bam.dp_sgd(squared).grad, w, data, mask=mask, **options)[0]
 
 
@@ -109,11 +111,11 @@ def exp_log(p, example):
 def checksums(size, loss, make, params, data, mask, mesh):
     """A number of each row's integers; and, packed, of each place's."""
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    bounded = transforms.bounded_by(CLIP, CLIP.init(params))
+    bounded = clipping.bounded_by(CLIP, CLIP.init(params))
 
     def then(params, grads):
         summand, _ = bounded(params, grads)
-        cut = [grid.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
+        cut = [fixed_point.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
         mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
         return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
 
@@ -179,7 +181,7 @@ def moved_by_one(clip, fn, held=True, size=8, dim=3, scale=1e12):
     noise = bam.gaussian_noise(clip, SIGMA, bam.seeded_key(0))
     options = {"microbatch_size": size, "noise": noise, "sensitivity": 1.0}
     grad = lambda _, example: fn(jnp.float32(scale), example)  # noqa: E731
-    then = transforms.bounded_by(clip, clip.init(None))
+    then = clipping.bounded_by(clip, clip.init(None))
     if held:
         options["then"] = then
     else:
@@ -216,7 +218,7 @@ def moved_in_a_whole_batch(num=8):
 
 def cancelling_changes():
     in_clip = lambda example, *_: cancelling(jnp.float32(1e12), example)  # noqa: E731
-    own = transforms.BoundedTransformation(
+    own = clipping.BoundedTransformation(
         lambda params: (), lambda g, state, params=None: (in_clip(g), state), 1.0
     )
     found = {

@@ -16,7 +16,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import bam
-from bam.privacy import accounting, gdp
+from bam.privacy import accounting, tradeoff
 from bam.privacy.plan import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
@@ -77,7 +77,7 @@ def test_rdp_needs_the_noise_of_the_paper_or_a_little_less(num_examples, num_ste
 @pytest.mark.parametrize(("sigma", "num_steps"), [(2.0, 4), (10.0, 100), (1.0, 1)])
 def test_without_sampling_steps_compose_to_one_gaussian(sigma, num_steps):
     # T Gaussians of σ are one of σ/√T, that is μ = √T/σ, exactly.
-    exact = gdp.epsilon_of_mu(math.sqrt(num_steps) / sigma, 1e-5)
+    exact = tradeoff.epsilon_of_mu(math.sqrt(num_steps) / sigma, 1e-5)
     spent = {
         a: bam.epsilon(
             noise_multiplier=sigma,
@@ -329,35 +329,39 @@ def test_a_plan_refuses_a_bad_argument_by_name(name, bad):
 
 def test_one_gdp_is_the_textbook_gaussian():
     # Φ(1/2) − Φ(−1/2) and Φ(−1/2) − e·Φ(−3/2), from tables of Φ.
-    assert gdp.delta_of_mu(1.0, 0.0) == pytest.approx(0.69146246 - 0.30853754, abs=1e-7)
-    assert gdp.delta_of_mu(1.0, 1.0) == pytest.approx(0.30853754 - math.e * 0.0668072, abs=1e-6)
+    assert tradeoff.delta_of_mu(1.0, 0.0) == pytest.approx(0.69146246 - 0.30853754, abs=1e-7)
+    assert tradeoff.delta_of_mu(1.0, 1.0) == pytest.approx(
+        0.30853754 - math.e * 0.0668072, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0, 30.0, 1000.0])
 def test_epsilon_of_mu_inverts_delta_of_mu(mu):
     for delta in (1e-9, 1e-5, 1e-2):
-        assert gdp.delta_of_mu(mu, gdp.epsilon_of_mu(mu, delta)) == pytest.approx(delta, rel=1e-5)
+        assert tradeoff.delta_of_mu(mu, tradeoff.epsilon_of_mu(mu, delta)) == pytest.approx(
+            delta, rel=1e-5
+        )
 
 
 def test_large_numbers_do_not_overflow():
-    assert gdp.delta_of_mu(1.0, 1e4) == 0.0
-    assert gdp.delta_of_mu(1e3, 1e5) == 1.0
+    assert tradeoff.delta_of_mu(1.0, 1e4) == 0.0
+    assert tradeoff.delta_of_mu(1e3, 1e5) == 1.0
     # Far out, ε is about μ²/2 + μ·Φ⁻¹(1 − δ).
-    assert gdp.epsilon_of_mu(1e6, 1e-5) == pytest.approx(5e11 + 4.2649e6, rel=1e-9)
-    assert gdp.mu_of_noisy_sgd(1e-3, 0.1, 10) == math.inf
-    assert gdp.epsilon_of_mu(math.inf, 1e-5) == math.inf
+    assert tradeoff.epsilon_of_mu(1e6, 1e-5) == pytest.approx(5e11 + 4.2649e6, rel=1e-9)
+    assert tradeoff.mu_of_noisy_sgd(1e-3, 0.1, 10) == math.inf
+    assert tradeoff.epsilon_of_mu(math.inf, 1e-5) == math.inf
     assert bam.epsilon(**{**RUN, "noise_multiplier": 1e-3}, accountant="gdp") == math.inf
 
 
 def test_no_information_has_no_delta():
-    assert gdp.delta_of_mu(0.0, 0.0) == 0.0
-    assert gdp.epsilon_of_mu(0.0, 1e-5) == 0.0
-    assert gdp.mu_of_noisy_sgd(1.0, 0.0, 10) == gdp.mu_of_noisy_sgd(1.0, 0.1, 0) == 0.0
+    assert tradeoff.delta_of_mu(0.0, 0.0) == 0.0
+    assert tradeoff.epsilon_of_mu(0.0, 1e-5) == 0.0
+    assert tradeoff.mu_of_noisy_sgd(1.0, 0.0, 10) == tradeoff.mu_of_noisy_sgd(1.0, 0.1, 0) == 0.0
 
 
 def test_mu_of_noisy_sgd_is_that_of_the_source():
     # q √(T (e^{1/σ²} − 1)) with σ² = 1/ln 2 makes the bracket one.
-    assert gdp.mu_of_noisy_sgd(math.log(2) ** -0.5, 0.02, 2500) == pytest.approx(1.0)
+    assert tradeoff.mu_of_noisy_sgd(math.log(2) ** -0.5, 0.02, 2500) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -429,4 +433,6 @@ def test_noise_that_is_next_to_none_protects_nobody(sigma):
 
 def test_a_tradeoff_that_would_fill_the_memory_is_refused():
     with pytest.raises(ValueError, match="no room for an epsilon of about"):
-        accounting.tradeoff(noise_multiplier=0.1, sampling_prob=0.99, num_steps=10**6, up_to=5.0)
+        accounting.poisson_tradeoff(
+            noise_multiplier=0.1, sampling_prob=0.99, num_steps=10**6, up_to=5.0
+        )

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 import bam
-from bam import experiment, sampling, step, train
 from bam.audit import canary, checks, one_run, whole_run
-from bam.privacy import gdp
-from bam.transforms import BoundedTransformation, clip_by_l2_norm
+from bam.core import sampling
+from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
+from bam.privacy import tradeoff
+from bam.training import loop, step, trainer
 from configs import base
 from tests.cases import mostly
 
@@ -48,7 +49,7 @@ def build(num_steps=NUM_STEPS, clip="l2"):
     """A linear model of two leaves, 10 and 360 numbers, on 80 examples."""
     config = config_of("dp_sgd", 20, num_steps)
     config.clip.name = clip
-    return experiment.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
+    return trainer.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
 
 
 @functools.cache  # compiled once for all that is planted around its step
@@ -111,7 +112,7 @@ def hiding_its_noise(plan):
 
 
 def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
-    non_private = experiment.build(config_of("non_private"), canary.canary_dataset(8))
+    non_private = trainer.build(config_of("non_private"), canary.canary_dataset(8))
     with pytest.raises(ValueError, match="only a private run"):
         whole_run.record(non_private, 0)
     with pytest.raises(ValueError, match="finish"):
@@ -130,7 +131,7 @@ def fixed_size(num_examples, expected_batch_size, num_steps=4):
 def test_replacing_the_canary_gives_away_twice_as_much_as_leaving_it_out():
     # All eight examples in every batch: two Gaussians, a distance of 2S apart.
     config = fixed_size(8, 8)
-    plan = experiment.build(config, canary.canary_dataset(8)).plan
+    plan = trainer.build(config, canary.canary_dataset(8)).plan
     found = canary.lower_bound(
         *canary.scores(config, 8, 250), sampling_prob=1.0, num_steps=4, delta=1e-5
     )
@@ -141,7 +142,7 @@ def test_replacing_the_canary_gives_away_twice_as_much_as_leaving_it_out():
 
 
 def test_whole_runs_with_batches_of_a_fixed_size_are_what_the_plan_says():
-    built = experiment.build(fixed_size(80, 20, 60), canary.canary_dataset(80))
+    built = trainer.build(fixed_size(80, 20, 60), canary.canary_dataset(80))
     run = whole_run.record(built, 0, cut=30)
     assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
     assert set(run.members.sum(axis=1)) == {20}
@@ -268,19 +269,19 @@ def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first):
     def restarted(seed, step, *arguments):
         return right_one(seed, step if step <= CUT else step - CUT + first, *arguments)
 
-    monkeypatch.setattr(train.sampling, "poisson_sample", restarted)
+    monkeypatch.setattr(loop.sampling, "poisson_sample", restarted)
     assert caught(right(), cut=CUT) == ["batch pairs"]
 
 
 def test_two_runs_without_a_seed_that_draw_the_same_batches_are_caught(monkeypatch):
-    monkeypatch.setattr(train, "_seed_from_system", lambda: 7)
+    monkeypatch.setattr(loop, "_seed_from_system", lambda: 7)
     assert caught(right(), None, None) == ["batch pairs"]
 
 
 def plant_sampling(monkeypatch, change):
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        train.sampling, "poisson_sample", lambda seed, step, n, q: np.sort(change(rng, step, n, q))
+        loop.sampling, "poisson_sample", lambda seed, step, n, q: np.sort(change(rng, step, n, q))
     )
 
 
@@ -375,7 +376,7 @@ def test_padding_rows_that_leak_are_caught(monkeypatch):
 def test_the_bound_holds_as_often_as_it_says_and_gets_close(mu=1.5):
     """Scores of a Gaussian mechanism whose ε is known."""
     rng = np.random.default_rng(0)
-    truth = gdp.epsilon_of_mu(mu, 1e-5)
+    truth = tradeoff.epsilon_of_mu(mu, 1e-5)
     found = [
         canary.lower_bound(
             rng.normal(mu, 1, 1000), rng.normal(0, 1, 1000),

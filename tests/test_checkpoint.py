@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import files, report, train
-from bam.checkpoint import Checkpoints
+from bam import files
 from bam.privacy.plan import BudgetExhaustedError
+from bam.training import loop, rundir
+from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests.cases import Command, assert_same_bits, mostly, run_command
 
@@ -61,13 +62,13 @@ def without_seconds(rows):
 # BAM's SAM form carries what DP-SGD and its exact form do.
 @pytest.mark.parametrize("method", mostly(METHODS, slow="bam_sam"))
 def test_resuming_at_any_step_gives_the_same_bits_rows_and_epsilon(method, tmp_path):
-    experiment = train.build(tiny(method))
-    whole = train.train(experiment, 0, tmp_path / "whole")
+    experiment = loop.build(tiny(method))
+    whole = loop.train(experiment, 0, tmp_path / "whole")
     for stop in range(NUM_STEPS):
         workdir = tmp_path / f"stopped{stop}"
-        with pytest.raises(train.StoppedError, match=f"after step {stop} of {NUM_STEPS}"):
-            train.train(experiment, 0, workdir, should_stop=stop_after(stop))
-        resumed = train.train(experiment, 0, workdir)
+        with pytest.raises(loop.StoppedError, match=f"after step {stop} of {NUM_STEPS}"):
+            loop.train(experiment, 0, workdir, should_stop=stop_after(stop))
+        resumed = loop.train(experiment, 0, workdir)
         assert_same_bits(without_keys(resumed.state), without_keys(whole.state))
         assert without_seconds(resumed.rows) == without_seconds(whole.rows)
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
@@ -78,14 +79,14 @@ def test_resuming_at_any_step_gives_the_same_bits_rows_and_epsilon(method, tmp_p
 
 @pytest.fixture(scope="module")
 def experiment():
-    return train.build(tiny("dp_sgd"))
+    return loop.build(tiny("dp_sgd"))
 
 
 @pytest.fixture
 def stopped(experiment, tmp_path):
     """The workdir of a run that was stopped after its second step."""
-    with pytest.raises(train.StoppedError):
-        train.train(experiment, 0, tmp_path / "run", should_stop=stop_after(2))
+    with pytest.raises(loop.StoppedError):
+        loop.train(experiment, 0, tmp_path / "run", should_stop=stop_after(2))
     return tmp_path / "run"
 
 
@@ -97,7 +98,7 @@ def stopped(experiment, tmp_path):
 def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, value):
     before = (stopped / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value!r}"):
-        train.train(train.build(tiny("dp_sgd", **{key: value})), 0, stopped)
+        loop.train(loop.build(tiny("dp_sgd", **{key: value})), 0, stopped)
     assert (stopped / "metrics.jsonl").read_text() == before
 
 
@@ -108,16 +109,16 @@ def test_a_run_from_before_there_were_mechanisms_is_poissons_and_goes_on(experim
         files.write_json(stopped / f"{name}.json", recorded)
     other = tiny("dp_sgd", **{"mechanism.name": "fixed_size"})
     with pytest.raises(ValueError, match=r"mechanism.name = 'poisson', not 'fixed_size'"):
-        train.train(train.build(other), 0, stopped)
-    assert train.train(experiment, 0, stopped).summary["mechanism"] == "poisson"
+        loop.train(loop.build(other), 0, stopped)
+    assert loop.train(experiment, 0, stopped).summary["mechanism"] == "poisson"
 
 
 def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):
     with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
-        train.train(experiment, 1, stopped)
+        loop.train(experiment, 1, stopped)
     for method in ("dp_sat", "bam_sam", "bam_exact", "non_private"):  # with keys of their own
         with pytest.raises(ValueError, match=rf"method.name = 'dp_sgd', not '{method}'"):
-            report.check_resumable(stopped, tiny(method, seed=0))
+            rundir.check_resumable(stopped, tiny(method, seed=0))
 
 
 def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, monkeypatch):
@@ -126,34 +127,34 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     images[5, 3, 3] += 1
     other = dataset._replace(train=dataset.train._replace(images=images))
     with pytest.raises(ValueError, match="other training data"):
-        train.train(train.build(tiny("dp_sgd"), other), 0, stopped)
+        loop.train(loop.build(tiny("dp_sgd"), other), 0, stopped)
     plan = dataclasses.replace(experiment.plan, num_steps=4)
     with pytest.raises(ValueError, match=r"plan's num_steps = 3, not 4"):
-        train.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
+        loop.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
     with pytest.raises(ValueError, match="has checkpoints but no config"):
-        train.train(experiment, 0, stopped)
+        loop.train(experiment, 0, stopped)
 
 
 def test_a_run_that_lost_its_last_row_measures_it_again(experiment, tmp_path):
-    whole = train.train(experiment, 0, tmp_path)
+    whole = loop.train(experiment, 0, tmp_path)
     (tmp_path / "summary.json").unlink()
     (tmp_path / "metrics.jsonl").unlink()
-    again = train.train(experiment, 0, tmp_path)
+    again = loop.train(experiment, 0, tmp_path)
     assert without_seconds(again.rows) == without_seconds(whole.rows[-1:])
     assert again.summary["test_accuracy"] == whole.summary["test_accuracy"]
 
 
 def test_how_often_a_run_is_looked_at_may_change(experiment, stopped):
-    looked = train.build(tiny("dp_sgd", **{"eval.every": 0, "checkpoint.every": 0}))
-    whole = train.train(experiment, 0)
-    assert_same_bits(train.train(looked, 0, stopped).state.params, whole.state.params)
+    looked = loop.build(tiny("dp_sgd", **{"eval.every": 0, "checkpoint.every": 0}))
+    whole = loop.train(experiment, 0)
+    assert_same_bits(loop.train(looked, 0, stopped).state.params, whole.state.params)
 
 
 def test_a_finished_run_takes_no_further_step(experiment, stopped):
-    finished = train.train(experiment, 0, stopped)
+    finished = loop.train(experiment, 0, stopped)
     with pytest.raises(FileExistsError, match="finished run"):
-        train.train(experiment, 0, stopped)
+        loop.train(experiment, 0, stopped)
     with pytest.raises(BudgetExhaustedError):
         experiment.plan.check_steps(int(finished.state.step) + 1)
 
@@ -161,17 +162,17 @@ def test_a_finished_run_takes_no_further_step(experiment, stopped):
 def test_two_runs_cannot_write_to_one_folder(experiment, tmp_path):
     def intrude():
         with pytest.raises(BlockingIOError, match="another process is training in"):
-            train.train(experiment, 0, tmp_path / "run")
+            loop.train(experiment, 0, tmp_path / "run")
         return True
 
-    with pytest.raises(train.StoppedError):
-        train.train(experiment, 0, tmp_path / "run", should_stop=intrude)
+    with pytest.raises(loop.StoppedError):
+        loop.train(experiment, 0, tmp_path / "run", should_stop=intrude)
 
 
 def test_half_a_line_left_by_a_kill_is_cleaned_away(experiment, stopped):
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "epsilon": 1.')
-    result = train.train(experiment, 0, stopped)
+    result = loop.train(experiment, 0, stopped)
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.rows
     assert [row["step"] for row in result.rows] == [1, 2, 3]
@@ -179,8 +180,8 @@ def test_half_a_line_left_by_a_kill_is_cleaned_away(experiment, stopped):
 
 def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped):
     shutil.rmtree(stopped / "checkpoints")
-    whole = train.train(experiment, 0)
-    again = train.train(experiment, 0, stopped)
+    whole = loop.train(experiment, 0)
+    again = loop.train(experiment, 0, stopped)
     assert_same_bits(again.state.params, whole.state.params)
     assert without_seconds(again.rows) == without_seconds(whole.rows)
 
@@ -188,20 +189,20 @@ def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped)
 def test_a_folder_that_cannot_be_written_is_said_before_any_step(experiment, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        train.train(experiment, 0, tmp_path / "file" / "run")
+        loop.train(experiment, 0, tmp_path / "file" / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").mkdir()
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731
     with pytest.raises(OSError, match="metrics"):
-        train.train(experiment, 0, tmp_path / "run", on_row=never)
+        loop.train(experiment, 0, tmp_path / "run", on_row=never)
 
 
 def test_checkpoints_of_another_run_or_of_nothing_are_refused_and_left_alone(
     experiment, stopped, tmp_path
 ):
-    other = train.build(tiny("dp_sgd", **{"optimizer.name": "sgd"}))
-    with pytest.raises(train.StoppedError):
-        train.train(other, 0, tmp_path / "other", should_stop=stop_after(2))
+    other = loop.build(tiny("dp_sgd", **{"optimizer.name": "sgd"}))
+    with pytest.raises(loop.StoppedError):
+        loop.train(other, 0, tmp_path / "other", should_stop=stop_after(2))
     for foreign in ("other run", "junk"):
         shutil.rmtree(stopped / "checkpoints")
         if foreign == "other run":
@@ -211,7 +212,7 @@ def test_checkpoints_of_another_run_or_of_nothing_are_refused_and_left_alone(
             (stopped / "checkpoints" / "2" / "state").write_bytes(b"junk")
         before = sorted(p for p in stopped.rglob("*") if p.is_file())
         with pytest.raises(ValueError, match="checkpoints/2 could not be read"):
-            train.train(experiment, 0, stopped)
+            loop.train(experiment, 0, stopped)
         assert sorted(p for p in stopped.rglob("*") if p.is_file()) == before
 
 
@@ -274,8 +275,8 @@ def test_sigterm_kill_and_damage_lose_nothing(tmp_path):
     config = digits.get_config("dp_sat")
     config.model.name, config.accountant = "linear", "rdp"
     config.update_from_flattened_dict({"num_steps": 150, "eval.every": 1, "checkpoint.every": 20})
-    experiment = train.build(config)
-    resumed, whole = train.train(experiment, 0, workdir), train.train(experiment, 0)
+    experiment = loop.build(config)
+    resumed, whole = loop.train(experiment, 0, workdir), loop.train(experiment, 0)
     assert_same_bits(resumed.state.params, whole.state.params)
     assert without_seconds(resumed.rows) == without_seconds(whole.rows)
     assert len(whole.rows) == 150
@@ -303,7 +304,7 @@ def test_without_room_for_a_checkpoint_nothing_is_begun_and_nothing_is_lost(
     before = sorted(p for p in stopped.rglob("*") if p.is_file())
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731
     with no_file_beyond(2**16), pytest.raises(OSError, match=r"needs 1\.\d MiB in .*too large"):
-        train.train(experiment, 0, stopped, on_row=never)
+        loop.train(experiment, 0, stopped, on_row=never)
     assert sorted(p for p in stopped.rglob("*") if p.is_file()) == before
 
     with Checkpoints(stopped / "checkpoints") as checkpoints:
@@ -359,7 +360,7 @@ def test_killed_twenty_times_in_a_row_also_while_saving_a_run_ends_as_if_never_s
     config = digits.get_config("dp_sat")
     config.model.name, config.accountant = "linear", "rdp"
     config.update_from_flattened_dict({"num_steps": 1200, "eval.every": 50, "checkpoint.every": 0})
-    whole = train.train(train.build(config), 0)
+    whole = loop.train(loop.build(config), 0)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         _, state, _ = checkpoints.restore(whole.state)
     assert_same_bits(state.params, whole.state.params)

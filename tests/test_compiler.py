@@ -10,11 +10,11 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-from bam import compiler
+from bam.core import compiler
 
 ROOT = Path(__file__).parents[1]
 
-# Each prints its largest relative error. The last is a gradient's norm, as `bam.tree` takes it.
+# Each prints its largest relative error. The last is a gradient's norm, by `core/pytree.py`.
 SUMS = """
 import json, numpy as np
 import jax, jax.numpy as jnp

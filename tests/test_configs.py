@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 import bam
-from bam import parts, sampling, train
+from bam.core import sampling
+from bam.training import loop, registry
 from configs import cifar10, cifar10_scattering, cifar100, digits, imagenet32, logistic, mnist
 
 METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
@@ -56,13 +57,13 @@ def test_every_config_takes_every_method_and_trains_two_steps_of_its_own(name, f
         config = miniature(name, method, folders)
         # Of 1000 classes, a linear model has 3 million weights.
         config.model = {"name": "convnet" if name == "imagenet32" else "linear", "width": 1}
-        built = train.build(config)
+        built = loop.build(config)
         state = jax.eval_shape(lambda built=built: built.init(0))
         batch = sampling.pad(np.arange(4), built.plan.capacity, 0, 0)
         stepped = jax.eval_shape(built.step, state, built.dataset.train, batch)
         assert jax.tree.map(_kind, stepped) == jax.tree.map(_kind, state)
         if method == own:
-            result = train.train(built, seed=0)
+            result = loop.train(built, seed=0)
             assert int(result.state.step) == 2
             assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
 
@@ -77,7 +78,7 @@ def _kind(x):
 def test_every_config_trains_two_steps_of_every_method_with_its_own_model(name, method, folders):
     config = miniature(name, method, folders)
     config.model.width = min(4, config.model.width)
-    result = train.train(train.build(config), seed=0)
+    result = loop.train(loop.build(config), seed=0)
     assert int(result.state.step) == 2
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
 
@@ -90,15 +91,15 @@ def test_logistic_regression_trains_privately_on_the_full_batch(method, clipping
     config = logistic.get_config(f"{method},{clipping}")
     config.num_steps = 2
     config.accountant = "rdp"
-    experiment = train.build(config)
+    experiment = loop.build(config)
     assert experiment.plan.sampling_prob == 1
-    assert train.train(experiment, seed=0).summary["test_accuracy"] > 0.4
+    assert loop.train(experiment, seed=0).summary["test_accuracy"] > 0.4
 
 
 def test_clipped_inputs_bound_the_logistic_gradient_so_its_clip_never_acts():
     config = logistic.get_config("dp_sgd,inputs")
     config.update_from_flattened_dict({"num_steps": 1, "accountant": "rdp"})
-    experiment = train.build(config)
+    experiment = loop.build(config)
     state = experiment.init(0)
     rows = jax.numpy.arange(400)
     wild = jax.tree.map(
@@ -149,7 +150,7 @@ def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():
             num_examples=1000, expected_batch_size=100, num_steps=10, target_epsilon=3.0,
             delta=1e-5, clip_norm=clip_norm, accountant="rdp",
         )  # fmt: skip
-        optimizer = parts.make_optimizer(section, plan)
+        optimizer = registry.make_optimizer(section, plan)
         step, _ = optimizer.update(grads, optimizer.init(grads), grads)
         np.testing.assert_allclose(step, -section.learning_rate * grads / clip_norm, rtol=1e-6)
 
@@ -158,4 +159,4 @@ def test_without_a_clip_norm_a_learning_rate_has_no_such_unit():
     config = digits.get_config("non_private")
     config.optimizer = cifar10_scattering.get_config("dp_sgd").optimizer
     with pytest.raises(ValueError, match=r"optimizer\.per_clip_norm: a run that is not private"):
-        train.build(config)
+        loop.build(config)

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam.data import archives, datasets, parquet, prepared, safe_pickle
+from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
+from bam.data.sources import archives, parquet, prepared, safe_pickle
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import bam
-from bam import devices, engine, train
+from bam.core import engine
+from bam.training import devices, loop
 from configs import base
 from tests.cases import (
     ORACLES,
@@ -140,8 +141,8 @@ def test_a_run_is_the_same_on_any_number_of_devices(use, method):
     results = {}
     for num_devices in (1, 2, 4, 8) if method == "dp_sgd" else (1, 8):
         use(num_devices)
-        experiment = train.build(config_of(method))
-        results[num_devices] = train.train(experiment, seed=3)
+        experiment = loop.build(config_of(method))
+        results[num_devices] = loop.train(experiment, seed=3)
     one = results.pop(1)
     for num_devices, result in results.items():
         assert result.summary["num_devices"] == num_devices
@@ -156,20 +157,20 @@ def test_a_run_is_the_same_on_any_number_of_devices(use, method):
             assert all((np.asarray(c) == np.asarray(copies[0])).all() for c in copies)
         difference = distance(result.state.params, one.state.params)
     # Control: what another seed does is far more.
-    other = train.train(experiment, seed=4)
+    other = loop.train(experiment, seed=4)
     assert distance(other.state.params, one.state.params) > 1000 * difference
 
 
 def test_a_run_that_stopped_goes_on_with_another_number_of_devices(use, tmp_path):
-    whole = train.train(train.build(config_of("dp_sat")), seed=3)
+    whole = loop.train(loop.build(config_of("dp_sat")), seed=3)
     use(4)
     steps = iter(range(2))
-    with pytest.raises(train.StoppedError):
-        train.train(
-            train.build(config_of("dp_sat")), 3, tmp_path, should_stop=lambda: next(steps, 9) == 1
+    with pytest.raises(loop.StoppedError):
+        loop.train(
+            loop.build(config_of("dp_sat")), 3, tmp_path, should_stop=lambda: next(steps, 9) == 1
         )
     use(2)
-    resumed = train.train(train.build(config_of("dp_sat")), 3, tmp_path)
+    resumed = loop.train(loop.build(config_of("dp_sat")), 3, tmp_path)
     assert resumed.state.params["bias"].sharding.num_devices == 2
     assert_close(resumed.state.params, whole.state.params, rtol=1e-3, atol=1e-5)
 

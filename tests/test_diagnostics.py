@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import bam
-from bam import diagnostics, tree
-from bam.diagnostics import bias_aware_objective, clipping_bias
+from bam.core import pytree
+from bam.training import diagnostics
+from bam.training.diagnostics import bias_aware_objective, clipping_bias
 from tests import cases
 
 
@@ -166,7 +167,7 @@ def test_a_method_is_compared_with_its_own_gradient_and_with_the_plain_one():
         distance = cases.distance(clipped, reference)
         assert said[f"{prefix}bias_norm"] == pytest.approx(distance, rel=1e-4)
     assert len({float(said[f"{p}bias_norm"]) for p in ("", "against_plain/", "plain/")}) == 3
-    num_params = tree.num_params(cases.mlp_params())
+    num_params = pytree.num_params(cases.mlp_params())
     assert said["snr"] == pytest.approx(cases.norm64(own.clipped) / (0.1 * num_params**0.5))
     assert said["norm_quantile_50"] == pytest.approx(np.median(own.norms))
     assert said["plain/mean_norm"] == pytest.approx(np.mean(plain.norms))
@@ -204,7 +205,7 @@ def test_the_objective_bounds_the_batch_gradient_penalty_from_above():  # Lemma 
     objectives = jax.vmap(bias_aware_objective(cases.mlp_loss, penalty), (None, 0))(params, batch)
     losses = jax.vmap(cases.mlp_loss, (None, 0))(params, batch)
     found = mlp_means()
-    of_batch = jnp.mean(losses) + penalty * tree.l2_norm(found.gradient)
+    of_batch = jnp.mean(losses) + penalty * pytree.l2_norm(found.gradient)
     assert of_batch < jnp.mean(objectives)
     assert jnp.mean(objectives) == pytest.approx(
         float(jnp.mean(losses) + penalty * jnp.nanmean(found.norms)), rel=1e-5
@@ -222,4 +223,4 @@ def test_lemma_3_is_an_equality_when_all_gradients_are_one_and_strict_when_they_
         objective = bias_aware_objective(cases.quadratic, penalty=0.1)
         assert jnp.mean(jax.vmap(objective, (None, 0))(at, examples)) == pytest.approx(13.0)
         mean_gradient = jnp.mean(at - examples, axis=0)
-        assert 12.5 + 0.1 * tree.l2_norm(mean_gradient) == pytest.approx(of_batch)
+        assert 12.5 + 0.1 * pytree.l2_norm(mean_gradient) == pytest.approx(of_batch)

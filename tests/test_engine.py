@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import bam
-from bam.engine import plain_sum
-from bam.transforms import BoundedTransformation
+from bam.core.clipping import BoundedTransformation
+from bam.core.engine import plain_sum
 from tests import cases
 
 CLIP = bam.clip_by_l2_norm(1.0)

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import bam
-from bam import grid, transforms, tree
-from bam.transforms import BoundedTransformation
+from bam.core import clipping, fixed_point, pytree
+from bam.core.clipping import BoundedTransformation
 from tests import cases
 
 CLIP = bam.clip_by_l2_norm(1.0)
@@ -54,7 +54,7 @@ def change(rows, removed, microbatch_size, mesh=None, noise=NOISE):
         return abs(float(whole[0]) - float(without[0]))
 
 
-@pytest.mark.parametrize("add_up", [tree._sum_in_a_row, tree._sum_by_axes])
+@pytest.mark.parametrize("add_up", [pytree._sum_in_a_row, pytree._sum_by_axes])
 @pytest.mark.parametrize("shape", [(), (1,), (33,), (100_003,), (3, 3, 17, 256), (11, 1, 2, 9)])
 def test_either_sum_of_squares_is_that_of_64_bits(add_up, shape):
     x = np.square(np.random.default_rng(0).normal(size=shape)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_the_sum_is_that_of_the_cut_rows_exactly_for_any_noise(std):
     with jax.enable_x64(True):
         found = noised_sum(jnp.asarray(rows)[:, None], jnp.ones(3000, bool), 8, None, noise)
         pure = noised_sum(jnp.asarray(rows)[:, None], jnp.zeros(3000, bool), 8, None, noise)
-        cut = np.asarray(grid.cut(jnp.asarray(rows), noise.spacing), np.int64)
+        cut = np.asarray(fixed_point.cut(jnp.asarray(rows), noise.spacing), np.int64)
     whole = round((float(found[0]) - float(pure[0])) / noise.spacing)
     assert whole == int(cut.sum())
 
@@ -222,10 +222,10 @@ def test_norms_are_within_half_of_what_is_allowed_for_rounding(pattern):
     for size in (1000, 2_359_296):
         x = pattern(size).astype(np.float32)
         exact = np.linalg.norm(x.astype(np.float64))
-        alone = jax.jit(tree.l2_norm)(jnp.asarray(x))
-        batched = jax.jit(jax.vmap(tree.l2_norm))(jnp.asarray(x)[None])[0]
+        alone = jax.jit(pytree.l2_norm)(jnp.asarray(x))
+        batched = jax.jit(jax.vmap(pytree.l2_norm))(jnp.asarray(x)[None])[0]
         for found in (alone, batched):
-            assert abs(float(found) / exact - 1) < (transforms.ROUNDING - 1) / 2
+            assert abs(float(found) / exact - 1) < (clipping.ROUNDING - 1) / 2
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def test_norms_are_within_half_of_what_is_allowed_for_rounding(pattern):
 def test_norms_are_so_for_any_shape(shape):
     x = BAD_FOR_SUMS["one large first"](math.prod(shape)).astype(np.float32).reshape(shape)
     exact = np.linalg.norm(x.astype(np.float64))
-    for norm in (tree.l2_norm, lambda x: jax.vmap(tree.l2_norm)(x[None])[0]):
-        assert abs(float(jax.jit(norm)(jnp.asarray(x))) / exact - 1) < (transforms.ROUNDING - 1) / 2
+    for norm in (pytree.l2_norm, lambda x: jax.vmap(pytree.l2_norm)(x[None])[0]):
+        assert abs(float(jax.jit(norm)(jnp.asarray(x))) / exact - 1) < (clipping.ROUNDING - 1) / 2
 
 
 def test_norms_are_so_for_many_leaves():
     leaves = [jnp.float32(x) for x in BAD_FOR_SUMS["one large first"](3000)]
     exact = np.linalg.norm(np.array(leaves, np.float64))
-    assert abs(float(jax.jit(tree.l2_norm)(leaves)) / exact - 1) < (transforms.ROUNDING - 1) / 2
+    assert abs(float(jax.jit(pytree.l2_norm)(leaves)) / exact - 1) < (clipping.ROUNDING - 1) / 2
 
 
 # Arguments that would leave something without noise.
@@ -277,5 +277,5 @@ def test_numbers_beyond_the_grid_get_their_noise_too():
     with jax.enable_x64(True):
         noise = bam.GaussianNoise(bam.seeded_key(0), 0.01)
         total = jnp.full(100, 1e7, jnp.float64)
-        added = np.asarray(grid.add_to_floats(noise, total)) - 1e7
+        added = np.asarray(fixed_point.add_to_floats(noise, total)) - 1e7
     assert 0.005 < np.std(added) < 0.02

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from bam import files, named, parts, report, train
+from bam import files, named
+from bam.training import loop, registry, rundir
 from configs import extensions
 from examples import own_images, with_equinox, with_flax, with_jax_privacy
 
@@ -38,21 +39,21 @@ def tiny(name, **changes):
 
 @pytest.mark.parametrize("name", sorted({*extensions.EXTENSIONS} - {"dp_sgd", "bam_sam"}))
 def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
-    built = train.build(tiny(name, checkpoint__every=5))
-    whole = train.train(built, 0)
+    built = loop.build(tiny(name, checkpoint__every=5))
+    whole = loop.train(built, 0)
     assert whole.summary["test_accuracy"] > 0.3
     assert whole.summary["epsilon"] <= 3.0
     assert whole.summary["sensitivity"] == pytest.approx(1.0, abs=0.05)
     calls = iter(range(7))
-    with pytest.raises(train.StoppedError):
-        train.train(built, 0, tmp_path, should_stop=lambda: next(calls, None) is None)
-    resumed = train.train(built, 0, tmp_path)
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, 0, tmp_path, should_stop=lambda: next(calls, None) is None)
+    resumed = loop.train(built, 0, tmp_path)
     for a, b in zip(*map(jax.tree.leaves, (whole.state.params, resumed.state.params)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
-    result = train.train(train.build(tiny("adaptive")), 0, tmp_path)
+    result = loop.train(loop.build(tiny("adaptive")), 0, tmp_path)
     assert float(result.state.clip) != 1.0
     assert result.summary["sensitivity"] > 1
 
@@ -82,7 +83,7 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
     if section == "dataset":
         config.dataset.path = "an option that it has not"
     with pytest.raises(ValueError, match=message) as raised:
-        train.build(config)
+        loop.build(config)
     assert "\n" not in str(raised.value)
 
 
@@ -90,7 +91,7 @@ def test_options_of_ones_own_parts_may_be_lists():
     config = tiny("dp_sgd", dataset__name="tests.cases:given_dataset")
     with config.unlocked():
         config.dataset.files, config.dataset.how = ["a", "b"], {"scale": 2}
-    assert train.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
+    assert loop.build(config).dataset.name == "{'files': ['a', 'b'], 'how': {'scale': 2}}"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_mistake_inside_a_function_of_ones_own_is_shown_where_it_is(section):
     config = tiny("dp_sgd")
     config[section].name = "tests.cases:broken"
     with pytest.raises(TypeError, match=r"has no len\(\)") as raised:
-        train.build(config)
+        loop.build(config)
     assert raised.traceback[-1].name == "broken"
 
 
@@ -121,42 +122,42 @@ def with_own(section, **options):
 def test_a_key_that_is_set_is_passed_to_a_function_of_ones_own_be_it_false_or_zero():
     config = with_own("dataset", shuffle=False, skip=0, scale=0.0, note="")
     name = "{'note': '', 'scale': 0.0, 'shuffle': False, 'skip': 0}"
-    assert parts.make_dataset(config.dataset).name == name
+    assert registry.make_dataset(config.dataset).name == name
 
-    assert parts.make_features(tiny("dp_sgd").features) is None
+    assert registry.make_features(tiny("dp_sgd").features) is None
     images = np.arange(8.0).reshape(1, 2, 4, 1)
     for options, expected in (
         ({}, images[:, :, ::-1]),
         ({"mirror": False}, images / 3),
         ({"mirror": False, "groups": 0}, images),
     ):
-        found = parts.make_features(with_own("features", **options).features)(images)
+        found = registry.make_features(with_own("features", **options).features)(images)
         np.testing.assert_array_equal(found, expected)
 
     for options, expected in (
         ({}, "warm True, bands 7"),
         ({"warm": False, "bands": 0}, "warm False, bands 0"),
     ):
-        plan = train.build(with_own("mechanism", **options)).plan
+        plan = loop.build(with_own("mechanism", **options)).plan
         assert plan.drawing.batches == expected
 
 
 def test_runs_that_recorded_zero_for_what_was_not_set_are_resumed(tmp_path):
     config = tiny("dp_sgd")
-    recorded = report.as_json(config)
+    recorded = rundir.as_json(config)
     recorded["mechanism"]["bands"] = recorded["features"]["groups"] = 0
     recorded["features"] |= {"whiten": 0.0, "mirror": False}
     files.write_json(tmp_path / "config.json", recorded)
-    report.check_resumable(tmp_path, config)
+    rundir.check_resumable(tmp_path, config)
     config.features.whiten = 0.1
     with pytest.raises(ValueError, match=r"features\.whiten = 0\.0, not 0\.1"):
-        report.check_resumable(tmp_path, config)
+        rundir.check_resumable(tmp_path, config)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "slaclip"])
 def test_bias_is_measured_where_the_sum_holds_more_than_gradients(name):
     with_more, plain = (
-        train.build(tiny(of, diagnostics__every=1, diagnostics__num_examples=32, clip_norm=0.5))
+        loop.build(tiny(of, diagnostics__every=1, diagnostics__num_examples=32, clip_norm=0.5))
         for of in (name, "dp_sgd")
     )
     split = plain.place(plain.dataset.train)
@@ -172,18 +173,18 @@ def test_bias_is_measured_where_the_sum_holds_more_than_gradients(name):
 @pytest.mark.parametrize("clip", ["normalize", "per_layer"])
 def test_our_other_clips_are_chosen_by_name(clip):
     config = tiny("dp_sgd", clip__name=clip, epsilon=8.0)
-    assert train.train(train.build(config), 0).summary["test_accuracy"] > 0.3
+    assert loop.train(loop.build(config), 0).summary["test_accuracy"] > 0.3
 
 
 def test_a_model_of_ones_own_is_trained_from_its_config():
-    built = train.build(tiny("dp_sgd", model__name="examples.own_model:mlp", model__width=32))
+    built = loop.build(tiny("dp_sgd", model__name="examples.own_model:mlp", model__width=32))
     assert built.num_params == 64 * 32 + 32 + 32 * 10 + 10
-    assert train.train(built, 0).summary["test_accuracy"] > 0.3
+    assert loop.train(built, 0).summary["test_accuracy"] > 0.3
 
 
 def test_a_data_set_of_ones_own_is_trained_from_its_config():
     config = tiny("dp_sgd", dataset__name="examples.own_dataset:parity", dataset__holdout=37)
-    built = train.build(config)
+    built = loop.build(config)
     assert built.dataset.num_classes == 2
     assert built.plan.num_examples == 1437 - 37
-    assert train.train(built, 0).summary["test_accuracy"] > 0.6
+    assert loop.train(built, 0).summary["test_accuracy"] > 0.6

@@ -17,8 +17,10 @@ import pytest
 import safetensors.numpy
 from flax import traverse_util
 
-from bam import checkpoint, export, files, models, provenance, report, statement, train
-from bam.report import flat
+from bam import files, models
+from bam.release import export, statement
+from bam.training import checkpoint, loop, provenance, rundir
+from bam.training.rundir import flat
 from configs import base, digits
 from tests.cases import assert_same_bits, random_images, run_command
 
@@ -48,20 +50,20 @@ def tiny(method="dp_sgd", **overrides):
 
 @pytest.fixture(scope="module")
 def experiment():
-    return train.build(tiny(), own_data())
+    return loop.build(tiny(), own_data())
 
 
 @pytest.fixture(scope="module")
 def finished(experiment, tmp_path_factory):
     """A run without a seed: its workdir and what it left in memory."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    return workdir, train.train(experiment, None, workdir)
+    return workdir, loop.train(experiment, None, workdir)
 
 
 def released(folder, **mechanism):
     """The statement of a run with that `mechanism` section, released to `out`, and its plan."""
     config = tiny(**{f"mechanism.{key}": value for key, value in mechanism.items()})
-    train.train(train.build(config, own_data()), None, folder / "run")
+    loop.train(loop.build(config, own_data()), None, folder / "run")
     export.export(folder / "run", folder / "out")
     return (folder / "out/PRIVACY.md").read_text(), files.read_json(folder / "run/plan.json")
 
@@ -109,15 +111,15 @@ def test_a_mechanism_of_ones_own_is_not_released(finished, tmp_path):
 def test_a_plan_from_before_there_were_mechanisms_is_the_same_plan(finished):
     plan = files.read_json(finished[0] / "plan.json")
     before = {k: v for k, v in plan.items() if k not in ("mechanism", "selection")}
-    assert report.same_plan(before, plan)
-    assert not report.same_plan(before, plan | {"mechanism": "full_batch"})
-    assert not report.same_plan(before | {"num_steps": 9}, plan)
+    assert rundir.same_plan(before, plan)
+    assert not rundir.same_plan(before, plan | {"mechanism": "full_batch"})
+    assert not rundir.same_plan(before | {"num_steps": 9}, plan)
 
 
 @pytest.fixture(scope="module")
 def seeded(experiment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("seeded") / "run"
-    train.train(experiment, SEED, workdir)
+    loop.train(experiment, SEED, workdir)
     return workdir
 
 
@@ -164,7 +166,7 @@ def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finishe
     found = np.asarray(loaded.logits(loaded.params, images))
     expected = logits_of_the_run(experiment, result.state.averaged, images)
     np.testing.assert_array_equal(found, np.asarray(expected))
-    judged = train.evaluate(experiment, loaded.params)
+    judged = loop.evaluate(experiment, loaded.params)
     assert judged["test_accuracy"] == np.mean(found.argmax(axis=1) == labels)
     assert judged.items() <= result.rows[-1].items()
     not_averaged = np.asarray(loaded.logits(result.state.params, images))
@@ -174,14 +176,14 @@ def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finishe
 def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_path):
     config = tiny(num_steps=1, precision="bfloat16")
     config.model = {"name": "convnet", "width": 4}
-    experiment = train.build(config, own_data())
+    experiment = loop.build(config, own_data())
     state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))  # compiling a step is slow
     write_run(tmp_path / "run", experiment, state)
     export.export(tmp_path / "run", tmp_path / "out")
     loaded = export.load(tmp_path / "out")
 
     @jax.jit
-    def evaluate(params, images, labels):  # as `experiment.build` writes it
+    def evaluate(params, images, labels):  # as `trainer.build` writes it
         logits = loaded.model.logits(params, loaded.prepare(images))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
@@ -199,7 +201,7 @@ def write_run(workdir, experiment, state):
     workdir.mkdir()
     files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
     files.write_json(workdir / "plan.json", plan)
-    files.write_json(workdir / "summary.json", train.summarize(experiment, None, facts))
+    files.write_json(workdir / "summary.json", loop.summarize(experiment, None, facts))
     with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(
             int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}
@@ -646,8 +648,8 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
 
 
 def test_a_model_of_ones_own_is_released_and_read_by_whoever_names_it(tmp_path, monkeypatch):
-    built = train.build(tiny(**{"model.name": "examples.own_model:mlp"}), own_data())
-    result = train.train(built, None, tmp_path / "run")
+    built = loop.build(tiny(**{"model.name": "examples.own_model:mlp"}), own_data())
+    result = loop.train(built, None, tmp_path / "run")
     message = "the model is examples.own_model:mlp, code that is not bam's"
     with pytest.raises(ValueError, match=message):
         export.export(tmp_path / "run", tmp_path / "out")

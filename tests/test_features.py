@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from bam import export, parts, train
-from bam.data import datasets, features, photographs
+from bam.data import datasets, features
 from bam.data.scattering import scattering
+from bam.data.sources import photographs
+from bam.release import export
+from bam.training import loop, registry
 from configs import digits
 
 KYMATIO = Path(__file__).with_name("scattering_kymatio.npy")
@@ -38,7 +40,7 @@ def config_on(cache, **overrides):
 
 @pytest.fixture(autouse=True)
 def forget():
-    parts._datasets.clear()
+    registry._datasets.clear()
 
 
 def test_scattering_is_kymatios():
@@ -122,7 +124,7 @@ def test_groups_that_do_not_divide_are_refused():
 def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
     said = []
     config = config_on(tmp_path / "kept")
-    first = parts.make_dataset(config.dataset, config.features, said.append)
+    first = registry.make_dataset(config.dataset, config.features, said.append)
     assert [line.split(",")[0] for line in said] == [
         "features of 1",
         "features of 360 images",
@@ -130,8 +132,8 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
     written = sorted((tmp_path / "kept").iterdir())
     assert len(written) == 2
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written)
-    parts._datasets.clear()
-    second = parts.make_dataset(config.dataset, config.features, said.append)
+    registry._datasets.clear()
+    second = registry.make_dataset(config.dataset, config.features, said.append)
     assert len(said) == 2
     for a, b in zip(first.train, second.train, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -145,7 +147,7 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "other numbers", "empty", "pickle", "zip", "header"])
 def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
     config = config_on(tmp_path)
-    first = parts.make_dataset(config.dataset, config.features)
+    first = registry.make_dataset(config.dataset, config.features)
     for path in tmp_path.iterdir():
         whole = path.read_bytes()
         if damage == "cut":
@@ -160,9 +162,9 @@ def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
             np.save(path, np.array([{}], dtype=object), allow_pickle=True)
         else:
             np.save(path, np.load(path) + 1)
-    parts._datasets.clear()
+    registry._datasets.clear()
     said = []
-    again = parts.make_dataset(config.dataset, config.features, said.append)
+    again = registry.make_dataset(config.dataset, config.features, said.append)
     np.testing.assert_array_equal(first.train.images, again.train.images)
     assert sum("computed again" in line for line in said) == 2
 
@@ -209,7 +211,7 @@ def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
     config = config_on(tmp_path / "file" / "below")
-    found = parts.make_dataset(config.dataset, config.features, said.append)
+    found = registry.make_dataset(config.dataset, config.features, said.append)
     assert found.train.images.shape == (1437, 2, 2, 81)
     assert any("not kept" in line for line in said)
 
@@ -264,9 +266,9 @@ def test_a_map_that_mixes_images_is_refused():
         section = {"name": f"{__name__}:mixing", "cache": "", "strength": strength}
         config.features = ConfigDict(section)
         with pytest.raises(ValueError, match="depend on the images beside it"):
-            train.build(config)
+            loop.build(config)
     config.features = ConfigDict({"name": f"{__name__}:by_pixel", "cache": ""})
-    assert train.build(config).dataset.train.images.max() == 2
+    assert loop.build(config).dataset.train.images.max() == 2
 
 
 @pytest.mark.parametrize(
@@ -285,8 +287,8 @@ def test_features_that_cannot_be_are_refused(feature_map, match):
 
 def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path):
     config = config_on(tmp_path, **{"dataset.holdout": 100})
-    of_features = parts.make_dataset(config.dataset, config.features)
-    of_images = parts.make_dataset(config.dataset)
+    of_features = registry.make_dataset(config.dataset, config.features)
+    of_images = registry.make_dataset(config.dataset)
     for a, b in ((of_features.train, of_images.train), (of_features.test, of_images.test)):
         np.testing.assert_array_equal(a.labels, b.labels)
         expected = scattering(9)(b.images[:20].astype(np.float32) / 255)
@@ -311,7 +313,7 @@ def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path):
 )
 def test_what_features_cannot_go_with_is_refused(tmp_path, change, match):
     with pytest.raises(ValueError, match=match):
-        train.build(config_on(tmp_path, **change))
+        loop.build(config_on(tmp_path, **change))
 
 
 def test_zeros_of_the_shape_of_features_take_no_memory():
@@ -323,8 +325,8 @@ def test_zeros_of_the_shape_of_features_take_no_memory():
 
 def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     config = config_on(tmp_path / "kept")
-    built = train.build(config)
-    result = train.train(built, 1, tmp_path / "run")
+    built = loop.build(config)
+    result = loop.train(built, 1, tmp_path / "run")
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
     released = export.load(tmp_path / "out")
     images, labels = datasets.load("digits").test

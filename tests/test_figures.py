@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bam import parts, plotting
+from bam.training import plotting, registry
 from scripts.paper import effects
 from tests.cases import run_command
 
@@ -108,7 +108,7 @@ def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():
     assert list(styles) == ["BAM (SAM), λ = 0.1", "BAM (SAM), λ = 0.01", "DP-SGD"]
     assert sum(styles["BAM (SAM), λ = 0.1"]["color"]) < sum(styles["BAM (SAM), λ = 0.01"]["color"])
     assert len({str(style) for style in styles.values()}) == 3
-    assert parts.strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1
+    assert registry.strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1
 
 
 def test_bias_against_the_batch_sizes_that_were_trained_with(tmp_path):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam import sampling
+from bam.core import sampling
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import hardware as benchmark

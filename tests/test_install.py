@@ -46,11 +46,12 @@ print(bam.__file__)
 
 # Each prints what it is told when it needs what is not there.
 MISSING = """
-from bam.data import builtin, common
+from bam.data import common
+from bam.data.sources import builtin
 for attempt in (
     lambda: __import__("bam.models"),
-    lambda: __import__("bam.checkpoint"),
-    lambda: __import__("bam.report"),
+    lambda: __import__("bam.training.checkpoint"),
+    lambda: __import__("bam.training.rundir"),
     builtin.digits,
     lambda: common.decode_images([b""], "a.parquet", (8, 8, 1)),
 ):
@@ -164,7 +165,10 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
         if optional & set(map(canonicalize_name, names))
     }
     assert modules >= {"flax", "matplotlib", "ml_collections", "orbax", "pyarrow", "sklearn"}
-    listing = "import sys; import bam; print(*sys.modules); import bam.report; print(*sys.modules)"
+    listing = (
+        "import sys; import bam; print(*sys.modules); import bam.training.rundir; "
+        "print(*sys.modules)"
+    )
     answer = run(sys.executable, "-c", listing, cwd=ROOT)
     core, report = (
         {name.partition(".")[0] for name in x.split()} for x in answer.stdout.split("\n", 1)
@@ -175,7 +179,7 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
 
 def test_pictures_name_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.find_spec("bam.plotting")
+    spec = importlib.util.find_spec("bam.training.plotting")
     with pytest.raises(extras.MissingExtraError) as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert (

@@ -8,7 +8,7 @@ import pytest
 
 import bam
 from bam import testing
-from bam.noise import next_noise
+from bam.core.noise import next_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
 from bam.testing import oracles as oracles_check

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from bam import files, sampling, train
-from bam.checkpoint import Checkpoints
-from bam.ledger import Ledger
-from bam.report import RunFiles
+from bam import files
+from bam.core import sampling
+from bam.training import loop
+from bam.training.checkpoint import Checkpoints
+from bam.training.ledger import Ledger
+from bam.training.rundir import RunFiles
 from configs import digits
 from tests.cases import assert_same_bits, run_command
 
@@ -87,7 +89,7 @@ class Steps:
             return False
 
         on_row = lambda row: row["step"] and self.at("shown")  # noqa: E731
-        return train.train(self.experiment, seed, workdir, on_row, stop, **options)
+        return loop.train(self.experiment, seed, workdir, on_row, stop, **options)
 
     def run_killed(self, workdir, kills, seed=None):
         """Killed at each of these points, then let alone; returns its summary."""
@@ -105,12 +107,12 @@ class Steps:
 
 @pytest.fixture(scope="module")
 def experiment():
-    return train.build(tiny())
+    return loop.build(tiny())
 
 
 @pytest.fixture(scope="module")
 def spared():
-    return train.build(tiny(spare_steps=2))
+    return loop.build(tiny(spare_steps=2))
 
 
 @pytest.fixture
@@ -236,10 +238,10 @@ def test_spare_steps_are_planned_for_with_more_noise_and_make_up_for_lost_ones(
 
 def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_path):
     calls = iter(range(3))
-    with pytest.raises(train.StoppedError, match="after step 3 of 5"):
-        train.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
+    with pytest.raises(loop.StoppedError, match="after step 3 of 5"):
+        loop.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
     assert begun(tmp_path) == 3  # told to stop, it loses nothing
-    result = train.train(spared, None, tmp_path, say=pytest.fail)
+    result = loop.train(spared, None, tmp_path, say=pytest.fail)
     assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
     assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
 
@@ -247,7 +249,7 @@ def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_p
 def test_with_a_seed_lost_steps_are_repeated_to_the_bit_and_need_no_ledger(
     experiment, steps, tmp_path
 ):
-    whole = train.train(experiment, 0)
+    whole = loop.train(experiment, 0)
     kills = [("shown", 1), ("shown", 4), ("computed", 2)]
     summary = steps.run_killed(tmp_path, kills, seed=0)
     assert summary["steps_taken"] == summary["steps_begun"] == NUM_STEPS < steps.computed
@@ -259,7 +261,7 @@ def test_with_a_seed_lost_steps_are_repeated_to_the_bit_and_need_no_ledger(
 
 
 def test_ordinary_training_has_nothing_to_spend_and_needs_no_ledger(monkeypatch, tmp_path):
-    steps = Steps(train.build(tiny("non_private")), monkeypatch)
+    steps = Steps(loop.build(tiny("non_private")), monkeypatch)
     assert steps.run_killed(tmp_path, [("shown", 3), ("shown", 3)])["steps_taken"] == NUM_STEPS
     assert not (tmp_path / "steps_begun").exists()
 
@@ -339,7 +341,7 @@ def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, s
     shutil.rmtree(killed / "checkpoints")
     plan = dataclasses.replace(experiment.plan, spare_steps=1)
     with pytest.raises(ValueError, match="plan's spare_steps = 0, not 1"):
-        train.train(dataclasses.replace(experiment, plan=plan), None, killed)
+        loop.train(dataclasses.replace(experiment, plan=plan), None, killed)
     (killed / "config.json").unlink()
     with pytest.raises(ValueError, match=r"has steps of a run without a config\.json"):
         steps.run(killed)
@@ -356,7 +358,7 @@ def test_two_processes_that_no_lock_keeps_apart_take_no_step_that_is_not_counted
                 steps.run(tmp_path, kill=("shown", 1))
 
     with pytest.raises(BlockingIOError, match="another process is training in"):
-        train.train(steps.experiment, None, tmp_path, on_row=intrude)
+        loop.train(steps.experiment, None, tmp_path, on_row=intrude)
     assert (steps.computed, begun(tmp_path)) == (3, 4)  # the fourth was counted, then refused
     assert steps.run(tmp_path).summary["steps_taken"] == 3
     assert (steps.computed, begun(tmp_path)) == (4, NUM_STEPS)
@@ -410,7 +412,7 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
     images[5, 3, 3] += 1
     changed = dataset._replace(train=dataset.train._replace(images=images))
     with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):
-        train.train(dataclasses.replace(experiment, dataset=changed), None, killed)
+        loop.train(dataclasses.replace(experiment, dataset=changed), None, killed)
 
     (other / "data_key").unlink()
     with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):

@@ -11,9 +11,9 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import bam
-from bam import sampling
 from bam.audit import checks
-from bam.privacy import accounting, fixed_size, gdp, mechanisms
+from bam.core import sampling
+from bam.privacy import accounting, fixed_size, mechanisms, tradeoff
 from bam.privacy.fixed_size import epsilon_of_fixed_size, least_epsilon_of_fixed_size
 
 FIXED = {"num_examples": 1000, "batch_size": 40, "num_steps": 200, "delta": 1e-5}
@@ -79,7 +79,7 @@ def test_without_sampling_the_pair_is_two_gaussians_a_distance_of_two_apart(num_
     found = least_epsilon_of_fixed_size(
         noise_multiplier=4.0, num_examples=10, batch_size=10, num_steps=num_steps, delta=1e-5
     )
-    exact = gdp.epsilon_of_mu(2 * num_steps**0.5 / 4.0, 1e-5)
+    exact = tradeoff.epsilon_of_mu(2 * num_steps**0.5 / 4.0, 1e-5)
     assert exact * (1 - 1e-3) < found <= exact
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import bam
-from bam import models, tree
-from bam.grid import GaussianNoise
+from bam import models
+from bam.core import pytree
+from bam.core.fixed_point import GaussianNoise
+from bam.core.oracles import own_weights
 from bam.models.layers import (
     Conv,
     GroupNorm,
@@ -18,7 +20,6 @@ from bam.models.layers import (
     mish,
     standardise_weights,
 )
-from bam.oracles import own_weights
 from tests.cases import distance, norm64
 
 
@@ -43,7 +44,7 @@ def derivatives(fn, *arguments):
         jax.jvp(fn, arguments, directions)[1],
         gradient(*arguments),
         jax.linearize(gradient, *arguments)[1](*directions),
-        jax.grad(lambda *a: tree.l2_norm(gradient(*a)), positions)(*arguments),
+        jax.grad(lambda *a: pytree.l2_norm(gradient(*a)), positions)(*arguments),
         jax.vmap(gradient)(*jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)]), arguments)),
     )
 
@@ -287,7 +288,7 @@ GOLDEN_COUNTS = [
 def test_models_have_the_papers_parameter_counts(name, num_classes, width, options, count):
     module = models.create(name, num_classes, width, **options)
     model = models.as_functions(module, (32, 32, 3))
-    assert tree.num_params(jax.eval_shape(model.init, jax.random.key(0))) == count
+    assert pytree.num_params(jax.eval_shape(model.init, jax.random.key(0))) == count
 
 
 @pytest.mark.parametrize(

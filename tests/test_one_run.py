@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from jax_privacy import auditing
 
-from bam import parts, sampling
 from bam.audit import one_run, whole_run
-from bam.privacy import gdp
+from bam.core import sampling
+from bam.privacy import tradeoff
+from bam.training import registry
 from configs import base
 from tests import cases
 
@@ -84,7 +85,7 @@ def test_every_other_example_has_the_gradient_of_the_users_method(method):
     oracle = one_run.with_canaries(loss, section, 3)
     params = cases.mlp_params()
     example = {"image": jnp.ones(3), "label": jnp.asarray(1)}
-    own = parts.make_oracle(section, loss)
+    own = registry.make_oracle(section, loss)
     cases.assert_same_bits(oracle.grad(params, example), own.grad(params, example))
     moved = [one.ascend(params, params) for one in (oracle, own)]
     cases.assert_same_bits(*moved)
@@ -113,7 +114,7 @@ def test_the_bounds_are_those_of_jax_privacy(guesses):
     assert abs(one_run.epsilon_any_mechanism(*guesses, 1e-5) - expected) < 1e-5
     expected = auditing._epsilon_one_run_fdp(0.0, *guesses, 0.05, 1e-5)
     for epsilon in (0.98 * expected, 1.02 * expected + 1e-3):
-        f = gdp.gaussian_tradeoff(mu_of(epsilon))
+        f = tradeoff.gaussian_tradeoff(mu_of(epsilon))
         assert one_run.tradeoff_is_possible(f, *guesses) == (epsilon > expected)
 
 
@@ -121,7 +122,9 @@ def mu_of(epsilon):
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if gdp.epsilon_of_mu(middle, 1e-5) < epsilon else (low, middle)
+        low, high = (
+            (middle, high) if tradeoff.epsilon_of_mu(middle, 1e-5) < epsilon else (low, middle)
+        )
     return low
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam import export, provenance, report, statement
 from bam.privacy.plan import make_plan
+from bam.release import export, statement
+from bam.training import provenance, rundir
 from configs import base, digits
 from scripts.lib import page
 from tests.cases import run_command
@@ -22,7 +23,7 @@ MEASURED = {"fraction_clipped": 0.71234567, "gradient_norm": 1.6543217, "bias_no
 
 
 def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, begun=4, **summary):
-    """The records of a run of four steps, as `train.train` leaves them."""
+    """The records of a run of four steps, as `loop.train` leaves them."""
     config = digits.get_config("bam_sam" if private else "non_private")
     config.update({"accountant": "rdp", "num_steps": 4, "seed": seed, "delta": 1.4e-5})
     config.dataset.path, config.diagnostics.every = SECRET_PATH, int(diagnosed)
@@ -42,7 +43,7 @@ def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, beg
     facts |= dict.fromkeys(export.RECORDED, "recorded") | plan.to_json()
     facts |= {"device": "cpu", "versions": provenance.versions(), "steps_begun": begun} | summary
     folder.mkdir()
-    for name, found in (("config", report.as_json(config)), ("plan", plan.to_json())):
+    for name, found in (("config", rundir.as_json(config)), ("plan", plan.to_json())):
         (folder / f"{name}.json").write_text(json.dumps(found))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if finished:
@@ -247,7 +248,7 @@ def test_code_that_the_records_name_is_not_run(tmp_path):
 
 
 def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
-    config = report.as_json(base.get_config("dp_sat"))
+    config = rundir.as_json(base.get_config("dp_sat"))
     command, missing = page.command_of(config)
     assert (command.count("--config"), missing) == (1, [])
     config["epsilon"], config["optimizer"]["momentum"] = 1.5, 0.9

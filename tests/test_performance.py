@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bam import train
+from bam.training import loop
 from configs import digits
 from scripts.benchmarks import performance
 from scripts.lib import pages
@@ -91,4 +91,4 @@ def test_one_run_each_on_digits_and_mnist_is_shown_and_gives_away_less_than_it_c
 
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
     text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
-    assert train.build(digits.get_config("dp_sgd")).plan.describe() in text
+    assert loop.build(digits.get_config("dp_sgd")).plan.describe() in text

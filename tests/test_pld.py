@@ -9,7 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
 import bam
-from bam.privacy import gdp, groups, pld
+from bam.privacy import groups, pld, tradeoff
 from tests.cases import run_command
 
 loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
@@ -24,7 +24,7 @@ def least_epsilon(mu, num_steps, delta):
     they have at least w times the δ that it has at ε + log 1/w.
     """
     log_w = num_steps * math.log1p(NEARLY_ALL - 1)
-    return gdp.epsilon_of_mu(mu, delta * math.exp(-log_w)) + log_w
+    return tradeoff.epsilon_of_mu(mu, delta * math.exp(-log_w)) + log_w
 
 
 def spent_by_pld(mu, num_steps, delta, spacing=pld.FINE):
@@ -47,7 +47,7 @@ def test_steps_that_are_one_gaussian_cost_no_less_and_more_as_the_docstring_says
     # What the tables add to the variance, where they have more than a few entries; and rounding.
     tabled = math.sqrt(mu**2 + num_steps * spacing**2 / 6)
     if mu / math.sqrt(num_steps) > spacing / 2:
-        assert spent <= 1.001 * gdp.epsilon_of_mu(tabled, delta - 2 * pld.ROUNDING * num_steps)
+        assert spent <= 1.001 * tradeoff.epsilon_of_mu(tabled, delta - 2 * pld.ROUNDING * num_steps)
 
 
 def test_what_rounding_and_tables_from_below_do_is_seen_by_the_same_bound():
@@ -113,7 +113,7 @@ def test_what_rounding_hides_is_refused_and_without_sampling_there_is_no_roundin
         )
     assert 0 < bam.epsilon(**run, delta=1e-12, accountant="rdp") < 10
     run["sampling_prob"] = 1.0
-    exact = gdp.epsilon_of_mu(1.0, 1e-11)
+    exact = tradeoff.epsilon_of_mu(1.0, 1e-11)
     assert bam.epsilon(**run, delta=1e-11) == pytest.approx(exact, rel=1e-6)
 
 

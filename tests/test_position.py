@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 import bam
-from bam import places, sampling
+from bam.core import places, sampling
 from bam.privacy.plan import make_plan
 
 ROOT = Path(__file__).parents[1]

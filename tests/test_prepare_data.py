@@ -5,8 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from bam.data import archives, datasets, prepared
+from bam.data import datasets
 from bam.data.common import DataError
+from bam.data.sources import archives, prepared
 from scripts import prepare_data
 from tests.cases import run_command
 

@@ -10,20 +10,12 @@ import pytest
 import safetensors.numpy
 from flax import traverse_util
 
-from bam import (
-    experiment,
-    export,
-    models,
-    parts,
-    pretrained,
-    report,
-    statement,
-    train,
-    tree,
-    tuning,
-)
+from bam import models
 from bam.audit import whole_run
+from bam.core import pytree
 from bam.data import datasets
+from bam.release import export, statement
+from bam.training import finetune, loop, registry, rundir, trainer, tuning
 from configs import base, digits
 from scripts.lib import ahead
 from tests.cases import assert_close, assert_same_bits, distance, random_images, run_command
@@ -49,7 +41,7 @@ def tiny(**overrides):
 
 
 def model():
-    module = parts.make_model(tiny().model, 3)
+    module = registry.make_model(tiny().model, 3)
     return models.as_functions(module, (4, 4, 1))
 
 
@@ -70,14 +62,14 @@ def file(given, tmp_path_factory):
 @pytest.fixture(scope="module")
 def of_head(file):
     """An experiment that trains the last layer alone, from the file's weights."""
-    return train.build(tiny(init_from=str(file), trainable=HEAD), own_data())
+    return loop.build(tiny(init_from=str(file), trainable=HEAD), own_data())
 
 
 @pytest.fixture(scope="module")
 def finished(of_head, tmp_path_factory):
     """A run of it without a seed: its workdir and what it left in memory."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    return workdir, train.train(of_head, None, workdir)
+    return workdir, loop.train(of_head, None, workdir)
 
 
 def test_what_is_frozen_never_changes_and_nothing_else_of_its_shape_exists(
@@ -104,13 +96,13 @@ def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, gi
     own, _ = of_head.means(state, data, np.arange(8, dtype=np.int32))
     images = datasets.prepare(of_head.dataset, of_head.dataset.train.images[:8])
     examples = {"image": images[:, None], "label": jnp.asarray(of_head.dataset.train.labels[:8])}
-    params = pretrained.merge(state.params, state.frozen)
+    params = finetune.merge(state.params, state.frozen)
     assert_same_bits(
         params, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(given, sep="/"))
     )
     whole = jax.vmap(jax.grad(model().loss), (None, 0))(params, examples)
-    trained, _ = pretrained.split(whole, HEAD)
-    of_trained, of_all = (np.asarray(jax.vmap(tree.l2_norm)(t)) for t in (trained, whole))
+    trained, _ = finetune.split(whole, HEAD)
+    of_trained, of_all = (np.asarray(jax.vmap(pytree.l2_norm)(t)) for t in (trained, whole))
     np.testing.assert_allclose(own.norms, of_trained, rtol=1e-4)
     assert np.all(of_all > 1.01 * of_trained)  # the control: another norm would be seen
     scale = np.minimum(1, 0.1 / of_trained)
@@ -122,25 +114,25 @@ def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, gi
 
 def test_two_devices_train_the_same_part_from_the_same_weights(of_head, file):
     config = tiny(init_from=str(file), trainable=HEAD)
-    shared = train.build(config, own_data(), jax.devices()[:2])
-    one, two = (train.train(built, 0).state for built in (of_head, shared))
+    shared = loop.build(config, own_data(), jax.devices()[:2])
+    one, two = (loop.train(built, 0).state for built in (of_head, shared))
     assert_same_bits(two.frozen, one.frozen)
     assert two.frozen["Dense_0"]["kernel"].sharding.num_devices == 2
     assert_close(two.params, one.params, rtol=1e-4, atol=1e-6)
-    other = train.train(of_head, 1).state
+    other = loop.train(of_head, 1).state
     assert distance(other.params, one.params) > 1000 * distance(two.params, one.params)
 
 
 def test_with_nothing_frozen_the_program_is_the_same():
     params = jax.eval_shape(model().init, jax.random.key(0))
-    assert pretrained.split(params, "") == (params, {}) == pretrained.split(params, "Dense")
-    assert pretrained.merge(params, {}) is params
-    example = parts.example_like(tiny(), (4, 4, 1))
+    assert finetune.split(params, "") == (params, {}) == finetune.split(params, "Dense")
+    assert finetune.merge(params, {}) is params
+    example = registry.example_like(tiny(), (4, 4, 1))
 
     def program(trainable):
-        trained, frozen = pretrained.split(params, trainable)
+        trained, frozen = finetune.split(params, trainable)
         frozen = jax.tree.map(lambda x: jnp.zeros(x.shape), frozen)
-        loss = pretrained.with_frozen(model().loss, frozen)
+        loss = finetune.with_frozen(model().loss, frozen)
         return str(jax.make_jaxpr(jax.grad(loss))(trained, example))
 
     assert program("") == str(jax.make_jaxpr(jax.grad(model().loss))(params, example))
@@ -151,12 +143,12 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
     workdir, result = finished
     export.export(workdir, tmp_path / "out", own_model="examples.own_model:mlp")
     released = export.load(tmp_path / "out", "examples.own_model:mlp")
-    expected = pretrained.merge(result.state.averaged, result.state.frozen)
+    expected = finetune.merge(result.state.averaged, result.state.frozen)
     assert_same_bits(released.params, expected)
-    judged = train.evaluate(of_head, released.params)
+    judged = loop.evaluate(of_head, released.params)
     assert judged.items() <= result.rows[-1].items()
 
-    going_on = train.build(tiny(init_from=str(tmp_path / "out")), own_data())
+    going_on = loop.build(tiny(init_from=str(tmp_path / "out")), own_data())
     assert_same_bits(going_on.init(3).params, expected)
     images = of_head.dataset.test.images
     inputs = datasets.prepare(of_head.dataset, images)
@@ -165,7 +157,7 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
         model().logits(going_on.init(3).params, inputs),
         rtol=1e-5,
     )
-    pretrained.save(released.params, tmp_path / "saved")
+    finetune.save(released.params, tmp_path / "saved")
     release = tmp_path / "out" / "weights.safetensors"
     assert (tmp_path / "saved").read_bytes() == release.read_bytes()
 
@@ -178,7 +170,7 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
 
 
 def test_a_statement_says_that_weights_began_at_random(finished):
-    config, summary = (report.read_json(finished[0] / f"{x}.json") for x in ("config", "summary"))
+    config, summary = (rundir.read_json(finished[0] / f"{x}.json") for x in ("config", "summary"))
     at_random = statement.unaccounted(config, summary | {"init_digest": "", "num_frozen": 0}, False)
     assert "| weights before training | at random |" in at_random
 
@@ -186,11 +178,11 @@ def test_a_statement_says_that_weights_began_at_random(finished):
 def test_what_begins_afresh_is_not_taken_from_the_file(file, given):
     config = tiny(init_from=str(file), init_fresh=HEAD)
     other_head = own_data()._replace(num_classes=7)  # the file's shapes do not matter there
-    params = train.build(config, other_head).init(0).params
+    params = loop.build(config, other_head).init(0).params
     np.testing.assert_array_equal(params["Dense_0"]["kernel"], given["Dense_0/kernel"])
     assert params["Dense_1"]["kernel"].shape == (4, 7)
     with pytest.raises(ValueError, match=r"other shapes or types than the model: Dense_1/bias"):
-        train.build(tiny(init_from=str(file)), other_head)
+        loop.build(tiny(init_from=str(file)), other_head)
 
 
 def without(given, name):
@@ -221,10 +213,10 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(message, given, tmp_pat
         like, spoil = dict.fromkeys("abcd", np.ones(2)), lambda g: {}
     else:
         path.write_bytes(safetensors.numpy.save(given))
-        assert set(pretrained.load(str(path), "", like).named) == set(given)  # the control
+        assert set(finetune.load(str(path), "", like).named) == set(given)  # the control
     path.write_bytes(safetensors.numpy.save(spoil(given)))
     with pytest.raises(ValueError, match=message) as error:
-        pretrained.load(str(tmp_path), "", like)
+        finetune.load(str(tmp_path), "", like)
     assert str(error.value).count("\n") == 0 and str(path) in str(error.value)
 
 
@@ -232,7 +224,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(message, given, tmp_pat
 def test_a_path_without_weights_is_one_line(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"weights|no such file"):
-        pretrained.load(path, "", {"a": np.ones(2)})
+        finetune.load(path, "", {"a": np.ones(2)})
 
 
 def test_nothing_but_safetensors_is_read(tmp_path):
@@ -242,10 +234,10 @@ def test_nothing_but_safetensors_is_read(tmp_path):
         path = tmp_path / str(i)
         path.write_bytes(content)
         with pytest.raises(ValueError, match="no safetensors file"):
-            pretrained.load(str(path), "", {"a": np.ones(1)})
+            finetune.load(str(path), "", {"a": np.ones(1)})
     np.savez(tmp_path / "weights.npz", a=np.ones(1))
     with pytest.raises(ValueError, match="no safetensors file"):
-        pretrained.load(str(tmp_path / "weights.npz"), "", {"a": np.ones(1)})
+        finetune.load(str(tmp_path / "weights.npz"), "", {"a": np.ones(1)})
 
 
 @pytest.mark.parametrize(
@@ -260,13 +252,13 @@ def test_nothing_but_safetensors_is_read(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_timed(overrides, message, file, monkeypatch):
-    monkeypatch.setattr(experiment.tuning, "tuned", lambda *_: pytest.fail("it was tuned"))
+    monkeypatch.setattr(trainer.tuning, "tuned", lambda *_: pytest.fail("it was tuned"))
     overrides = {k: str(file) if v == "FILE" else v for k, v in overrides.items()}
     with pytest.raises((ValueError, OSError), match=message) as error:
-        train.build(tiny(**overrides), own_data())
+        loop.build(tiny(**overrides), own_data())
     assert "\n" not in str(error.value)
     with pytest.raises(pytest.fail.Exception, match="it was tuned"):
-        train.build(tiny(), own_data())
+        loop.build(tiny(), own_data())
 
 
 def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path):
@@ -284,19 +276,19 @@ def test_a_resumed_run_keeps_what_it_froze_and_no_other_file_goes_on(file, given
     own_file.write_bytes(file.read_bytes())
     # The first layer begins at random, and is frozen: no file could tell what it was.
     config = tiny(init_from=str(own_file), init_fresh="Dense_0", trainable=HEAD)
-    built = train.build(config, own_data())
-    whole = train.train(built, 0)
+    built = loop.build(config, own_data())
+    whole = loop.train(built, 0)
     calls = iter(range(2))
-    with pytest.raises(train.StoppedError):
-        train.train(built, 0, tmp_path / "run", lambda row: None, lambda: next(calls, None) is None)
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, 0, tmp_path / "run", lambda row: None, lambda: next(calls, None) is None)
 
     changed = given | {"Dense_1/bias": given["Dense_1/bias"] + 1}
     own_file.write_bytes(safetensors.numpy.save(changed))
     with pytest.raises(ValueError, match=r"began from other weights than those in .*mine"):
-        train.train(train.build(config, own_data()), 0, tmp_path / "run")
+        loop.train(loop.build(config, own_data()), 0, tmp_path / "run")
 
     own_file.write_bytes(file.read_bytes())
-    resumed = train.train(train.build(config, own_data()), 0, tmp_path / "run")
+    resumed = loop.train(loop.build(config, own_data()), 0, tmp_path / "run")
     for of in ("params", "averaged", "frozen", "opt_state"):
         assert_same_bits(getattr(resumed.state, of), getattr(whole.state, of))
     assert not np.array_equal(whole.state.frozen["Dense_0"]["kernel"], given["Dense_0/kernel"])
@@ -307,10 +299,10 @@ def test_a_run_older_than_a_key_goes_on_where_the_key_asks_for_nothing(tmp_path)
     recorded = config.to_dict()
     del recorded["trainable"], recorded["features"]
     (tmp_path / "config.json").write_text(json.dumps(recorded))
-    report.check_resumable(tmp_path, config)
+    rundir.check_resumable(tmp_path, config)
     config.trainable = "Norm"
     with pytest.raises(ValueError, match="a run with trainable = None, not 'Norm'"):
-        report.check_resumable(tmp_path, config)
+        rundir.check_resumable(tmp_path, config)
 
 
 def test_time_and_arithmetic_are_found_for_the_trained_part():
@@ -326,4 +318,4 @@ def test_the_names_are_those_of_a_release():
     assert re.fullmatch(r"\w+/\w+", next(iter(SHAPES)))
     params = jax.eval_shape(model().init, jax.random.key(0))
     found = {name: x.shape for name, x in traverse_util.flatten_dict(params, sep="/").items()}
-    assert found == SHAPES and tree.num_params(params) == 83
+    assert found == SHAPES and pytree.num_params(params) == 83

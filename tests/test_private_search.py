@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import export, files, score, train
+from bam import files
 from bam.data import datasets
 from bam.privacy import selection
+from bam.release import export
+from bam.training import loop, score
 from configs import digits
 from tests.cases import run_command
 
@@ -207,11 +209,11 @@ def test_a_trial_is_scored_on_held_out_images_if_told(tmp_path):
 def test_the_number_of_correct_predictions_is_that_of_the_whole_split():
     config = digits.get_config("dp_sgd")
     config.accountant, config.model.name, config.num_steps = "rdp", "linear", 1
-    experiment = train.build(config)
+    experiment = loop.build(config)
     params = experiment.init(0).params
     whole = experiment.dataset.test
     found = score.num_correct(experiment, params, whole)
-    expected = train.evaluate(experiment, params)["test_accuracy"] * len(whole.labels)
+    expected = loop.evaluate(experiment, params)["test_accuracy"] * len(whole.labels)
     assert found == round(expected)
     alone = [
         score.num_correct(experiment, params, datasets.Split(*(x[i : i + 1] for x in whole)))

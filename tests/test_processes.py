@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from bam import train
-from bam.checkpoint import Checkpoints
+from bam.training import loop
+from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests.cases import Command, assert_same_bits, distance, run_command
 
@@ -29,7 +29,7 @@ def settings(**changes):
 def built(**changes):
     config = digits.get_config("dp_sat")
     config.update_from_flattened_dict(settings(**changes))
-    return train.build(config)
+    return loop.build(config)
 
 
 def by_hand(i):
@@ -85,7 +85,7 @@ def rows_of(workdir):
 
 
 def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path):
-    whole = train.train(built(), 3)
+    whole = loop.train(built(), 3)
     workdir = tmp_path / "run"
 
     with two_processes(workdir) as processes:
@@ -117,7 +117,7 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
         rows[12]["not_private/bias_norm"], whole.rows[12]["not_private/bias_norm"], rtol=1e-3
     )
     # Control: what another seed does is far more.
-    other = train.train(built(), 4).state.params
+    other = loop.train(built(), 4).state.params
     assert distance(other, whole.state.params) > 100 * distance(state.params, whole.state.params)
 
 
@@ -136,7 +136,7 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
     assert (workdir / "steps_begun").stat().st_size == before[-1]["step"]  # counted once, not twice
-    result = train.train(built(seed=None), None, workdir)
+    result = loop.train(built(seed=None), None, workdir)
     assert result.rows[: len(before)] == before
     assert result.summary["num_processes"] == 1
     assert result.summary["test_accuracy"] > 0.5  # batches and noise made sense together
@@ -153,7 +153,7 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(experiment.with_plan(plan), None, workdir, on_row=crash)
+        loop.train(experiment.with_plan(plan), None, workdir, on_row=crash)
     with two_processes(workdir, seed="") as processes:
         done = [process.wait() for process in processes]
     assert [process.returncode for process in done] == [0, 0], done

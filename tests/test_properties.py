@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import bam
-from bam import sampling, train
+from bam.core import sampling
+from bam.core.clipping import ROUNDING
 from bam.data import datasets
-from bam.experiment import build
 from bam.privacy import plan as plans
-from bam.transforms import ROUNDING
+from bam.training import loop
+from bam.training.trainer import build
 from configs import digits
 from tests.cases import norm64
 
@@ -255,7 +256,7 @@ def config_of_small(**changes):
 
 def test_a_class_without_examples_is_trained_like_any_other():
     built = build(config_of_small(), small_dataset([0, 2, 0, 2, 2, 0], num_classes=4))
-    result = train.train(built, 0)
+    result = loop.train(built, 0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
     assert result.state.params["bias"].shape == (4,)
 

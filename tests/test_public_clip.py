@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import models, train, tree
+from bam import models
+from bam.core import pytree
 from bam.data import datasets
-from bam.public_clip import clip_norm_from_public
+from bam.training import loop
+from bam.training.public_clip import clip_norm_from_public
 from configs import digits, mnist
 
 LINEAR = {"name": "linear", "width": 1}
@@ -28,7 +30,7 @@ def test_it_is_the_quantile_of_the_norms_one_computes_one_by_one(public):
     params = model.init(jax.random.key(0))
     images = datasets.normalize(public, public.train.images)
     norms = [
-        tree.l2_norm(
+        pytree.l2_norm(
             jax.grad(model.loss)(params, {"image": jnp.asarray(image)[None], "label": jnp.int32(y)})
         )
         for image, y in zip(images, public.train.labels, strict=True)
@@ -83,7 +85,7 @@ def test_the_plan_states_it_and_the_private_images_do_not_change_it():
         config.public_clip.quantile = 0.5
         config.public_clip.dataset = "digits"
         config.public_clip.num_steps = 1
-        return train.build(config, dataset).plan
+        return loop.build(config, dataset).plan
 
     assert plan(0).clip_norm == plan(255).clip_norm
     assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
@@ -93,10 +95,10 @@ def test_the_private_data_are_not_taken_for_public_ones():
     config = digits.get_config("dp_sgd")
     config.public_clip.quantile = 0.5
     with pytest.raises(ValueError, match="name the public data"):
-        train.build(config)
+        loop.build(config)
     config.public_clip.dataset = "digits"
     with pytest.raises(ValueError, match="'digits' is the private data set"):
-        train.build(config)
+        loop.build(config)
 
 
 def test_a_function_of_ones_own_is_not_both_the_private_and_the_public_data():
@@ -104,4 +106,4 @@ def test_a_function_of_ones_own_is_not_both_the_private_and_the_public_data():
     config.dataset.name = config.public_clip.dataset = "examples.own_dataset:parity"
     config.public_clip.quantile = 0.5
     with pytest.raises(ValueError, match="is the private data set"):
-        train.build(config)
+        loop.build(config)

@@ -8,8 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
-from bam import experiment, files, train
+from bam import files
 from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.training import loop, trainer
 from configs import digits
 from tests.cases import assert_same_bits, run_command
 
@@ -30,7 +31,7 @@ def stop_after(num_steps):
 
 @pytest.fixture(scope="module")
 def now():
-    return train.build(tiny())
+    return loop.build(tiny())
 
 
 @pytest.fixture(scope="module", params=[1 + 2**-52, 1.01], ids=["last bit", "looser"])
@@ -38,14 +39,14 @@ def before(now, request):
     """The experiment as it was built when the accountant chose another σ."""
     sigma = now.plan.noise_multiplier * request.param
     assert sigma != now.plan.noise_multiplier
-    make_plan = experiment.make_plan
+    make_plan = trainer.make_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            experiment,
+            trainer,
             "make_plan",
             lambda **given: dataclasses.replace(make_plan(**given), noise_multiplier=sigma),
         )
-        return train.build(tiny())
+        return loop.build(tiny())
 
 
 def recorded(workdir, name="plan"):
@@ -58,10 +59,10 @@ def change(workdir, **values):
 
 @pytest.mark.parametrize("seed", [0, None])
 def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp_path, seed):
-    with pytest.raises(train.StoppedError):
-        train.train(before, seed, tmp_path / "run", should_stop=stop_after(2))
+    with pytest.raises(loop.StoppedError):
+        loop.train(before, seed, tmp_path / "run", should_stop=stop_after(2))
     said = []
-    result = train.train(now, seed, tmp_path / "run", say=said.append)
+    result = loop.train(now, seed, tmp_path / "run", say=said.append)
     sigma = before.plan.noise_multiplier
     (line,) = said
     assert f"goes on with its own noise multiplier, {sigma}," in line
@@ -69,17 +70,17 @@ def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp
     assert recorded(tmp_path / "run")["noise_multiplier"] == sigma
     assert result.summary["noise_multiplier"] == sigma
     if seed is not None:  # then what is drawn is known, too
-        whole = train.train(before, seed, tmp_path / "whole")
+        whole = loop.train(before, seed, tmp_path / "whole")
         assert_same_bits(result.state.params, whole.state.params)
-        others = train.train(now, seed, tmp_path / "now").state.params["weight"]
+        others = loop.train(now, seed, tmp_path / "now").state.params["weight"]
         same = np.array_equal(others, whole.state.params["weight"])
         assert same == (sigma < 1.001 * now.plan.noise_multiplier)  # the control
 
 
 def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
-    with pytest.raises(train.StoppedError):
-        train.train(now, None, tmp_path, should_stop=stop_after(1))
-    assert train.train(now, None, tmp_path, say=pytest.fail).summary["steps_taken"] == NUM_STEPS
+    with pytest.raises(loop.StoppedError):
+        loop.train(now, None, tmp_path, should_stop=stop_after(1))
+    assert loop.train(now, None, tmp_path, say=pytest.fail).summary["steps_taken"] == NUM_STEPS
 
 
 @pytest.mark.parametrize(
@@ -100,15 +101,15 @@ def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
     ],
 )
 def test_a_plan_that_was_edited_is_refused_before_any_step(now, tmp_path, factors, message):
-    with pytest.raises(train.StoppedError):
-        train.train(now, None, tmp_path, should_stop=stop_after(1))
+    with pytest.raises(loop.StoppedError):
+        loop.train(now, None, tmp_path, should_stop=stop_after(1))
     plan = recorded(tmp_path)
     edited = plan | {key: plan[key] * factor for key, factor in factors.items()}
     (tmp_path / "plan.json").write_text(json.dumps(edited))  # with NaN, which `json` reads
     content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731
     with pytest.raises(ValueError, match=message) as refused:
-        train.train(now, None, tmp_path, on_row=never)
+        loop.train(now, None, tmp_path, on_row=never)
     assert "\n" not in str(refused.value)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == content
 
@@ -118,35 +119,35 @@ def test_a_plan_that_was_edited_is_refused_before_any_step(now, tmp_path, factor
     [{"noise_multiplier": None}, {"noise_multiplier": "3"}, {"epsilon": None}, {"epsilon": [3.0]}],
 )
 def test_a_plan_without_its_numbers_is_refused(now, tmp_path, values):
-    with pytest.raises(train.StoppedError):
-        train.train(now, None, tmp_path, should_stop=stop_after(1))
+    with pytest.raises(loop.StoppedError):
+        loop.train(now, None, tmp_path, should_stop=stop_after(1))
     change(tmp_path, **values)
     with pytest.raises(ValueError, match=f"privacy plan's {next(iter(values))} = "):
-        train.train(now, None, tmp_path)
+        loop.train(now, None, tmp_path)
 
 
 def test_a_larger_noise_than_the_checkpoints_were_made_with_is_refused(now, tmp_path):
-    with pytest.raises(train.StoppedError):
-        train.train(now, None, tmp_path, should_stop=stop_after(1))
+    with pytest.raises(loop.StoppedError):
+        loop.train(now, None, tmp_path, should_stop=stop_after(1))
     change(tmp_path, noise_multiplier=2 * now.plan.noise_multiplier)
     with pytest.raises(ValueError, match="checkpoints is of a run with the privacy plan's noise"):
-        train.train(now, None, tmp_path)
+        loop.train(now, None, tmp_path)
 
 
 def test_ordinary_training_has_no_plan_to_edit(tmp_path):
     config = digits.get_config("non_private")
     config.update_from_flattened_dict({"model.name": "linear", "num_steps": NUM_STEPS})
-    ordinary = train.build(config)
-    with pytest.raises(train.StoppedError):
-        train.train(ordinary, 0, tmp_path, should_stop=stop_after(1))
+    ordinary = loop.build(config)
+    with pytest.raises(loop.StoppedError):
+        loop.train(ordinary, 0, tmp_path, should_stop=stop_after(1))
     change(tmp_path, noise_multiplier=1.0, epsilon=2.0)
     with pytest.raises(ValueError, match=r"privacy plan's noise_multiplier = 1\.0, not 0"):
-        train.train(ordinary, 0, tmp_path)
+        loop.train(ordinary, 0, tmp_path)
 
 
 def test_a_command_says_so_too_and_refuses_in_one_line(now, tmp_path):
-    with pytest.raises(train.StoppedError):
-        train.train(now, None, tmp_path, should_stop=stop_after(1))
+    with pytest.raises(loop.StoppedError):
+        loop.train(now, None, tmp_path, should_stop=stop_after(1))
     command = [
         "scripts.train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
         "--config.accountant=rdp", "--config.num_steps=3", f"--workdir={tmp_path}",

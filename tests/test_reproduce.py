@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bam import report, train
+from bam.training import loop, rundir
 from configs import digits
 from scripts.lib import cells
 from tests.cases import run_command
@@ -23,8 +23,8 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
     tmp_path, monkeypatch
 ):
     built, events = [], []
-    build = train.build
-    monkeypatch.setattr(train, "build", lambda config: built.append(1) or build(config))
+    build = loop.build
+    monkeypatch.setattr(loop, "build", lambda config: built.append(1) or build(config))
 
     def run(all_cells):
         cells.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))
@@ -85,7 +85,7 @@ def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", removed_before)
     with pytest.raises(BlockingIOError):
-        report.lock(tmp_path)
+        rundir.lock(tmp_path)
 
 
 def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
@@ -105,7 +105,7 @@ def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
 
 
 def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
-    experiment = train.build(tiny(0))
+    experiment = loop.build(tiny(0))
     events = []
 
     def intrude():
@@ -115,14 +115,14 @@ def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
         )  # fmt: skip
         return True
 
-    with pytest.raises(train.StoppedError):
-        train.train(experiment, 0, tmp_path / "a", should_stop=intrude)
+    with pytest.raises(loop.StoppedError):
+        loop.train(experiment, 0, tmp_path / "a", should_stop=intrude)
     assert events == ["b", "a"]  # trained what was free, then said what was not
 
 
 def test_a_cell_that_becomes_free_is_trained_after_all(tmp_path):
-    experiment, events = train.build(tiny(0)), []
-    holder = report.RunFiles(tmp_path / "a", experiment.config, experiment.plan)
+    experiment, events = loop.build(tiny(0)), []
+    holder = rundir.RunFiles(tmp_path / "a", experiment.config, experiment.plan)
 
     def on_event(name, text):
         events.append(name)

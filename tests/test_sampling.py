@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bam import chacha, sampling
-from bam.sampling import pad, poisson_sample, usual_capacity
+from bam.core import chacha, sampling
+from bam.core.sampling import pad, poisson_sample, usual_capacity
 
 NUM_EXAMPLES, PROB, NUM_DRAWS = 40, 0.3, 4000
 LEVEL = 1e-6  # of every statistical test below; the seed is fixed, so none is flaky

@@ -12,12 +12,12 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import bam
-from bam import score
-from bam.chacha import seeded_key
+from bam.core.chacha import seeded_key
 from bam.data import datasets
 from bam.privacy import selection
 from bam.privacy.plan import make_plan
 from bam.privacy.selection import Selection
+from bam.training import score
 
 GEOMETRIC = Selection(8.0, 1.0, 10.0)
 RUN = {"noise_multiplier": 3.5, "sampling_prob": 0.2, "num_steps": 20, "delta": 1e-5}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bam import stats
+from bam.training import stats
 from scripts.lib import tables
 from scripts.paper import table1
 

@@ -13,11 +13,12 @@ import pytest
 from jax_privacy.matrix_factorization import toeplitz
 
 import bam
-from bam import experiment, grid, ledger, noise, report, strategy, train
 from bam.audit import canary, checks, whole_run
-from bam.noise import first_noise, next_noise
-from bam.privacy import accounting, gdp, mechanisms
-from bam.transforms import ROUNDING, clip_by_l2_norm
+from bam.core import fixed_point, noise, strategy
+from bam.core.clipping import ROUNDING, clip_by_l2_norm
+from bam.core.noise import first_noise, next_noise
+from bam.privacy import accounting, mechanisms, tradeoff
+from bam.training import ledger, loop, rundir, trainer
 from configs import base, digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
@@ -93,7 +94,7 @@ def test_weighted_past_noise_is_exact_in_whole_numbers():
     past = rng.integers(-(2**26), 2**26, size=(6, 1000))
     fresh = rng.integers(-(2**24), 2**24, size=1000)
     given = (jnp.asarray(x, jnp.int32) for x in (fresh, past))
-    ours = grid.correlated(*given, coefficients)
+    ours = fixed_point.correlated(*given, coefficients)
     weights = [int(256 * c) for c in coefficients[1:]]
     exact = [
         int(z) - sum(k * int(n) for k, n in zip(weights, column, strict=True)) // 256
@@ -159,7 +160,7 @@ def test_the_noise_is_wide_enough_for_what_rounding_lets_an_example_move():
     assert own < worst < own + rounding  # control: without what is added for rounding it leaks
     _, _, records = drawn_noise(coefficients, 1, num_entries, sigma=2.0)
     in_multiples = strategy.norm(coefficients) / records[0].spacing * ROUNDING + rounding
-    assert (1 - 1e-9) * 2.0 / strategy.norm(coefficients) * in_multiples <= grid.NOISE_STD
+    assert (1 - 1e-9) * 2.0 / strategy.norm(coefficients) * in_multiples <= fixed_point.NOISE_STD
 
 
 def test_more_parameters_than_the_rounding_allows_are_refused():
@@ -187,7 +188,7 @@ def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
     ours = mechanism.epsilon(
         noise_multiplier=8.0, num_steps=num_steps, delta=1e-5, accountant="pld"
     )
-    whole = gdp.epsilon_of_mu(longest / 8.0, 1e-5)
+    whole = tradeoff.epsilon_of_mu(longest / 8.0, 1e-5)
     assert whole * (1 - 1e-6) <= ours <= whole * (1.0 if num_steps % bands == 0 else 1.2) + 1e-3
     alone = accounting.epsilon(
         noise_multiplier=8.0, sampling_prob=1.0, num_steps=-(-num_steps // bands), delta=1e-5
@@ -322,11 +323,11 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
 
 
 def test_a_run_with_a_seed_resumes_to_the_bit_with_its_past_noise(tmp_path):
-    built = experiment.build(small())
-    whole = train.train(built, 5)
-    with pytest.raises(train.StoppedError):
-        train.train(built, 5, tmp_path, should_stop=after(5))
-    resumed = train.train(built, 5, tmp_path)
+    built = trainer.build(small())
+    whole = loop.train(built, 5)
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, 5, tmp_path, should_stop=after(5))
+    resumed = loop.train(built, 5, tmp_path)
     assert_same_bits(resumed.state.params, whole.state.params)
     assert np.any(np.asarray(whole.state.noise.past))
     said = resumed.summary["noise"]
@@ -336,17 +337,17 @@ def test_a_run_with_a_seed_resumes_to_the_bit_with_its_past_noise(tmp_path):
 
 def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path, monkeypatch):
     saved = []
-    built = experiment.build(small(spare_steps=2))
+    built = trainer.build(small(spare_steps=2))
     monkeypatch.setattr(
-        train.Checkpoints, "save", lambda self, step, state, facts: saved.append((state, facts))
+        loop.Checkpoints, "save", lambda self, step, state, facts: saved.append((state, facts))
     )
-    with pytest.raises(train.StoppedError):
-        train.train(built, None, tmp_path, should_stop=after(5))
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, None, tmp_path, should_stop=after(5))
     state, facts = saved[-1]
     assert facts["steps_begun"] == 4
     assert not np.any(np.asarray(state.noise.past))
-    monkeypatch.setattr(train.Checkpoints, "restore", lambda self, like: (4, state, facts))
-    resumed = train.train(built, None, tmp_path)
+    monkeypatch.setattr(loop.Checkpoints, "restore", lambda self, like: (4, state, facts))
+    resumed = loop.train(built, None, tmp_path)
     # Step 4 began the second block of three: two more steps count, for which two were spare.
     assert resumed.summary["steps_begun"] == 10
     assert resumed.summary["steps_taken"] == 8
@@ -381,7 +382,7 @@ def of_too_short_a_period(num_examples, batch_size):
 def test_noise_without_room_for_the_parameters_is_refused_before_any_step():
     config = small(bands=8, epsilon=1e-3, delta=1e-6, accountant="rdp")
     with pytest.raises(ValueError, match="too many for noise"):
-        experiment.build(config)
+        trainer.build(config)
 
 
 def test_an_older_runs_plan_has_no_options():
@@ -390,7 +391,7 @@ def test_an_older_runs_plan_has_no_options():
         clip_norm=1.0, accountant="rdp",
     )  # fmt: skip
     older = {k: v for k, v in plan.to_json().items() if k != "mechanism_options"}
-    assert report.same_plan(older, plan.to_json())
+    assert rundir.same_plan(older, plan.to_json())
 
 
 # Audits.
@@ -402,7 +403,7 @@ def audited():
     config.model = {"name": "linear", "width": 1}
     config.update({"num_steps": 24, "expected_batch_size": 20, "microbatch_size": 20})
     config.mechanism.update({"name": "banded", "bands": 4})
-    return experiment.build(config, canary.canary_dataset(100))
+    return trainer.build(config, canary.canary_dataset(100))
 
 
 def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
@@ -414,19 +415,19 @@ def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
 def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch):
     right = noise.next_noise
     monkeypatch.setattr(
-        "bam.step.next_noise",
+        "bam.training.step.next_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (1.0,) + (0.0,) * (len(c) - 1)),
     )
-    wrong = experiment.build(audited.config, audited.dataset)
+    wrong = trainer.build(audited.config, audited.dataset)
     assert checks.failures(whole_run.p_values(wrong, [whole_run.record(wrong, 0)]))
 
 
 def test_batches_of_poissons_are_caught_beside_correlated_noise(audited, monkeypatch):
     monkeypatch.setattr(
-        "bam.sampling.cyclic_sample",
-        lambda seed, step, n, q, parts: bam.sampling.poisson_sample(seed, step, n, q / parts),
+        "bam.core.sampling.cyclic_sample",
+        lambda seed, step, n, q, parts: bam.core.sampling.poisson_sample(seed, step, n, q / parts),
     )
-    wrong = experiment.build(audited.config, audited.dataset)
+    wrong = trainer.build(audited.config, audited.dataset)
     found = whole_run.p_values(wrong, [whole_run.record(wrong, 0)])
     assert "separation" in checks.failures(found)
 
@@ -443,7 +444,7 @@ def of_parts_as_a_whole():
 
 
 def epsilon_lower(config, num_trials):
-    worth = experiment.build(config, canary.canary_dataset(20)).plan.worth
+    worth = trainer.build(config, canary.canary_dataset(20)).plan.worth
     assert (worth.sampling_prob, worth.num_steps) == (1.0, 2)
     found = canary.lower_bound(
         *canary.scores(config, 20, num_trials), sampling_prob=1.0, num_steps=2, delta=config.delta
@@ -457,5 +458,7 @@ def test_a_canary_beside_correlated_noise_shows_no_more_than_claimed(of_parts_as
 
 
 def test_a_canary_that_is_twice_within_the_bands_shows_more(of_parts_as_a_whole, monkeypatch):
-    monkeypatch.setattr("bam.sampling.cyclic_sample", lambda seed, step, n, q, parts: np.arange(n))
+    monkeypatch.setattr(
+        "bam.core.sampling.cyclic_sample", lambda seed, step, n, q, parts: np.arange(n)
+    )
     assert epsilon_lower(of_parts_as_a_whole, 150) > of_parts_as_a_whole.epsilon

@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 
 import bam
-from bam.privacy import gdp
+from bam.privacy import tradeoff
 from tests.cases import run_command
 
 ALPHA = np.linspace(0, 1, 1001)
@@ -16,7 +16,7 @@ ALPHA = np.linspace(0, 1, 1001)
 
 @pytest.mark.parametrize("mu", [0.0, 0.3, 1.0, 4.0])
 def test_gaussian_tradeoff_is_symmetric_falls_and_knows_its_ends(mu):
-    f = gdp.gaussian_tradeoff(mu)
+    f = tradeoff.gaussian_tradeoff(mu)
     values = f(ALPHA)
     assert values[0] == 1.0 and values[-1] == 0.0
     assert (np.diff(values) <= 1e-12).all() and (values <= 1 - ALPHA + 1e-12).all()
@@ -35,7 +35,7 @@ def delta_of_tradeoff(f, epsilon):
 
 
 def test_epsilon_delta_tradeoff_is_the_formula_one_works_out_by_hand():
-    f = gdp.epsilon_delta_tradeoff(math.log(3), 0.1)
+    f = tradeoff.epsilon_delta_tradeoff(math.log(3), 0.1)
     # 0.9 − 3α left of where both meet, (0.9 − α)/3 right of it, 0 from α = 0.9 on.
     np.testing.assert_allclose(
         f(np.array([0.0, 0.1, 0.225, 0.3, 0.9, 1.0])), [0.9, 0.6, 0.225, 0.2, 0.0, 0.0], atol=1e-12
@@ -44,34 +44,34 @@ def test_epsilon_delta_tradeoff_is_the_formula_one_works_out_by_hand():
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.2), (1.0, 1e-5), (3.0, 0.01)])
 def test_conversion_to_f_and_back_is_the_identity(epsilon, delta):
-    f = gdp.epsilon_delta_tradeoff(epsilon, delta)
+    f = tradeoff.epsilon_delta_tradeoff(epsilon, delta)
     assert delta_of_tradeoff(f, epsilon) == pytest.approx(delta, abs=1e-9)
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_delta_of_the_gaussian_tradeoff_is_the_closed_form(mu, epsilon):
-    found = delta_of_tradeoff(gdp.gaussian_tradeoff(mu), epsilon)
-    assert found == pytest.approx(gdp.delta_of_mu(mu, epsilon), abs=1e-9)
+    found = delta_of_tradeoff(tradeoff.gaussian_tradeoff(mu), epsilon)
+    assert found == pytest.approx(tradeoff.delta_of_mu(mu, epsilon), abs=1e-9)
 
 
 def test_the_profile_of_a_gaussian_gives_its_tradeoff_from_below():
     epsilons = np.linspace(0, 12, 400)
-    f = gdp.profile_tradeoff(epsilons, [gdp.delta_of_mu(1.0, e) for e in epsilons])
-    exact = gdp.gaussian_tradeoff(1.0)(ALPHA)
+    f = tradeoff.profile_tradeoff(epsilons, [tradeoff.delta_of_mu(1.0, e) for e in epsilons])
+    exact = tradeoff.gaussian_tradeoff(1.0)(ALPHA)
     assert (f(ALPHA) <= exact + 1e-12).all()
     np.testing.assert_allclose(f(ALPHA), exact, atol=1e-3)
 
 
 def test_subsampling_is_convex_symmetric_and_between_no_attack_and_the_whole_mechanism():
-    f = gdp.gaussian_tradeoff(2.0)
-    some = gdp.subsampled_tradeoff(f, 0.2)
+    f = tradeoff.gaussian_tradeoff(2.0)
+    some = tradeoff.subsampled_tradeoff(f, 0.2)
     values = some(ALPHA)
     assert (values >= f(ALPHA) - 1e-9).all() and (values <= 1 - ALPHA + 1e-9).all()
     assert (np.diff(values, 2) >= -1e-9).all()
     np.testing.assert_allclose(some(some(ALPHA)), ALPHA, atol=1e-6)
-    np.testing.assert_allclose(gdp.subsampled_tradeoff(f, 1.0)(ALPHA), f(ALPHA), atol=1e-9)
-    np.testing.assert_allclose(gdp.subsampled_tradeoff(f, 0.0)(ALPHA), 1 - ALPHA, atol=1e-9)
+    np.testing.assert_allclose(tradeoff.subsampled_tradeoff(f, 1.0)(ALPHA), f(ALPHA), atol=1e-9)
+    np.testing.assert_allclose(tradeoff.subsampled_tradeoff(f, 0.0)(ALPHA), 1 - ALPHA, atol=1e-9)
     one_sided = 0.2 * f(ALPHA) + 0.8 * (1 - ALPHA)
     assert (values <= one_sided + 1e-9).all()
     assert (values < one_sided - 1e-3).any()  # the control: symmetrising does something
@@ -80,25 +80,32 @@ def test_subsampling_is_convex_symmetric_and_between_no_attack_and_the_whole_mec
 @pytest.mark.parametrize("epsilon", [0.1, 0.5])
 def test_one_subsampled_gaussian_step_is_dp_accountings(epsilon):
     sigma, p = 1.0, 0.2
-    f = gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1 / sigma), p)
+    f = tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1 / sigma), p)
     found = delta_of_tradeoff(f, epsilon)
     spent = bam.epsilon(noise_multiplier=sigma, sampling_prob=p, num_steps=1, delta=found)
     assert spent == pytest.approx(epsilon, abs=2e-3)
 
 
 def test_an_attackers_best_true_positive_rate():
-    assert gdp.best_true_positive_rate(gdp.gaussian_tradeoff(0.0), 0.05) == pytest.approx(0.05)
+    assert tradeoff.best_true_positive_rate(tradeoff.gaussian_tradeoff(0.0), 0.05) == pytest.approx(
+        0.05
+    )
     expected = special.ndtr(special.ndtri(0.05) + 1.0)
-    assert gdp.best_true_positive_rate(gdp.gaussian_tradeoff(1.0), 0.05) == pytest.approx(expected)
+    assert tradeoff.best_true_positive_rate(tradeoff.gaussian_tradeoff(1.0), 0.05) == pytest.approx(
+        expected
+    )
 
 
 def test_arguments_out_of_range_are_refused():
     for call, message in (
-        (lambda: gdp.gaussian_tradeoff(-1.0), "mu must be"),
-        (lambda: gdp.gaussian_tradeoff(math.nan), "mu must be"),
-        (lambda: gdp.epsilon_delta_tradeoff(-1.0, 0.1), "epsilon -1.0"),
-        (lambda: gdp.epsilon_delta_tradeoff(1.0, 1.1), "delta 1.1"),
-        (lambda: gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1.0), 1.5), "sampling_prob"),
+        (lambda: tradeoff.gaussian_tradeoff(-1.0), "mu must be"),
+        (lambda: tradeoff.gaussian_tradeoff(math.nan), "mu must be"),
+        (lambda: tradeoff.epsilon_delta_tradeoff(-1.0, 0.1), "epsilon -1.0"),
+        (lambda: tradeoff.epsilon_delta_tradeoff(1.0, 1.1), "delta 1.1"),
+        (
+            lambda: tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1.0), 1.5),
+            "sampling_prob",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

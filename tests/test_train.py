@@ -13,12 +13,14 @@ from flax import linen as nn
 from scipy import stats
 
 import bam
-from bam import models, oracles, sampling, train
-from bam.chacha import host_key
-from bam.checkpoint import Checkpoints
+from bam import models
+from bam.core import oracles, sampling
+from bam.core.chacha import host_key
 from bam.data import datasets
 from bam.privacy.plan import BudgetExhaustedError
-from bam.step import stream_key
+from bam.training import loop
+from bam.training.checkpoint import Checkpoints
+from bam.training.step import stream_key
 from configs import digits
 
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
@@ -37,7 +39,7 @@ def tiny(method="dp_sgd", **overrides):
 
 @pytest.fixture(scope="module")
 def experiment():
-    return train.build(tiny(optimizer__name="sgd", optimizer__learning_rate=1.0))
+    return loop.build(tiny(optimizer__name="sgd", optimizer__learning_rate=1.0))
 
 
 def flat(tree):
@@ -47,7 +49,7 @@ def flat(tree):
 @pytest.mark.parametrize("method", PRIVATE_METHODS)
 def test_every_private_method_learns_far_above_chance(method):
     config = tiny(method, num_steps=25, epsilon=8.0)
-    result = train.train(train.build(config), seed=0)
+    result = loop.train(loop.build(config), seed=0)
     assert result.summary["test_accuracy"] > 0.75
     assert result.summary["epsilon"] <= 8.0
 
@@ -57,30 +59,30 @@ def test_a_private_method_at_an_infinite_epsilon_is_refused(method):
     config = tiny(epsilon=math.inf)
     config.method.name = method
     with pytest.raises(ValueError, match=f"method {method} has no privacy .*:non_private"):
-        train.build(config)
+        loop.build(config)
 
 
 def test_the_plan_alone_says_whether_a_run_is_private():
-    assert train.build(tiny()).plan.private
+    assert loop.build(tiny()).plan.private
     for epsilon in (3.0, math.inf):
-        assert not train.build(tiny("non_private", epsilon=epsilon)).plan.private
+        assert not loop.build(tiny("non_private", epsilon=epsilon)).plan.private
 
 
 def test_non_private_training_adds_no_noise_and_claims_no_epsilon():
-    result = train.train(train.build(tiny("non_private", num_steps=25)), seed=0)
+    result = loop.train(loop.build(tiny("non_private", num_steps=25)), seed=0)
     assert result.summary["test_accuracy"] > 0.85
     assert result.summary["epsilon"] is None
     assert result.summary["noise_multiplier"] == 0
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(experiment):
-    first, again, other = (train.train(experiment, seed).state.params for seed in (0, 0, 1))
+    first, again, other = (loop.train(experiment, seed).state.params for seed in (0, 0, 1))
     np.testing.assert_array_equal(flat(first), flat(again))
     assert not np.allclose(flat(first), flat(other))
 
 
 def test_a_run_takes_exactly_the_planned_steps(experiment):
-    result = train.train(experiment, seed=0)
+    result = loop.train(experiment, seed=0)
     assert int(result.state.step) == experiment.plan.num_steps == 4
     assert int(result.state.noise.step) == 4
     with pytest.raises(BudgetExhaustedError, match="covers 4 steps"):
@@ -144,8 +146,8 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
 
 
 def test_dp_sat_ascends_along_the_last_private_gradient_only():
-    experiment = train.build(tiny("dp_sat", method__radius=5.0))
-    plain = train.build(tiny("dp_sgd"))
+    experiment = loop.build(tiny("dp_sat", method__radius=5.0))
+    plain = loop.build(tiny("dp_sgd"))
     rows = sampling.pad(np.arange(200), experiment.plan.capacity, 0, 0)
     one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (experiment, plain))
     np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
@@ -157,7 +159,7 @@ def test_dp_sat_ascends_along_the_last_private_gradient_only():
 
 
 def test_a_dry_run_estimates_the_time_and_writes_nothing(experiment):
-    assert 0 < train.estimate_seconds(experiment) < 600
+    assert 0 < loop.estimate_seconds(experiment) < 600
 
 
 def test_an_estimate_tells_the_time_of_a_step_from_that_of_its_examples(experiment, monkeypatch):
@@ -168,19 +170,19 @@ def test_an_estimate_tells_the_time_of_a_step_from_that_of_its_examples(experime
         clock += 0.2 + 0.001 * int(batch.mask.sum())
         return state
 
-    monkeypatch.setattr(train.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock)
     plan, timed = experiment.plan, dataclasses.replace(experiment, step=step)
     seconds = plan.training_steps * (0.2 + 0.001 * plan.expected_batch_size)
-    assert train.estimate_seconds(timed) == pytest.approx(seconds)
+    assert loop.estimate_seconds(timed) == pytest.approx(seconds)
 
 
 def test_random_views_change_with_the_step_and_the_seed_alone():
     config = tiny(augment__views=3, augment__shift=2, augment__flip="horizontal")
-    experiment = train.build(config)
-    first, again, other = (train.train(experiment, seed).state.params for seed in (0, 0, 1))
+    experiment = loop.build(config)
+    first, again, other = (loop.train(experiment, seed).state.params for seed in (0, 0, 1))
     np.testing.assert_array_equal(flat(first), flat(again))
     assert not np.allclose(flat(first), flat(other))
-    plain = train.train(train.build(tiny()), seed=0).state.params
+    plain = loop.train(loop.build(tiny()), seed=0).state.params
     assert not np.allclose(flat(first), flat(plain))
 
 
@@ -199,45 +201,45 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
 def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_saved(
     experiment, tmp_path
 ):
-    train.train(experiment, 0)
+    loop.train(experiment, 0)
     compiled = experiment.step._cache_size()  # whoever gives the key, it is the same program
-    first, other = (train.train(experiment, None).state for _ in range(2))
+    first, other = (loop.train(experiment, None).state for _ in range(2))
     assert not np.allclose(flat(first.params), flat(other.params))
 
     steps = iter(range(2))
-    with pytest.raises(train.StoppedError):
-        train.train(experiment, None, tmp_path, should_stop=lambda: next(steps, 9) == 1)
+    with pytest.raises(loop.StoppedError):
+        loop.train(experiment, None, tmp_path, should_stop=lambda: next(steps, 9) == 1)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         step, saved, _ = checkpoints.restore(experiment.init(0))
     assert step == 1
     assert not saved.noise.key.any()
     assert saved.noise.step == 1
 
-    result = train.train(experiment, None, tmp_path)
+    result = loop.train(experiment, None, tmp_path)
     assert result.state.noise.key.any()
     assert result.state.noise.step == result.state.step == 4
     assert result.summary["seed"] is None
     assert result.summary["noise_key"] == "operating system"
     assert result.rows[-1]["epsilon"] == experiment.plan.epsilon_after(4)
     with pytest.raises(ValueError, match="seed = None, not 0"):
-        train.train(experiment, 0, tmp_path)
+        loop.train(experiment, 0, tmp_path)
     assert experiment.step._cache_size() == compiled
 
 
 def test_with_a_seed_the_summary_says_so(experiment):
-    assert train.train(experiment, 3).summary["noise_key"] == "seed"
+    assert loop.train(experiment, 3).summary["noise_key"] == "seed"
 
 
 def test_diagnostics_never_alter_training():
-    without = train.train(train.build(tiny("bam_sam")), seed=0)
-    seen = train.train(train.build(tiny("bam_sam", diagnostics__every=1)), seed=0)
+    without = loop.train(loop.build(tiny("bam_sam")), seed=0)
+    seen = loop.train(loop.build(tiny("bam_sam", diagnostics__every=1)), seed=0)
     np.testing.assert_array_equal(flat(without.state.params), flat(seen.state.params))
     assert not any("not_private" in key for row in without.rows for key in row)
     assert all("not_private/bias_norm" in row for row in seen.rows)
 
 
 def test_averaged_weights_follow_the_warmed_up_moving_average():
-    experiment = train.build(tiny(ema_decay=0.5))
+    experiment = loop.build(tiny(ema_decay=0.5))
     rows = sampling.pad(np.arange(100), experiment.plan.capacity, 0, 0)
     state = experiment.init(0)
     average = flat(state.params)
@@ -250,7 +252,7 @@ def test_averaged_weights_follow_the_warmed_up_moving_average():
 
 def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
     workdir = tmp_path / "run"
-    result = train.train(experiment, seed=7, workdir=workdir)
+    result = loop.train(experiment, seed=7, workdir=workdir)
     plan = json.loads((workdir / "plan.json").read_text())
     summary = json.loads((workdir / "summary.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -271,12 +273,12 @@ def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
 
 
 def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_path):
-    train.train(experiment, seed=0, workdir=tmp_path)
+    loop.train(experiment, seed=0, workdir=tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(FileExistsError, match="already holds a finished run"):
-        train.train(experiment, seed=0, workdir=tmp_path)
+        loop.train(experiment, seed=0, workdir=tmp_path)
     with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
-        train.train(experiment, seed=1, workdir=tmp_path)
+        loop.train(experiment, seed=1, workdir=tmp_path)
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
 
@@ -311,7 +313,7 @@ def test_a_workdir_that_holds_a_run_is_refused_and_left_alone(experiment, tmp_pa
 )
 def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, message):
     with pytest.raises(ValueError, match=message) as raised:
-        train.build(tiny(**overrides))
+        loop.build(tiny(**overrides))
     assert "\n" not in str(raised.value)
 
 
@@ -326,7 +328,7 @@ def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, mes
 )
 def test_an_ascent_that_cannot_be_is_refused_before_anything_runs(method, overrides, message):
     with pytest.raises(ValueError, match=message):
-        train.build(tiny(method, **overrides))
+        loop.build(tiny(method, **overrides))
 
 
 def test_a_misspelled_config_key_is_refused():

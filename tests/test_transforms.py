@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 import bam
-from bam.noise import GaussianNoiseState
-from bam.transforms import BoundedTransformation, sensitivity_of
+from bam.core.clipping import BoundedTransformation, sensitivity_of
+from bam.core.noise import GaussianNoiseState
 from tests import cases
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam import devices, public_clip, report, train, tuning
+from bam.training import devices, loop, public_clip, rundir, tuning
 from configs import base
 from tests.cases import assert_close
 
@@ -100,11 +100,11 @@ def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(mo
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(tuning, "WORTH_IT", 1e9)
     config = tiny(microbatch_size="auto", expected_batch_size=5)
-    assert train.build(config).config.microbatch_size == 1
+    assert loop.build(config).config.microbatch_size == 1
     assert tried == []  # there is nothing to choose
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     monkeypatch.setattr(devices, "mesh", lambda hardware: mesh)
-    assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 8
+    assert loop.build(tiny(microbatch_size="auto")).config.microbatch_size == 8
     assert tried == [(1, 8 * 4), (8, 2 * 8 * 4)]
 
 
@@ -120,15 +120,15 @@ def test_large_examples_are_taken_one_at_a_time_on_a_cpu_without_timing(monkeypa
     monkeypatch.setattr(tuning, "_sum", never)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     with pytest.raises(AssertionError, match="only measured times"):  # small ones are timed
-        train.build(tiny(microbatch_size="auto"))
+        loop.build(tiny(microbatch_size="auto"))
     monkeypatch.setattr(tuning, "LARGE_EXAMPLE", 1e3)
-    assert train.build(tiny(microbatch_size="auto")).config.microbatch_size == 1
+    assert loop.build(tiny(microbatch_size="auto")).config.microbatch_size == 1
 
 
 def test_a_plan_that_cannot_be_fails_before_anything_is_timed(monkeypatch):
     monkeypatch.setattr(tuning, "_sum", never)
     with pytest.raises(ValueError, match=r"delta 0\.5 must be positive"):
-        train.build(tiny(microbatch_size="auto", delta=0.5))
+        loop.build(tiny(microbatch_size="auto", delta=0.5))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_plan_that_cannot_be_fails_before_anything_is_timed(monkeypatch):
 def test_no_clip_norm_is_computed_for_a_step_that_cannot_be(monkeypatch, overrides, message):
     monkeypatch.setattr(public_clip, "clip_norm", never)
     with pytest.raises(ValueError, match=message):
-        train.build(tiny(**overrides, public_clip={"quantile": 0.5}))
+        loop.build(tiny(**overrides, public_clip={"quantile": 0.5}))
 
 
 def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkeypatch, tmp_path):
@@ -184,13 +184,13 @@ def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     config = tiny(microbatch_size="auto", seed=0)
     stop_at_once = lambda: True  # noqa: E731
-    with pytest.raises(train.StoppedError):
-        train.train(train.build(config), 0, tmp_path, should_stop=stop_at_once)
+    with pytest.raises(loop.StoppedError):
+        loop.train(loop.build(config), 0, tmp_path, should_stop=stop_at_once)
     tuning._chosen.clear()
     seconds[8] = 3.0  # another day, another answer
-    report.check_resumable(tmp_path, config)
-    resumed = train.build(report.with_recorded(config, tmp_path))
-    result = train.train(resumed, 0, tmp_path)
+    rundir.check_resumable(tmp_path, config)
+    resumed = loop.build(rundir.with_recorded(config, tmp_path))
+    result = loop.train(resumed, 0, tmp_path)
     assert result.summary["microbatch_size"] == 8
     assert result.summary["convolution"] == "matmul"
     assert len(asked) == 2
@@ -198,10 +198,10 @@ def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
 
 
 def test_the_timed_step_is_real_and_formulations_and_microbatches_give_one_result():
-    built = train.build(tiny(microbatch_size="auto"))
+    built = loop.build(tiny(microbatch_size="auto"))
     assert built.config.microbatch_size in (1, 8)
     states = [
-        train.train(train.build(tiny(convolution=form, microbatch_size=size)), 0).state.params
+        loop.train(loop.build(tiny(convolution=form, microbatch_size=size)), 0).state.params
         for form, size in (("matmul", 1), ("xla", 1), ("matmul", 8))
     ]
     for state in states[1:]:
@@ -220,4 +220,4 @@ def test_the_timed_step_is_real_and_formulations_and_microbatches_give_one_resul
 )
 def test_impossible_choices_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        train.build(tiny(**changes))
+        loop.build(tiny(**changes))

@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam import experiment, parts
-from bam.checkpoint import Checkpoints
-from bam.data import archives, datasets, parquet, prepared, safe_pickle
+from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
+from bam.data.sources import archives, parquet, prepared, safe_pickle
+from bam.training import registry, trainer
+from bam.training.checkpoint import Checkpoints
 from configs import digits
 from scripts.lib import cli
 
@@ -477,9 +478,9 @@ def test_a_config_says_how_many_classes_there_are(folder):
     config = digits.get_config("dp_sgd")
     config.dataset.update({"name": "folder", "path": str(folder)})
     with pytest.raises(ValueError, match=r"--config\.dataset\.num_classes"):
-        parts.make_dataset(config.dataset)
+        registry.make_dataset(config.dataset)
     config.dataset.num_classes = 8
-    assert parts.make_dataset(config.dataset).num_classes == 8
+    assert registry.make_dataset(config.dataset).num_classes == 8
 
 
 # Which examples are private.
@@ -498,7 +499,7 @@ def test_two_names_of_one_folder_are_one_data_set(folder, monkeypatch):
     for path in (folder, folder.parent / "other", folder / ".." / folder.name):
         config.public_clip.path = str(path)
         with pytest.raises(ValueError, match="is the private data set"):
-            experiment.build(config)
+            trainer.build(config)
 
 
 def by_position(dataset, num_examples):

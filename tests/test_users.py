@@ -14,10 +14,12 @@ import pytest
 from scipy import stats
 
 import bam
-from bam import examples, experiment, export, parts, report, statement, train
 from bam.audit import canary, checks, one_run, whole_run
-from bam.data import datasets, parquet, users
-from bam.privacy import gdp, groups, units
+from bam.data import datasets, users
+from bam.data.sources import parquet
+from bam.privacy import groups, tradeoff, units
+from bam.release import export, statement
+from bam.training import examples, loop, registry, rundir, trainer
 from configs import base
 from tests.cases import assert_same_bits, norm64, random_images
 
@@ -36,7 +38,7 @@ def config_of(method="dp_sgd", size=3, **changes):
 
 
 def build(ids=IDS, images=IMAGES, **options):
-    return experiment.build(config_of(**options), images._replace(users=ids))
+    return trainer.build(config_of(**options), images._replace(users=ids))
 
 
 # Words.
@@ -96,13 +98,13 @@ def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
 
 def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     views = {"augment.views": 3, "augment.shift": 1}
-    ordinary = experiment.build(config_of("bam_sam", 0, **views), IMAGES)
+    ordinary = trainer.build(config_of("bam_sam", 0, **views), IMAGES)
     of_users = build(np.arange(12), method="bam_sam", size=1, **views)
-    found = [train.train(built, seed=0).state.params for built in (ordinary, of_users)]
+    found = [loop.train(built, seed=0).state.params for built in (ordinary, of_users)]
     assert_same_bits(*found)
     images, labels = of_users.dataset.train
     other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
-    wrong = train.train(dataclasses.replace(of_users, dataset=other), seed=0)  # the control
+    wrong = loop.train(dataclasses.replace(of_users, dataset=other), seed=0)  # the control
     assert norm64(wrong.state.params) != norm64(found[0])
 
 
@@ -120,7 +122,7 @@ def three_each():
 
 
 def test_a_users_gradient_is_the_mean_of_those_of_its_examples():
-    alone = gradients(experiment.build(config_of(size=0), IMAGES))
+    alone = gradients(trainer.build(config_of(size=0), IMAGES))
     of_users = gradients(three_each())
     for found, rows in zip(of_users, ([11], [1, 6], [0, 3, 7], [4, 8]), strict=True):
         mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *(alone[row] for row in rows))
@@ -133,7 +135,7 @@ def test_a_users_gradient_is_bounded_as_one_however_many_examples_it_has():
     own = {"clip_norm": 0.1}
     clipped = gradients(build(ids, large, size=10, **own), clipped=True)
     assert [norm64(g) <= 0.1 * (1 + 1e-5) for g in clipped] == [True, True]
-    alone = gradients(experiment.build(config_of(size=0, **own), large), clipped=True)
+    alone = gradients(trainer.build(config_of(size=0, **own), large), clipped=True)
     added = jax.tree.map(lambda *x: np.sum(x, axis=0), *alone[:10])
     assert norm64(added) > 3 * 0.1  # the control: what a person gives to a run that bounds examples
 
@@ -160,7 +162,7 @@ def test_every_example_of_a_user_has_views_of_its_own():
     placed = datasets.Split(*map(jnp.asarray, grouped.train))
     made = examples.example_at(config, grouped, placed, jnp.int32(0))
     found = jax.jit(made)(jax.random.key(0), jnp.int32(0))
-    like = parts.example_like(config, (4, 4, 1))
+    like = registry.example_like(config, (4, 4, 1))
     assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()
     }
@@ -179,7 +181,7 @@ def test_the_plan_counts_users():
     assert "add/remove one of 4 users" in plan.describe()
     assert plan.drawing.sampling.startswith("Poisson: each user is in each batch")
     assert bam.PrivacyPlan(**plan.to_json()) == bam.PrivacyPlan.of_record(plan.to_json()) == plan
-    ordinary = experiment.build(config_of(size=0), IMAGES).plan
+    ordinary = trainer.build(config_of(size=0), IMAGES).plan
     assert "of 12 examples" in ordinary.describe()
     with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
         build(delta=0.26)
@@ -195,10 +197,10 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
     )  # fmt: skip
     earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
     assert bam.PrivacyPlan.of_record(earlier) == of_examples
-    assert report.same_plan(earlier, of_examples.to_json())
-    assert not report.same_plan(earlier, plan.to_json())
+    assert rundir.same_plan(earlier, of_examples.to_json())
+    assert not rundir.same_plan(earlier, plan.to_json())
     with pytest.raises(ValueError, match="unit = 'example', not 'user'"):
-        report.check_plan(None, earlier, plan)
+        rundir.check_plan(None, earlier, plan)
     for unit, size in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
         recorded = plan.to_json() | {"unit": unit, "group_size": size}
         with pytest.raises(ValueError, match="a unit of privacy"):
@@ -221,8 +223,8 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     ids = tmp_path / "ids.npy"
     np.save(ids, np.arange(1437) // 4)
     own = {"dataset.groups": str(ids), "num_steps": 2, "expected_batch_size": 64}
-    built = experiment.build(config_of(size=4, **own))
-    summary = train.train(built, 0, tmp_path / "run").summary
+    built = trainer.build(config_of(size=4, **own))
+    summary = loop.train(built, 0, tmp_path / "run").summary
     assert (summary["unit"], summary["group_size"]) == ("user", 4)
     assert (summary["num_examples"], summary["image_shape"]) == (360, [8, 8, 1])
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
@@ -250,7 +252,7 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     # The control: the same of a run that protects examples.
     as_examples = summary | {"unit": "example", "group_size": 0}
     plan = built.plan.to_json() | {"unit": "example", "group_size": 0}
-    config = report.as_json(built.config)
+    config = rundir.as_json(built.config)
     how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
     other = " ".join(statement.privacy(config, plan, as_examples, **how).split())
     assert "Each single training example: one row" in other
@@ -290,7 +292,7 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
     def load(column):
         config = config_of(size=3, **{"dataset.name": "folder", "dataset.path": str(tmp_path)})
         config.dataset.update({"groups": column, "num_classes": 3})
-        return parts.make_dataset(config.dataset, config.features)
+        return registry.make_dataset(config.dataset, config.features)
 
     np.testing.assert_array_equal(load("number").users, IDS)
     np.testing.assert_array_equal(load("number").train.images, IMAGES.train.images)
@@ -329,8 +331,8 @@ def mirrored(**options):
 
 def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     own = {"dataset.name": f"{__name__}:with_ids_of_its_own"}
-    plain = experiment.build(config_of(size=3, **own)).dataset.train
-    changed = experiment.build(
+    plain = trainer.build(config_of(size=3, **own)).dataset.train
+    changed = trainer.build(
         config_of(size=3, **own, **{"features.name": f"{__name__}:mirrored"})
     ).dataset.train
     np.testing.assert_array_equal(plain.labels, three_each().dataset.train.labels)
@@ -338,18 +340,18 @@ def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     expected = (plain.images[..., ::-1, :] / 255).astype(np.float16)
     np.testing.assert_allclose(changed.images, expected, atol=1e-3)
     with pytest.raises(ValueError, match=r"set dataset\.group_size"):
-        experiment.build(config_of(size=0, **own))
+        trainer.build(config_of(size=0, **own))
     with pytest.raises(ValueError, match="has ids of its own"):
-        experiment.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
+        trainer.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
 
 
 def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
     built, other = three_each(), build(np.roll(IDS, 1))
-    with pytest.raises(train.StoppedError):
-        train.train(built, 0, tmp_path, should_stop=lambda: True)
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, 0, tmp_path, should_stop=lambda: True)
     with pytest.raises(ValueError, match="other training data"):
-        train.train(other, 0, tmp_path)
-    assert train.train(built, 0, tmp_path).summary["steps_taken"] == 3
+        loop.train(other, 0, tmp_path)
+    assert loop.train(built, 0, tmp_path).summary["steps_taken"] == 3
 
 
 # What is refused.
@@ -370,7 +372,7 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
 )
 def test_what_cannot_be_with_users_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        experiment.build(config_of(**changes))
+        trainer.build(config_of(**changes))
 
 
 def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
@@ -431,7 +433,7 @@ def test_examples_bounded_one_by_one_and_claimed_for_their_user_are_caught():
 
 def test_whole_runs_of_users_are_what_the_plan_says():
     config = audited(2, num_steps=60, expected_batch_size=20)
-    built = experiment.build(config, canary.users_dataset(80, 3))
+    built = trainer.build(config, canary.users_dataset(80, 3))
     run = whole_run.record(built, 0)
     assert run.members.shape == (60, 80)
     assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
@@ -444,7 +446,7 @@ RUN = {"noise_multiplier": 4.0, "num_steps": 4, "delta": 1e-5}
 
 def test_without_sampling_a_group_is_an_example_of_so_many_times_the_norm():
     found = groups.epsilon_of_group(**RUN, sampling_prob=1.0, group_size=3, spacing=0.02)
-    assert found == pytest.approx(gdp.epsilon_of_mu(3 * 2 / 4.0, 1e-5), rel=1e-3)
+    assert found == pytest.approx(tradeoff.epsilon_of_mu(3 * 2 / 4.0, 1e-5), rel=1e-3)
 
 
 def test_a_group_of_one_is_an_example_and_larger_ones_lose_more():

@@ -25,13 +25,14 @@ import optax
 from jaxtyping import Array, Float
 from scipy import signal, stats
 
-from bam import experiment, sampling
-from bam.chacha import seeded_key
+from bam.core import sampling
+from bam.core.chacha import seeded_key
+from bam.core.pytree import Grads
 from bam.data import datasets, users
 from bam.extras import needs
-from bam.privacy import accounting, gdp
-from bam.step import with_noise_key
-from bam.tree import Grads
+from bam.privacy import accounting, tradeoff
+from bam.training import trainer
+from bam.training.step import with_noise_key
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -98,10 +99,10 @@ def scores(
     """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
     Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
-    `bam.train` uses, from the same initial weights, two seeds to a pair. Its score is the mean over
-    the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a step in
-    which the canary took part and near 0 otherwise. Where neighbours replace an example, the runs
-    "without" have another in its place, of the opposite gradient: there it is near -1.
+    `training/loop.py` uses, from the same initial weights, two seeds to a pair. Its score is the
+    mean over the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a
+    step in which the canary took part and near 0 otherwise. Where neighbours replace an example,
+    the runs "without" have another in its place, of the opposite gradient: there it is near -1.
 
     The config is of a linear model; of its `dataset` section only `group_size` is read. N counts
     the canary. If that is k > 0, the canary is a whole user: N users have `canary_size` examples
@@ -113,7 +114,7 @@ def scores(
         dataset = users_dataset(num_examples, canary_size)
     else:
         dataset = canary_dataset(num_examples, canary_size=canary_size)
-    built = experiment.build(config, dataset)
+    built = trainer.build(config, dataset)
     plan = built.plan
     others = dataset.test
     if plan.adjacency == "replace_one":  # by the example whose gradient is the canary's opposite
@@ -185,7 +186,7 @@ def lower_bound(
         _log_ratio(1 - delta - false_positive, false_negative),
     )
 
-    def allowed(f: gdp.Tradeoff) -> bool:
+    def allowed(f: tradeoff.Tradeoff) -> bool:
         """Whether a mechanism could have error rates this low."""
         return float(f(np.array([false_positive]))[0]) <= false_negative
 
@@ -194,7 +195,7 @@ def lower_bound(
 
 
 def epsilon_ruled_out(
-    allowed: Callable[[gdp.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
+    allowed: Callable[[tradeoff.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
 ) -> float:
     """The largest ε of a Poisson-sampled Gaussian whose noise, as all larger noise, is ruled out.
 
@@ -216,23 +217,23 @@ def epsilon_ruled_out(
     return _epsilon(sigma, sampling_prob, num_steps, delta)
 
 
-def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> gdp.Tradeoff:
+def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> tradeoff.Tradeoff:
     """The trade-off function of T steps of the Poisson-sampled Gaussian."""
     if sampling_prob == 1:
-        return gdp.gaussian_tradeoff(math.sqrt(num_steps) / sigma)
+        return tradeoff.gaussian_tradeoff(math.sqrt(num_steps) / sigma)
     if num_steps == 1:
-        return gdp.subsampled_tradeoff(gdp.gaussian_tradeoff(1 / sigma), sampling_prob)
+        return tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1 / sigma), sampling_prob)
     epsilons = np.concatenate([np.linspace(0, 2, 81), np.linspace(2, 20, 73)[1:]]).tolist()
     profile = accounting.deltas(
         noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, epsilons=epsilons
     )
-    return gdp.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
+    return tradeoff.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
 
 
 def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:
     """ε of T steps of the Poisson-sampled Gaussian; exact without sampling."""
     if sampling_prob == 1:
-        return gdp.epsilon_of_mu(math.sqrt(num_steps) / sigma, delta)
+        return tradeoff.epsilon_of_mu(math.sqrt(num_steps) / sigma, delta)
     return accounting.epsilon(
         noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, delta=delta
     )

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
+from bam.core.sampling import separated
 from bam.privacy.plan import PrivacyPlan
-from bam.sampling import separated
 
 LEVEL = 1e-6
 LAGS = 10  # entries are compared within a step and up to so many steps apart

@@ -28,17 +28,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy import optimize, special, stats
 
-from bam import chacha, experiment, parts, sampling, train, tree
 from bam.audit import canary
 from bam.audit.whole_run import flat
+from bam.core import chacha, pytree, sampling
+from bam.core.oracles import LossFn, Oracle
+from bam.core.pytree import Grads, Params
 from bam.data import datasets, users
-from bam.experiment import Experiment
 from bam.extras import needs
-from bam.oracles import LossFn, Oracle
-from bam.privacy import gdp
+from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.step import TrainState
-from bam.tree import Grads, Params
+from bam.training import loop, registry, trainer
+from bam.training.step import TrainState
+from bam.training.trainer import Experiment
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -81,7 +82,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
     the config is not private, or of users, its batches are not Poisson's, or m is not from 1 to the
     number of parameters.
     """
-    if not parts.is_private(config.method.name):
+    if not registry.is_private(config.method.name):
         raise ValueError("a non-private run claims no ε to audit")
     if config.mechanism.name != "poisson":
         raise ValueError(f"one run is audited of Poisson batches, not of {config.mechanism.name}")
@@ -95,11 +96,11 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
         options = {"method": method, "num_canaries": num_canaries}
         config.method = ConfigDict({"name": "bam.audit.one_run:with_canaries"} | options)
     config.diagnostics.every = 0
-    dataset = parts.make_dataset(config.dataset, config.features)
+    dataset = registry.make_dataset(config.dataset, config.features)
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
-    built = experiment.build(config, dataset._replace(train=datasets.Split(images, labels)))
+    built = trainer.build(config, dataset._replace(train=datasets.Split(images, labels)))
     if not 1 <= num_canaries <= built.num_params:
         raise ValueError(
             f"canaries must be from 1 to the number of parameters, {built.num_params}, "
@@ -113,12 +114,12 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
 
 def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Oracle:
     """The oracle of a `method` section, but for canaries (labels below zero): single entries."""
-    own = parts.make_oracle(method, loss_fn)
+    own = registry.make_oracle(method, loss_fn)
 
     def grad(params: Params, example: dict[str, Array]) -> Grads:
         label = example["label"]
         grads = own.grad(params, example | {"label": jnp.maximum(label, 0)})
-        entries = jnp.asarray(entries_of(tree.num_params(params), num_canaries))
+        entries = jnp.asarray(entries_of(pytree.num_params(params), num_canaries))
         entry = entries[jnp.clip(-1 - label, 0, num_canaries - 1)]
         leaves, structure = jax.tree.flatten(grads)
         start, kept = 0, []
@@ -144,7 +145,7 @@ def run(
     The score is the sum over the steps of $\log(1 - q + q e^{(x - 1/2)/s^2})$, the logarithm of the
     likelihood ratio of "in" and "out": x is the canary's entry of the privatised sum over S, less
     what the attacker expects of all other examples, and s the spread of all x of the step. `seed`
-    and `on_row` are those of `train.train`; the seed is that of the coins, too.
+    and `on_row` are those of `loop.train`; the seed is that of the coins, too.
     """
     plan, sensitivity = built.plan, built.sensitivity
     labels = built.dataset.train.labels
@@ -177,7 +178,7 @@ def run(
         )
         return state
 
-    result = train.train(dataclasses.replace(built, step=scored_step), seed, on_row=on_row)
+    result = loop.train(dataclasses.replace(built, step=scored_step), seed, on_row=on_row)
     return OneRun(scores, included, result.summary["test_accuracy"])
 
 
@@ -235,7 +236,7 @@ def epsilon_any_mechanism(
 
 
 def tradeoff_is_possible(
-    f: gdp.Tradeoff, num_canaries: int, num_guesses: int, num_correct: int, level: float = 0.05
+    f: tradeoff.Tradeoff, num_canaries: int, num_guesses: int, num_correct: int, level: float = 0.05
 ) -> bool:
     """Whether an f-DP mechanism, f symmetric, could allow so many correct guesses, at this level.
 

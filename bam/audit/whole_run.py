@@ -1,6 +1,6 @@
 """An audit of the loop itself: real runs, cut and resumed, with and without a seed.
 
-`record` runs `bam.train.train` and notes, of every step, the batch that was used and the noise that
+`record` runs `loop.train` and notes, of every step, the batch that was used and the noise that
 was added. `p_values` holds them against what the proof assumes: noise that is new, of the right
 size and independent in every entry of every step of every run, and batches in which each example
 is with probability q, independently of everything.
@@ -22,11 +22,12 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 from scipy import signal
 
-from bam import parts, sampling, train
 from bam.audit import checks
+from bam.core import sampling
 from bam.data import datasets
-from bam.experiment import Experiment
-from bam.step import TrainState
+from bam.training import loop, registry
+from bam.training.step import TrainState
+from bam.training.trainer import Experiment
 
 
 class Run(NamedTuple):
@@ -48,7 +49,7 @@ class Run(NamedTuple):
 
 
 def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
-    """Runs `train.train`, stopped and resumed after step `cut` unless 0; returns what it did.
+    """Runs `loop.train`, stopped and resumed after step `cut` unless 0; returns what it did.
 
     The experiment is of a small model, as all noise is kept. ValueError if it is not private, or
     its clip changes the noised mean (`finish`), from which the noise cannot be read.
@@ -57,7 +58,7 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     noise_std = plan.noise_multiplier * experiment.sensitivity
     if not noise_std > 0:
         raise ValueError("only a private run has noise to audit")
-    if parts.make_clip(experiment.config.clip, plan).finish is not None:
+    if registry.make_clip(experiment.config.clip, plan).finish is not None:
         raise ValueError("a clip with a `finish` of its own hides the noise from the audit")
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []
@@ -77,9 +78,9 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) if cut else None
         if cut:
-            with contextlib.suppress(train.StoppedError):
-                train.train(recorded, seed, workdir, should_stop=lambda: len(noise) == cut)
-        train.train(recorded, seed, workdir)
+            with contextlib.suppress(loop.StoppedError):
+                loop.train(recorded, seed, workdir, should_stop=lambda: len(noise) == cut)
+        loop.train(recorded, seed, workdir)
     return Run(np.array(noise), np.array(members), renewed=cut if seed is None else 0)
 
 

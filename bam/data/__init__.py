@@ -1,1 +1,4 @@
-"""Data sets in memory, and the preparation of single examples."""
+"""Data sets in memory, their users and features, and the preparation of single examples.
+
+`sources/` reads files, also a stranger's. It imports none of the other folders.
+"""

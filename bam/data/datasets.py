@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Integer, Num
 
 from bam import files
-from bam.data import archives, builtin, parquet, prepared
 from bam.data.common import DataError, Split
+from bam.data.sources import archives, builtin, parquet, prepared
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",

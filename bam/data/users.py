@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Int32, Int64, Integer, Num
 
 from bam import files
-from bam.data import datasets, parquet
+from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory
 from bam.data.datasets import Dataset
+from bam.data.sources import parquet
 from bam.extras import needs
 
 with needs("train"):

@@ -13,12 +13,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Num, PyTree
 
-from bam import named, tree
+from bam import named
+from bam.core import pytree
 from bam.extras import needs
 
 with needs("train"):  # here for every module of this package
     import flax.linen as nn
 
+from bam.core.pytree import Params
 from bam.models.convnet import ConvNet
 from bam.models.deep import DeepResidual
 from bam.models.layers import WEIGHT_STANDARDISATIONS, convolutions_as
@@ -27,7 +29,6 @@ from bam.models.linear import Linear
 from bam.models.resnet9 import ResNet9
 from bam.models.tanh_cnn import TanhCNN
 from bam.models.wide_resnet import WideResNet, WideResNetBam
-from bam.tree import Params
 
 # name -> Flax module from (number of classes, width, **its own options)
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -136,7 +137,7 @@ def as_functions(
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
         with arithmetic():
             output: Array = module.apply({"params": params}, inputs)  # type: ignore[assignment]
-        return tree.at_least_float32(output)
+        return pytree.at_least_float32(output)
 
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         views = logits(params, example["image"])

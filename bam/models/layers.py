@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from bam.oracles import own_weights
-from bam.tree import at_least_float32
+from bam.core.oracles import own_weights
+from bam.core.pytree import at_least_float32
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
 FORMULATIONS = ("auto", "matmul", "xla", "tpu")

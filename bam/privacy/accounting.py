@@ -17,7 +17,7 @@ from absl import logging as absl_logging
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize
 
-from bam.privacy import gdp, pld
+from bam.privacy import pld, tradeoff
 
 P = ParamSpec("P")
 
@@ -119,8 +119,8 @@ def epsilon(
     if noise_multiplier < SMALLEST_NOISE:
         return math.inf
     if accountant == "gdp":
-        mu = gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
-        return gdp.epsilon_of_mu(mu, delta)
+        mu = tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
+        return tradeoff.epsilon_of_mu(mu, delta)
     if accountant == "pld":
         _check_room(noise_multiplier, sampling_prob, num_steps, delta)
         return pld.epsilon(noise_multiplier, sampling_prob, num_steps, delta)
@@ -133,7 +133,7 @@ def deltas(
     """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
     The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
-    ValueError says so. With `gdp.profile_tradeoff` it is the mechanism's trade-off function.
+    ValueError says so. With `tradeoff.profile_tradeoff` it is the mechanism's trade-off function.
     """
     check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
@@ -144,9 +144,9 @@ def deltas(
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
-def tradeoff(
+def poisson_tradeoff(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float
-) -> gdp.Tradeoff:
+) -> tradeoff.Tradeoff:
     """The trade-off function of T steps of the Poisson-sampled Gaussian mechanism, from below.
 
     What bounds every attacker on this very training: by `deltas` at 200 ε from 0 to `up_to`, which
@@ -154,7 +154,7 @@ def tradeoff(
     """
     epsilons = np.linspace(0, up_to, 200).tolist()
     mechanism = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob}
-    return gdp.profile_tradeoff(
+    return tradeoff.profile_tradeoff(
         epsilons, deltas(num_steps=num_steps, epsilons=epsilons, **mechanism)
     )
 

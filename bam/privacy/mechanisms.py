@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from bam import named, sampling
-from bam import strategy as strategies
+from bam import named
+from bam.core import sampling
+from bam.core import strategy as strategies
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
 from bam.privacy.fixed_size import epsilon_of_fixed_size
@@ -47,13 +48,13 @@ class Mechanism(NamedTuple):
       draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair is a stream of its
         own; the seed is a non-negative integer of any size, to be kept secret.
       capacity: `probability -> rows` that a draw fills with at most this probability, or that are
-        all it can have: see `bam.sampling.pad`.
+        all it can have: see `bam.core.sampling.pad`.
       epsilon: `(noise_multiplier=σ, num_steps=T, delta=δ, accountant=name) -> ε`, an upper bound;
         ValueError for an accountant that has none.
       noise_multiplier: `(target_epsilon=ε, num_steps=T, delta=δ, accountant=name) -> σ`, the least
         that was found, and never one of a larger ε.
-      strategy: how noise is correlated over steps, see `bam.strategy`; (1.0,): it is not. `draw`
-        must never have an example twice within so many steps as it has numbers.
+      strategy: how noise is correlated over steps, see `core/strategy.py`; (1.0,): it is not.
+        `draw` must never have an example twice within so many steps as it has numbers.
       period: steps in which draws and noise of one seed hang together. A run without a seed has
         another seed whenever it goes on; the steps that a period then lacks count as begun, so ε
         must cover T steps in pieces of whole periods. 0: not known, and such a run cannot go on.
@@ -136,7 +137,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     Each example is, once and at random, put in one of b parts, independently of all others. Step t
     draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
     example is twice within b steps, and on the whole each is in a batch with probability q. The
-    noise is $C^{-1} z$ of `bam.strategy.square_root(b)`. T steps are worth ⌈T/b⌉ Poisson-sampled
+    noise is $C^{-1} z$ of `strategy.square_root(b)`. T steps are worth ⌈T/b⌉ Poisson-sampled
     Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$, by any accountant.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size

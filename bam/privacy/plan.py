@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from bam.core.sampling import OVERFLOW_PROB, PaddedBatch, pad
 from bam.privacy import mechanisms, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
 from bam.privacy.selection import Selection
 from bam.privacy.units import UNITS, worded
-from bam.sampling import OVERFLOW_PROB, PaddedBatch, pad
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -55,7 +55,7 @@ class PrivacyPlan:
         its examples.
       group_size: k, the most examples used of a user; 0 where examples are the unit.
       overflow: what of δ covers that some draw outgrows the rows it is padded to, `capacity`; see
-        `bam.sampling.pad`.
+        `bam.core.sampling.pad`.
     """
 
     num_examples: int
@@ -263,7 +263,7 @@ def make_plan(
       clip_norm: C.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
-        `bam.ledger`; from 0 to one less.
+        `bam.training.ledger`; from 0 to one less.
       mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
       mechanism_options: of it, by name.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.

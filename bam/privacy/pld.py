@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from bam.privacy import gdp
+from bam.privacy import tradeoff
 
 # Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
 FINE, COARSE = 1e-4, 2e-3
@@ -67,7 +67,10 @@ def of_step(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
     """The distribution of one step; a `LooseBoundWarning` if its losses are small beside h."""
-    if spacing == FINE and gdp.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing:
+    if (
+        spacing == FINE
+        and tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing
+    ):
         _warn(
             f"the privacy loss of a step is hardly above {FINE}, the spacing of accountant pld's "
             "tables, so epsilon is about 1 % or more too large: accountant rdp may give a smaller "

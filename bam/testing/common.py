@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from bam import tree
+from bam.core import pytree
 
 MIXED = "in a vmap over a batch it gives something else than one by one: examples mix"
 
@@ -34,7 +34,7 @@ def norm64(of: PyTree) -> float:
 
 def close(a: PyTree, b: PyTree, rtol: float = 1e-4) -> bool:
     """Equal up to float32 rounding of each tree's largest entries; to the bit for `rtol` 0."""
-    if not tree.same_structure(a, b) or shapes(a) != shapes(b):
+    if not pytree.same_structure(a, b) or shapes(a) != shapes(b):
         return False
     difference = jax.tree.map(
         lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b

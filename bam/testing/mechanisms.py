@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array
 from scipy import signal
 
-from bam import sampling, transforms
-from bam.chacha import seeded_key
-from bam.grid import GaussianNoise
-from bam.noise import NoiseState, first_noise, next_noise
+from bam.core import clipping, sampling
+from bam.core.chacha import seeded_key
+from bam.core.fixed_point import GaussianNoise
+from bam.core.noise import NoiseState, first_noise, next_noise
 from bam.privacy import accounting
 from bam.privacy.mechanisms import Mechanism
 from bam.testing.common import require
@@ -103,7 +103,7 @@ def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
 
 def _check_noise(strategy: tuple[float, ...]) -> None:
     """The covariance of the noise that the loop would add, in units of what is declared."""
-    clip, sigma = transforms.clip_by_l2_norm(1.0), 2.0
+    clip, sigma = clipping.clip_by_l2_norm(1.0), 2.0
     state = first_noise(seeded_key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
 
     @jax.jit

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from bam import oracles, tree
+from bam.core import oracles, pytree
+from bam.core.pytree import Params
 from bam.testing.common import MIXED, close, norm64, require, row, shapes
-from bam.tree import Params
 
 
 def check_oracle(
@@ -42,7 +42,7 @@ def check_oracle(
     alone = [oracle.grad(params, example) for example in rows]
     for example, grads in zip(rows, alone, strict=True):
         require(
-            tree.same_structure(grads, params),
+            pytree.same_structure(grads, params),
             "its gradient has another structure than the parameters",
         )
         require(shapes(grads) == shapes(params), "its gradient has other shapes or dtypes")

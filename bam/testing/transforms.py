@@ -10,11 +10,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from bam import tree
-from bam.engine import clipped_sum
+from bam.core import pytree
+from bam.core.clipping import ROUNDING, finish
+from bam.core.engine import clipped_sum
+from bam.core.pytree import Grads, Params
 from bam.testing.common import MIXED, close, norm64, require, row, shapes
-from bam.transforms import ROUNDING, finish
-from bam.tree import Grads, Params
 
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
 SPECIAL = (math.nan, math.inf, -math.inf)
@@ -66,7 +66,7 @@ def check_transform(
         outputs.append(bounded)
         if keeps_structure:
             require(
-                tree.same_structure(bounded, grads),
+                pytree.same_structure(bounded, grads),
                 "its output has another structure than the gradient; if it adds something to the "
                 "sum for its finish, check it with keeps_structure=False",
             )
@@ -99,7 +99,7 @@ def check_transform(
             "what its finish returns is not like the parameters",
         )
         require(
-            tree.same_structure(next_state, state),
+            pytree.same_structure(next_state, state),
             "its finish returns a state of another structure",
         )
 

@@ -15,8 +15,10 @@ import optax
 from absl import flags
 
 import bam
-from bam import devices, diagnostics, models, oracles, parts, plotting
-from bam.plotting import plt
+from bam import models
+from bam.core import oracles
+from bam.training import devices, diagnostics, plotting, registry
+from bam.training.plotting import plt
 from scripts.benchmarks.performance import LABELS
 from scripts.lib import cli, timing
 
@@ -37,8 +39,8 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
-METHODS = {name: row for name, row in parts.METHODS.items() if parts.is_private(name)} | {
-    "bam_reverse": parts.Method(
+METHODS = {name: row for name, row in registry.METHODS.items() if registry.is_private(name)} | {
+    "bam_reverse": registry.Method(
         reverse_over_reverse,
         LABELS["bam_reverse"],
         {"color": "#009E73", "linestyle": ":"},

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from bam import files, parts
+from bam import files
+from bam.training import registry
 from scripts.lib import cli, pages, tables, targets
 
 _ONLY = flags.DEFINE_string("only", "", "only files whose name contains this")
@@ -32,7 +33,7 @@ PAGE, FOLDER = Path("docs/accelerators.md"), Path("benchmarks/hardware")
 PRECISION = "bfloat16"
 ONE_VIEW = "bam_sam_one_view"
 # DP-SAT's step is DP-SGD's and a shift of the weights: it takes as long, so it has no rows.
-METHODS: dict[str, list[str]] = {name: [] for name in parts.METHODS if name != "dp_sat"} | {
+METHODS: dict[str, list[str]] = {name: [] for name in registry.METHODS if name != "dp_sat"} | {
     ONE_VIEW: ["--config.method.ascent_views=1"]
 }
 LARGE, FEW = ("h100:8", "v5e:2x4", "v5e:16x16"), ("non_private", "dp_sgd", "bam_sam")
@@ -146,7 +147,9 @@ def _cell(show: Callable[[Mapping[str, Any]], str]) -> Callable[[Any], str]:
 
 def _label(method: str) -> str:
     return (
-        f"{parts.label('bam_sam')}, one-view ascent" if method == ONE_VIEW else parts.label(method)
+        f"{registry.label('bam_sam')}, one-view ascent"
+        if method == ONE_VIEW
+        else registry.label(method)
     )
 
 

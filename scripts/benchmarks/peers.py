@@ -18,7 +18,9 @@ import optax
 from absl import flags
 
 import bam
-from bam import devices, engine, models, provenance
+from bam import models
+from bam.core import engine
+from bam.training import devices, provenance
 from scripts.benchmarks.performance import PEERS
 from scripts.lib import cli, timing
 

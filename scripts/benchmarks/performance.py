@@ -11,7 +11,8 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, parts
+from bam import files
+from bam.training import registry
 from scripts.lib import cli, pages
 from scripts.lib.tables import markdown, number, text
 
@@ -162,7 +163,7 @@ def _growth(data: Any) -> str:
         [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
         for axis, value in points
     ]
-    return markdown(text("", *(parts.label(m) for m in methods)), rows)
+    return markdown(text("", *(registry.label(m) for m in methods)), rows)
 
 
 def _depth(data: Any) -> str:
@@ -177,7 +178,7 @@ def _depth(data: Any) -> str:
         ]
         for depth in depths
     ]
-    labels = [f"{LABELS.get(m, parts.label(m))}, ms" for m in methods]
+    labels = [f"{LABELS.get(m, registry.label(m))}, ms" for m in methods]
     compiling = ["DP-SGD: compilation, s", "BAM-exact: compilation, s"]
     return markdown(text("layers", *labels, *compiling), rows)
 

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bam import experiment, models, sampling
+from bam import models
+from bam.core import sampling
 from bam.data import datasets
+from bam.training import trainer
 from configs import cifar10
 from scripts.lib import cli, timing
 
@@ -85,7 +87,7 @@ def main() -> None:
 
 def experiment_of(
     method: str, options: dict[str, Any], views: int, batch: int, width: int
-) -> experiment.Experiment:
+) -> trainer.Experiment:
     """ResNet-9 on random images of CIFAR-10's shape, as many as the largest batch needs."""
     config = cifar10.get_config(method)
     config.method.update(options)
@@ -96,7 +98,7 @@ def experiment_of(
     config.update({"expected_batch_size": batch, "num_steps": 1, "accountant": "rdp"})
     config.microbatch_size = _MICROBATCH.value or "auto"
     config.precision = _PRECISION.value
-    return experiment.build(config, _random_images())
+    return trainer.build(config, _random_images())
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def _random_images() -> datasets.Dataset:
     return datasets.Dataset("random", split, split, 10, channels, channels / 2)
 
 
-def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
+def step_of(built: trainer.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
     """One training step of exactly `batch` examples, compiled, and the seconds that took."""
     compiled, seconds, state, arguments = _compiled(built, batch)
 
@@ -121,7 +123,7 @@ def step_of(built: experiment.Experiment, batch: int) -> tuple[Callable[[], Any]
     return call, seconds
 
 
-def _compiled(built: experiment.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
+def _compiled(built: trainer.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
     """A step, the seconds its compilation took, and what to call it with."""
     train = built.place(built.dataset.train)
     state, rows = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from bam import experiment, sampling
+from bam.core import sampling
 from bam.data import datasets
+from bam.training import trainer
 from configs import cifar10
 from configs.finetune import TRAINED
 from scripts.lib import cli, tables, timing
@@ -70,7 +71,7 @@ class Case:
         config.model.width = _WIDTH.value
         config.augment.update({"views": 1, "shift": 0, "flip": "none"})
         self.names = {"trained": trained, "method": method}
-        self.built = experiment.build(config, random_images(2 * _BATCH.value))
+        self.built = trainer.build(config, random_images(2 * _BATCH.value))
         self.state = self.built.init(0)
         self.num_bytes = sum(x.nbytes for x in jax.tree.leaves(self.state))
         rows = sampling.pad(np.arange(_BATCH.value), _BATCH.value, 0, 0)

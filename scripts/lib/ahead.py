@@ -9,11 +9,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
 
-from bam import experiment, parts, pretrained, provenance, sampling, tuning
-from bam.data import archives, datasets, features
-from bam.grid import rows_per_sum
+from bam.core import sampling
+from bam.core.fixed_point import rows_per_sum
+from bam.data import datasets, features
+from bam.data.sources import archives
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
+from bam.training import finetune, provenance, registry, trainer, tuning
 from scripts.lib import targets, timing
 from scripts.lib.program import Instruction, Program
 
@@ -21,7 +23,7 @@ from scripts.lib.program import Instruction, Program
 class Compiled(NamedTuple):
     """A step that compiled, or the reason why it did not."""
 
-    experiment: experiment.Experiment
+    experiment: trainer.Experiment
     program: Any
     problem: str
     seconds: float
@@ -34,12 +36,12 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
     if config.convolution == "auto":
         config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset)
-    if feature_map := parts.make_features(config.features):
+    if feature_map := registry.make_features(config.features):
         dataset = features.blank(dataset, feature_map)
     sizes = [config.microbatch_size]
     if sizes == ["auto"]:
         platform = "tpu" if kind.platform == "tpu" else "gpu"
-        first = tuning.accelerator_sizes(platform, parts.num_inputs(config))[0]
+        first = tuning.accelerator_sizes(platform, registry.num_inputs(config))[0]
         first = min(first, config.expected_batch_size, len(dataset.train.labels))
         sizes = [first, *tuning.smaller(first)]
     for size in sizes:
@@ -79,7 +81,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[d
 def _dataset(section: ConfigDict) -> datasets.Dataset:
     """The data set, or blank images, as many, of a public one that need not be there."""
     if section.name not in archives.ROWS or section.path:
-        return parts.make_dataset(section)
+        return registry.make_dataset(section)
     blank, holdout = datasets.stand_in(section.name), section.holdout
     if holdout >= len(blank.train.labels):
         return datasets.hold_out(blank, holdout)  # says what is wrong
@@ -93,7 +95,7 @@ def compile_step(
     config: ConfigDict, dataset: datasets.Dataset, hardware: list[jax.Device]
 ) -> Compiled:
     """The step of a config, compiled for devices."""
-    built = experiment.build(config, dataset, hardware)
+    built = trainer.build(config, dataset, hardware)
     everywhere = (
         NamedSharding(built.mesh, PartitionSpec())
         if built.mesh
@@ -125,12 +127,12 @@ def memory(program: Any) -> dict[str, int]:
 
 def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
-    module = parts.make_model(config.model, dataset.num_classes)
+    module = registry.make_model(config.model, dataset.num_classes)
     shape = dataset.train.images.shape[1:]
-    model = experiment.models.as_functions(module, shape, convolution="xla")
-    weights = pretrained.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
-    gradient = parts.make_gradient(config.method, model.loss)
-    example = parts.example_like(config, shape)
+    model = trainer.models.as_functions(module, shape, convolution="xla")
+    weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
+    gradient = registry.make_gradient(config.method, model.loss)
+    example = registry.example_like(config, shape)
     return config.expected_batch_size * timing.matrix_flops(gradient, *weights, example)
 
 
@@ -174,7 +176,7 @@ def _facts(
             return parts_of_sum
         if scope.endswith("microbatches/while"):
             return groups / parts_of_sum if "carries" in scope else groups
-        if scope.endswith("held/while"):  # see `bam.tree.once_in_memory`
+        if scope.endswith("held/while"):  # see `bam.core.pytree.once_in_memory`
             return 1
         uncounted.add(scope)
         return 1

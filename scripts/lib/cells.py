@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import checkpoint, files, parts, report, stats, train
+from bam import files
+from bam.training import checkpoint, loop, registry, rundir, stats
 from scripts.lib import cli
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -62,24 +63,24 @@ def finished(cells: Cells, workdir: Path) -> dict[str, Run]:
     runs = {}
     for name, config in cells.items():
         try:
-            report.check_resumable(workdir / name, config)
-        except report.FinishedError:
+            rundir.check_resumable(workdir / name, config)
+        except rundir.FinishedError:
             runs[name] = read(workdir / name)
     return runs
 
 
-def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, train.Experiment]:
+def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, loop.Experiment]:
     """The experiments of some cells; those that differ by their seed alone share one.
 
     They share what it compiled, too. `should_stop` is asked after each.
     """
-    built: dict[str, train.Experiment] = {}
+    built: dict[str, loop.Experiment] = {}
     of_cell = {}
     for name, config in cells.items():
         same = config.copy_and_resolve_references()
         same.seed = 0
         key = str(same.to_json_best_effort(sort_keys=True))
-        built[key] = of_cell[name] = built[key] if key in built else train.build(config)
+        built[key] = of_cell[name] = built[key] if key in built else loop.build(config)
         if should_stop():
             break
     return of_cell
@@ -91,7 +92,7 @@ def run(
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
     on_row: Callable[[str, dict[str, Any]], None] = lambda name, row: None,
-    on_built: Callable[[Mapping[str, train.Experiment]], None] = lambda built: None,
+    on_built: Callable[[Mapping[str, loop.Experiment]], None] = lambda built: None,
     overwrite: bool = False,
 ) -> None:
     """Trains the cells that are not finished, in order.
@@ -114,7 +115,7 @@ def run(
     done = {} if overwrite else finished(cells, workdir)
     missing = [name for name in cells if name not in done]
     configs = {
-        name: cells[name] if overwrite else report.with_recorded(cells[name], workdir / name)
+        name: cells[name] if overwrite else rundir.with_recorded(cells[name], workdir / name)
         for name in missing
     }
     built = build(configs, should_stop)
@@ -125,7 +126,7 @@ def run(
         earlier = [x.parent for group in groups for x in group.glob("seed*/config.json")]
         with contextlib.ExitStack() as held:  # all of them before the first is removed
             for folder in earlier:
-                held.enter_context(report.lock(folder))
+                held.enter_context(rundir.lock(folder))
             for folder in earlier:
                 shutil.rmtree(folder)
     on_built(built)
@@ -135,7 +136,7 @@ def run(
             if should_stop():
                 return
             try:
-                result = train.train(
+                result = loop.train(
                     built[name],
                     cells[name].seed,
                     workdir / name,
@@ -145,9 +146,9 @@ def run(
             except BlockingIOError:
                 busy.append(name)  # another process is training it: see again at the end
                 continue
-            except report.FinishedError:
+            except rundir.FinishedError:
                 continue  # another process has finished it meanwhile
-            except train.StoppedError as stop:
+            except loop.StoppedError as stop:
                 on_event(name, str(stop))
                 return
             summary = result.summary
@@ -206,7 +207,7 @@ def print_event(name: str, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
-def last_state(experiment: train.Experiment, seed: int, folder: Path) -> Any:
+def last_state(experiment: loop.Experiment, seed: int, folder: Path) -> Any:
     """The state after the last step of a run in a folder; None if it kept no checkpoint."""
     checkpoints = folder / "checkpoints"
     if not checkpoints.exists():
@@ -250,7 +251,7 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
 def strength_config(name: str) -> ConfigDict:
     """The config of METHOD or METHOD:STRENGTH, as an item of a flag `--methods` names it."""
     method, _, strength = name.partition(":")
-    key = parts.METHODS[method].strength if method in parts.METHODS else ""
+    key = registry.METHODS[method].strength if method in registry.METHODS else ""
     if bool(strength) != bool(key):
         raise ValueError(f"--methods={name}: {method} takes {'a' if key else 'no'} strength")
     config = method_config(method, {"method.radius", "method.penalty"})

@@ -216,12 +216,12 @@ def _unknown_key(argv: list[str]) -> str:
 
     ValueError if there is none; whatever the config file raises.
     """
-    from bam import report  # needs what only commands with a config have
+    from bam.training import rundir  # needs what only commands with a config have
 
     given = [argument.lstrip("-").partition("=")[::2] for argument in argv]
     file = dict(given).get("config") or argv[argv.index("--config") + 1]
     config: Any = flags.FLAGS["config"].parser.parse(file)
-    keys = list(report.flat(config.to_dict()))
+    keys = list(rundir.flat(config.to_dict()))
     for name in (name.removeprefix("config.") for name, _ in given if name.startswith("config.")):
         if name not in keys:
             same_name = [key for key in keys if key.endswith(f".{name.rpartition('.')[2]}")]

@@ -1,4 +1,4 @@
-"""HTML of tables, commands and the little Markdown that `bam.statement` writes, all escaped."""
+"""HTML of tables, commands and the Markdown that `release/statement.py` writes, all escaped."""
 
 import html
 import re
@@ -29,7 +29,7 @@ def code(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """HTML of what of Markdown `bam.statement` uses; whatever else is in it is plain text."""
+    """HTML of what Markdown `release/statement.py` uses; whatever else is in it is plain text."""
     return "\n".join(_block(block) for block in text.strip().split("\n\n"))
 
 

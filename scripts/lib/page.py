@@ -1,6 +1,6 @@
 """A page about one run: a single file that a browser shows without network and without scripts.
 
-What it says of privacy is what `bam.statement` says of a release, in the same words.
+What it says of privacy is what `bam.release.statement` says of a release, in the same words.
 """
 
 import html
@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bam import export, parts, statement
 from bam.files import JsonObject, as_object, one_line, read_json
-from bam.privacy import accounting, gdp, recheck
+from bam.privacy import accounting, recheck, tradeoff
 from bam.privacy.mechanisms import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.units import unit_of, worded
-from bam.report import as_json, flat
-from bam.statement import rounded
+from bam.release import export, statement
+from bam.release.statement import rounded
+from bam.training import registry
+from bam.training.rundir import as_json, flat
 from configs import base
 from scripts.lib import markup
 from scripts.lib.svg import Line, chart
@@ -150,7 +151,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     dataset = run.summary.get("dataset", "")  # recorded at the end: a run may be given its data
     config = export.settings(run.config, dataset) if public else run.config
     said = one_line(config)
-    about = parts.label(said["method"]["name"])
+    about = registry.label(said["method"]["name"])
     if dataset:
         about += f" on {export.data_in_words(run.config, dataset)}"
     name = markup.inline(about) if public else html.escape(run.name)
@@ -256,9 +257,9 @@ def _privacy(run: Run, epsilon: float) -> str:
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
     worth = None if plan.get("selection") else run.worth_of(begun)
     if worth and worth.noise_multiplier >= accounting.LEAST_PLD_NOISE:
-        f = accounting.tradeoff(up_to=max(1.0, 1.5 * epsilon), **worth._asdict())
+        f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **worth._asdict())
         alone = limits["ε and δ alone"]
-        best = lambda rate: min(alone(rate), gdp.best_true_positive_rate(f, rate))  # noqa: E731
+        best = lambda rate: min(alone(rate), tradeoff.best_true_positive_rate(f, rate))  # noqa: E731
         limits = {"this training": best, **limits}
     rates = [10 ** (i / 20 - 3) for i in range(61)]
     attacker = [Line(name, rates, [f(rate) for rate in rates]) for name, f in limits.items()]

@@ -17,13 +17,15 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import export, files, report, score, train
-from bam.chacha import secret_key
+from bam import files
+from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import composed_epsilon
+from bam.release import export
+from bam.training import loop, rundir, score
 from scripts.lib import cells, cli, tables
 
 OF_PRIVATE = ("trials_mean", "trials_shape", "score", "score_noise")
@@ -114,10 +116,10 @@ def search(
             experiment, folder = built[trial["setting"]], workdir / "trials" / str(number)
             try:
                 if should_stop():
-                    raise train.StoppedError
-                with contextlib.suppress(report.FinishedError):
-                    train.train(experiment, None, folder, should_stop=should_stop, say=say)
-            except train.StoppedError:
+                    raise loop.StoppedError
+                with contextlib.suppress(rundir.FinishedError):
+                    loop.train(experiment, None, folder, should_stop=should_stop, say=say)
+            except loop.StoppedError:
                 say("stopped; the same command goes on from there")
                 return None
             except (OSError, ValueError) as error:  # whose number is secret, so not the folder
@@ -174,7 +176,7 @@ def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
 
 
 def _drawn(
-    path: Path, grid: Mapping[str, ConfigDict], experiment: train.Experiment
+    path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Experiment
 ) -> dict[str, Any]:
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
@@ -185,7 +187,7 @@ def _drawn(
     found = files.read_json(path) if path.exists() else None
     data_key = str((found or {}).get("data_key") or secrets.token_hex(32))
     data = (experiment.dataset.train, _judged_on(experiment))
-    kept_out = (*report.CHANGEABLE, *report.AUTOMATIC)
+    kept_out = (*rundir.CHANGEABLE, *rundir.AUTOMATIC)
     identity = {
         "data_key": data_key,
         "data": datasets.fingerprint(bytes.fromhex(data_key), *data),
@@ -193,7 +195,7 @@ def _drawn(
         "configs": {
             name: {
                 key: value
-                for key, value in report.flat(report.as_json(grid[name])).items()
+                for key, value in rundir.flat(rundir.as_json(grid[name])).items()
                 if not key.startswith(kept_out)
             }
             for name in settings
@@ -215,12 +217,12 @@ def _drawn(
     return drawn
 
 
-def _as_drawn(path: Path, experiment: train.Experiment) -> train.Experiment:
+def _as_drawn(path: Path, experiment: loop.Experiment) -> loop.Experiment:
     """The experiment with the noise that the search has, whatever the accountant chooses today."""
     plan = experiment.plan
     recorded = files.read_json(path).get("plan", {}) | {"clip_norm": plan.clip_norm}
     try:
-        settled = report.settled(path, recorded, plan, experiment.config.epsilon)
+        settled = rundir.settled(path, recorded, plan, experiment.config.epsilon)
     except ValueError as error:
         raise ValueError(
             f"{path} is of another search; choose another --workdir ({error})"
@@ -229,17 +231,17 @@ def _as_drawn(path: Path, experiment: train.Experiment) -> train.Experiment:
 
 
 def noised_score(
-    experiment: train.Experiment, seed: int, folder: Path, noise_multiplier: float
+    experiment: loop.Experiment, seed: int, folder: Path, noise_multiplier: float
 ) -> int:
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
     state = cells.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
-    count = score.num_correct(experiment, train.whole_model(state), _judged_on(experiment))
+    count = score.num_correct(experiment, loop.whole_model(state), _judged_on(experiment))
     return score.noised(count, noise_multiplier, secret_key())
 
 
-def _judged_on(experiment: train.Experiment) -> Any:
+def _judged_on(experiment: loop.Experiment) -> Any:
     dataset = experiment.dataset
     return dataset.test if experiment.config.dataset.holdout else dataset.train
 

@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bam import files, stats
+from bam import files
+from bam.training import stats
 
 # Heading -> what a row has in that column.
 Columns = Mapping[str, Callable[[Any], str]]
@@ -76,7 +77,7 @@ def percent(mean: float, sd: float | None) -> str:
 
 
 def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
-    """A `bam.stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
+    """A `stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)
@@ -85,7 +86,7 @@ def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
 def of_estimate(
     estimate: Mapping[str, Any] | None, fact: Callable[[stats.Estimate], float | None], form: str
 ) -> str:
-    """A fact of a `bam.stats.Estimate`, as JSON has it, such as its `stats.p_value`, or a dash."""
+    """A fact of a `stats.Estimate`, as JSON has it, such as its `stats.p_value`, or a dash."""
     return number(fact(stats.Estimate(**estimate)) if estimate else None, form)
 
 

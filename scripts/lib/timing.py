@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bam import devices, files, provenance
+from bam import files
+from bam.training import devices, provenance
 
 
 class Timing(NamedTuple):

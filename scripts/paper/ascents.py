@@ -8,7 +8,8 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, stats
+from bam import files
+from bam.training import stats
 from scripts.lib import cells, cli, tables
 
 flags.adopt_module_key_flags(cells)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from bam import parts, plotting
+from bam.training import plotting, registry
 from scripts.lib import cells, cli, tables
 from scripts.paper import effects
 
@@ -49,7 +49,7 @@ def main() -> None:
                 values = np.array(
                     [[_mean(run, quantity) for run in found[method, n].values()] for n in sizes]
                 ).T
-                label = parts.label(method)
+                label = registry.label(method)
                 lines.append(plotting.mean_line(label, sizes, values, plotting.style_of(method)))
                 table += [
                     {"quantity": quantity, "method": label, "batch size": size, "mean": row.mean()}
@@ -72,7 +72,7 @@ def main() -> None:
 
 def _cells(method: str, size: int) -> cells.Cells:
     config = cells.method_config(method, FIXED)
-    examples = len(parts.make_dataset(config.dataset, config.features).train.labels)
+    examples = len(registry.make_dataset(config.dataset, config.features).train.labels)
     config.optimizer.learning_rate *= size / config.expected_batch_size
     config.expected_batch_size = config.diagnostics.num_examples = size
     config.num_steps = config.num_epochs * max(1, examples // size)

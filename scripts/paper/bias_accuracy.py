@@ -18,8 +18,8 @@ import numpy as np
 import scipy.stats
 from absl import flags
 
-from bam import parts, plotting
-from bam.plotting import plt
+from bam.training import plotting, registry
+from bam.training.plotting import plt
 from scripts.lib import cells, cli, tables
 
 _RUNS = flags.DEFINE_list("runs", "", "folders with finished runs, anywhere below")
@@ -77,7 +77,7 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
         for file in summaries:
             run = cells.read(file.parent)
             measured = [row for row in run.rows if row["step"] and "not_private/cosine" in row]
-            if not measured or not parts.is_private(run.method["name"]):
+            if not measured or not registry.is_private(run.method["name"]):
                 continue  # what has no noise is of no budget
             config = run.config
             yield {
@@ -88,7 +88,7 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
                 "epsilon": config["epsilon"],
                 "rest": _rest(config),
                 "method": run.method["name"],
-                "strength": parts.strength(run.method),
+                "strength": registry.strength(run.method),
                 "clip_norm": config["clip_norm"],
                 "learning_rate": config["optimizer"]["learning_rate"],
                 "seed": config["seed"],
@@ -184,7 +184,7 @@ def draw(compared: Mapping[str, Sequence[Row]], path: Path) -> None:
                     linewidths=0,
                     color=plotting.style_of(method)["color"],
                 )
-                handles.setdefault(parts.label(method), dots)
+                handles.setdefault(registry.label(method), dots)
             axis.axhline(0, color="#777777", linewidth=0.8, zorder=0)
             axis.axvline(0, color="#777777", linewidth=0.8, zorder=0)
             axis.set_title(heading, fontsize=10)

@@ -19,8 +19,9 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import devices, files, stats, train
+from bam import files
 from bam.privacy.accounting import rounded_up
+from bam.training import devices, loop, stats
 from configs import extensions
 from scripts.lib import cells, cli, tables
 
@@ -195,8 +196,8 @@ def _unit(summary: Mapping[str, Any]) -> float:
 
 def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
     """Per seed what is said of an entry at DP-SGD's weights, and with its own state of the clip."""
-    built = functools.cache(lambda: train.build(next(iter(own.values()))))
-    plain = functools.cache(lambda: train.build(next(iter(baseline.values()))))
+    built = functools.cache(lambda: loop.build(next(iter(own.values()))))
+    plain = functools.cache(lambda: loop.build(next(iter(baseline.values()))))
     found = []
     workdir = Path(cells.WORKDIR.value)
     for (name, config), at in zip(own.items(), baseline, strict=True):
@@ -210,7 +211,7 @@ def _bias(own: cells.Cells, baseline: cells.Cells) -> list[dict[str, float]]:
                 continue
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)
             data = built().place(built().dataset.train)
-            said = train.not_private(built(), state, data)
+            said = loop.not_private(built(), state, data)
             named = {k.removeprefix("not_private/"): v for k, v in said.items()}
             kept = {"where": where, "bias": named}
             files.write_json(file, kept)

@@ -11,8 +11,10 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, parts, strategy, train
+from bam import files
+from bam.core import strategy
 from bam.privacy.accounting import rounded_up
+from bam.training import loop, registry
 from scripts.lib import cells, cli, tables
 
 _BANDS = flags.DEFINE_list("bands", "2,4", "steps to correlate noise over, besides 1")
@@ -27,7 +29,7 @@ cli.ensure(
 )
 
 COLUMNS: tables.Columns = {
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "ε": lambda row: rounded_up(row["epsilon"], ".3g"),
     "bands": lambda row: str(row["bands"]) if row["bands"] > 1 else "independent",
     "q of a part": lambda row: rounded_up(row["part_prob"], ".3g"),
@@ -69,7 +71,7 @@ def _row(
     runs: dict[int, cells.Run],
     independent: dict[int, cells.Run],
 ) -> dict[str, Any]:
-    plan = train.build(next(iter(group.values()))).plan
+    plan = loop.build(next(iter(group.values()))).plan
     assert plan.worth is not None  # Poisson batches and banded ones have it
     in_sums = strategy.noise_in_sums(plan.drawing.strategy, plan.training_steps)
     return {

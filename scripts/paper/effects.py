@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bam import stats
+from bam.training import stats
 from scripts.lib import tables
 
 # ‖bias‖ is never shown without the quantities that say what it is made of.

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import devices, files
+from bam import files
 from bam.privacy.accounting import rounded_up
+from bam.training import devices
 from configs.extensions import EXTENSIONS
 from scripts.lib import cells, cli, tables
 

@@ -18,7 +18,8 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import diagnostics, files, parts, plotting, train
+from bam import files
+from bam.training import diagnostics, loop, plotting, registry
 from scripts.lib import cells, cli, tables
 from scripts.paper import effects, sketch
 
@@ -60,7 +61,7 @@ class Series(NamedTuple):
     @property
     def label(self) -> str:
         """What legends and tables call it."""
-        return parts.full_label(self.method)
+        return registry.full_label(self.method)
 
     def measured(self, name: str, measure: Callable[[ConfigDict, Path], Any]) -> list[Any]:
         """What `measure(config, folder)` says of each run, kept as JSON in the run's folder."""
@@ -208,7 +209,7 @@ def _by_batch_size(series: Series) -> list[dict[str, Any]]:
     return series.measured(f"by_batch_size_{_EXAMPLES.value}.json", measure)
 
 
-def _group_means(experiment: train.Experiment, state: Any) -> Iterator[Any]:
+def _group_means(experiment: loop.Experiment, state: Any) -> Iterator[Any]:
     """Means over disjoint random groups of training examples, the same for every run."""
     num_examples = experiment.plan.num_examples
     order = np.random.default_rng(0).permutation(num_examples)[: _EXAMPLES.value]
@@ -224,7 +225,7 @@ def _lambda(series: list[Series], path: Path) -> None:
         raise ValueError("--methods needs dp_sgd, at whose weights the others are measured")
     measured = {s.label: _at_weights_of(at, s) for s in series}
     sam = [s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")]
-    strengths = [parts.strength(s.method) for s in sam]
+    strengths = [registry.strength(s.method) for s in sam]
     style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
     charts, table = [], []
     for stage, when in STAGES.items():
@@ -235,7 +236,7 @@ def _lambda(series: list[Series], path: Path) -> None:
         for quantity in measured[at.label][0][stage]:
             for s in series:
                 values = np.array([[run[stage][quantity]] for run in measured[s.label]])
-                strength = parts.strength(s.method)
+                strength = registry.strength(s.method)
                 table += _table(f"{quantity} {stage}", s.label, "strength", [strength], values)
     _write(path, charts, table, "BAM's bias at the same weights", series, 4)
     for stage in STAGES:
@@ -257,7 +258,7 @@ def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
     def measure(config: ConfigDict, folder: Path) -> dict[str, Any]:
         on_device = other().place(other().dataset.train)
         states = {stage: _state(owner(), config.seed, folder, stage) for stage in STAGES}
-        return {n: train.not_private(other(), state, on_device) for n, state in states.items()}
+        return {n: loop.not_private(other(), state, on_device) for n, state in states.items()}
 
     return [
         {
@@ -268,12 +269,12 @@ def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
     ]
 
 
-def _built(series: Series) -> Callable[[], train.Experiment]:
+def _built(series: Series) -> Callable[[], loop.Experiment]:
     """The series' experiment, built when it is first asked for."""
-    return functools.cache(lambda: train.build(next(iter(series.configs.values()))))
+    return functools.cache(lambda: loop.build(next(iter(series.configs.values()))))
 
 
-def _state(experiment: train.Experiment, seed: int, folder: Path, stage: str) -> Any:
+def _state(experiment: loop.Experiment, seed: int, folder: Path, stage: str) -> Any:
     """The state of a finished run before its first or after its last step."""
     if stage == "start":
         return experiment.init(seed)
@@ -308,7 +309,7 @@ def _write(
 
 def _write_effects(path: Path, measured: Mapping[str, Values]) -> None:
     """Every method against DP-SGD, as CSV and as a table for documents."""
-    baseline = parts.label("dp_sgd")
+    baseline = registry.label("dp_sgd")
     if baseline in measured:
         found = effects.rows(measured, baseline)
         tables.write_csv(path.with_suffix(".csv"), found)

@@ -10,9 +10,10 @@ import numpy as np
 from absl import flags
 from sklearn.linear_model import LogisticRegression
 
-from bam import files, plotting, stats
+from bam import files
 from bam.data import datasets
-from bam.plotting import PercentFormatter, plt
+from bam.training import plotting, stats
+from bam.training.plotting import PercentFormatter, plt
 from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")

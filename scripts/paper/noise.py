@@ -19,8 +19,10 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 import bam
-from bam import files, grid, provenance
-from bam.data.archives import ROWS
+from bam import files
+from bam.core import fixed_point
+from bam.data.sources.archives import ROWS
+from bam.training import provenance
 from configs import cifar10, digits, imagenet32
 from scripts.lib import cli, tables
 
@@ -67,10 +69,10 @@ def float32_edge() -> float:
 
 
 def our_edge() -> float:
-    """The largest draw of `grid.gaussian`, in standard deviations."""
-    weights = grid.weights(grid.COARSE_STD)
+    """The largest draw of `fixed_point.gaussian`, in standard deviations."""
+    weights = fixed_point.weights(fixed_point.COARSE_STD)
     largest = max(i for i, weight in enumerate(weights) if weight) - len(weights) // 2
-    return grid.COARSE * largest / grid.NOISE_STD
+    return fixed_point.COARSE * largest / fixed_point.NOISE_STD
 
 
 def floors(

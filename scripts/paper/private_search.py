@@ -16,9 +16,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, provenance, train
+from bam import files
 from bam.privacy import selection
 from bam.privacy.accounting import rounded_up
+from bam.training import loop, provenance
 from configs import base
 from scripts.lib import cells, cli, private_search, tables
 
@@ -91,7 +92,7 @@ def _run(workdir: Path) -> dict[str, Any] | None:
         return None
     chosen = [_best(groups[name], runs[name], workdir) for name in (f"unpaid{n}" for n in numbers)]
 
-    plan = train.build(next(iter(paid_grid.values()))).plan
+    plan = loop.build(next(iter(paid_grid.values()))).plan
     assert plan.selection is not None
     alone = chosen[0].summary
     mechanism = {k: alone[k] for k in ("noise_multiplier", "sampling_prob", "num_steps", "delta")}
@@ -127,7 +128,7 @@ def _best(group: cells.Cells, runs: dict[str, cells.Run], workdir: Path) -> cell
         path = workdir / name / "score.json"
         if not path.exists():
             scored = private_search.noised_score(
-                train.build(config), config.seed, workdir / name, noise
+                loop.build(config), config.seed, workdir / name, noise
             )
             files.write_json(path, {"score": scored})
         scores[name] = files.read_json(path)["score"]

@@ -10,8 +10,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, plotting, report
-from bam.plotting import plt
+from bam import files
+from bam.training import plotting, registry, rundir
+from bam.training.plotting import plt
 from scripts.lib import cells, cli, tables
 from scripts.paper import table1
 
@@ -82,7 +83,7 @@ def _of_any_seed(config: ConfigDict) -> files.JsonObject:
     config = config.copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
-    return report.as_json(config)
+    return rundir.as_json(config)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
@@ -100,7 +101,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
                 [row["epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
                 [row[quantity]["half_width"] for row in chosen],
-                parts.label(method),
+                registry.label(method),
                 plotting.style_of(method),
             )
         epsilons = {row["epsilon"] for row in rows}

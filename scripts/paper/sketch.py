@@ -9,8 +9,8 @@ import numpy as np
 from sklearn import datasets
 
 import bam
-from bam import diagnostics, plotting
-from bam.plotting import plt
+from bam.training import diagnostics, plotting
+from bam.training.plotting import plt
 
 FEATURES = ("mean radius", "mean texture")
 THETA = (-0.5, 0.5)

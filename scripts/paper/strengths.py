@@ -13,8 +13,9 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, parts, plotting
-from bam.plotting import plt
+from bam import files
+from bam.training import plotting, registry
+from bam.training.plotting import plt
 from scripts.lib import cells, cli, tables
 
 _METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
@@ -24,7 +25,7 @@ cli.require("config", "workdir")
 cli.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
 
 COLUMNS: tables.Columns = {
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "strength": lambda row: f"{row['strength']:g}" if row["strength"] else "–",
     "seeds": lambda row: str(len(row["accuracies"])),
     "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
@@ -46,7 +47,7 @@ def main() -> None:
             rows.append(
                 {
                     "method": method.name,
-                    "strength": parts.strength(method),
+                    "strength": registry.strength(method),
                     **cells.judged(runs, found["dp_sgd"]),
                 }
             )
@@ -71,7 +72,7 @@ def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
             [row["strength"] for row in own],
             [row["gain"]["mean"] for row in own],
             [row["gain"]["half_width"] for row in own],
-            parts.label(method),
+            registry.label(method),
             plotting.style_of(method),
         )
     axis.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1, label="DP-SGD")

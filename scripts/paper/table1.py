@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bam import parts, stats
+from bam.training import registry, stats
 from scripts.lib import tables
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
@@ -27,7 +27,7 @@ PAPER: dict[str, dict[float, dict[str, tuple[float, float | None]]]] = {
 COLUMNS: tables.Columns = {
     "data": lambda row: row["config"],
     "ε": lambda row: f"{row['epsilon']:g}",
-    "method": lambda row: parts.label(row["method"]),
+    "method": lambda row: registry.label(row["method"]),
     "paper": lambda row: (
         tables.number(row["paper_accuracy"], ".2f")
         if row["paper_sd"] is None

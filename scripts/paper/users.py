@@ -17,9 +17,10 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, parts, provenance
+from bam import files
 from bam.privacy import accounting, groups
 from bam.privacy.accounting import rounded_down, rounded_up
+from bam.training import provenance, registry
 from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
@@ -48,7 +49,7 @@ def main() -> None:
         cli.check_writable(_OUT.value)
         base = cells.method_config("dp_sgd", FIXED)
         base.eval.every = 0
-        num_examples = len(parts.make_dataset(base.dataset, base.features).train.labels)
+        num_examples = len(registry.make_dataset(base.dataset, base.features).train.labels)
         base.num_steps = base.num_epochs * (num_examples // base.expected_batch_size)
         ids = _deal(num_examples, _GROUP_SIZE.value)
         epsilons = [float(epsilon) for epsilon in _EPSILONS.value]

@@ -1,0 +1,325 @@
+r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
+
+The promise is `sensitivity`, S. What a transform returns may be longer by `ROUNDING`, to which the
+noise is scaled. Of the transforms of this file that is proved: with $u = 2^{-24}$, a computed norm
+is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product,
+quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
+gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
+the engine measures the output, and drops an example that breaks the promise.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from bam.core import pytree
+from bam.core.pytree import Grads, Params
+
+# What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
+# scaled to the larger bound.
+ROUNDING = 1 + 1e-5
+
+# Below this, float32 squares underflow and a norm can no longer be compared with the bound.
+SMALLEST_CLIP_NORM = 1e-12
+
+
+class BoundedTransformation(optax.GradientTransformation):
+    """An optax transform of *one example's* gradient that promises a bound on its output.
+
+    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with two more
+    attributes. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`, of
+    `params -> state` and, for one example, `(grads, state, params) -> (bounded grads, state)`.
+
+    Attributes:
+      sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
+        included; `inf` says "not bounded". Under add/remove adjacency it is the L2 sensitivity of
+        a sum over examples. A ValueError refuses one that is not 0 or at least 1e-12.
+      finish: `(noised mean, state) -> (private gradient, state)`, once per step; None leaves both
+        as they are. Only here does the state change: what `update` returns of it is not used,
+        because it has seen one example's gradient. `update` may return more than a gradient, for
+        `finish` to read.
+      is_proved: whether the bound is proved, so that nothing needs to measure it: of this file's
+        own transforms alone.
+    """
+
+    sensitivity: float
+    is_proved: bool
+    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
+
+    def __new__(
+        cls,
+        init: Callable[..., PyTree],
+        update: Callable[..., tuple[PyTree, PyTree]],
+        sensitivity: float,
+        finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
+    ) -> "BoundedTransformation":
+        """Makes the pair `(init, update)` and attaches the bound."""
+        if not (sensitivity == 0 or sensitivity >= SMALLEST_CLIP_NORM):
+            raise ValueError(
+                f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
+            )
+        self = super().__new__(cls, init, update)
+        self.sensitivity = float(sensitivity)
+        self.finish = finish
+        self.is_proved = False
+        return self
+
+
+def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
+    """What a per-example transform makes of the noised mean, and its state for the next step.
+
+    `mean` is the noised sum over the expected batch size. It is private, as the state is, so this
+    is post-processing; a transform without a `finish` leaves both as they are.
+    """
+    own = getattr(clip, "finish", None)
+    return (mean, state) if own is None else own(mean, state)
+
+
+def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
+    r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
+
+    The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
+    are kept. C is `clip_norm`, and the sensitivity. Edge cases:
+
+    =================== =======================================================
+    case                output
+    =================== =======================================================
+    ‖g‖ ≤ C             g, unchanged to the bit
+    g = 0               0
+    g has NaN or inf    0 (also if ‖g‖ overflows float32, above about 1.8e19)
+    C = 0               0
+    C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
+    =================== =======================================================
+
+    A ValueError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
+    float32's squares.
+
+    The bound: where n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$. Else C,
+    C/n and its products with entries are rounded once each: $\|\bar g\| \le
+    C (1 + u)^3 / (1 - |\eta|) < C (1 + 5.2 \cdot 10^{-6})$. Entries below 1e-19, whose squares
+    underflow, add less than 1e-6 to that, for any C and up to 10⁸ of them.
+
+    Source: Abadi et al. 2016; Algorithm 1 of arXiv 2308.12018.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> clip = clip_by_l2_norm(1.0)
+      >>> clipped, _ = clip.update({"w": jnp.array([3.0, 4.0])}, clip.init(None))
+      >>> print(clipped["w"], clip.sensitivity)
+      [0.6 0.8] 1.0
+    """
+    _check_clip_norm(clip_norm)
+
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        norm = pytree.l2_norm(grads)
+        return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
+
+    return _proved(update, clip_norm)
+
+
+def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
+    r"""Automatic clipping: every gradient is scaled to norm just below C.
+
+    $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
+    dtypes are kept, and the sensitivity is C. γ keeps small gradients small; it is a stability
+    constant of the source.
+
+    The bound: n + γ, its inverse, C and two products are rounded once each, and
+    $n + \gamma > \|g\| (1 - |\eta|)$, so $\|\bar g\| \le C (1 + u)^5 / (1 - |\eta|) <
+    C (1 + 5.4 \cdot 10^{-6})$.
+
+    Raises:
+      ValueError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
+        and at least 1e-12 (below that a norm may underflow unnoticed).
+
+    Source: Bu et al. 2023, "Automatic Clipping".
+    """
+    _check_clip_norm(clip_norm)
+    if math.isinf(clip_norm):
+        raise ValueError("clip_norm must be finite for normalize, got inf")
+    if not SMALLEST_CLIP_NORM <= gamma < math.inf:
+        raise ValueError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
+
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        norm = pytree.l2_norm(grads)
+        # In two steps: for a large C and a small norm their quotient could overflow.
+        return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
+
+    return _proved(update, clip_norm)
+
+
+def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
+    r"""Clips each leaf of the gradient (each parameter array) to a bound of its own.
+
+    $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
+    $(\sum_k C_k^2)^{1/2}$, the sensitivity. A leaf with a NaN or infinity makes the example's whole
+    output zero.
+
+    `clip_norm` is one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
+    numbers like the parameters, the $C_k$. A ValueError refuses a bound that is negative, NaN, or
+    positive but below 1e-12.
+
+    The bound is that of `clip_by_l2_norm` for each leaf, so the same factor for all together.
+
+    Source: McMahan et al. 2018, "per-layer clipping".
+    """
+    bounds = jax.tree.leaves(clip_norm)
+    for bound in bounds:
+        _check_clip_norm(bound)
+    shared = jax.tree_util.all_leaves([clip_norm])
+
+    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        num_leaves = max(1, len(jax.tree.leaves(grads)))
+        share = bounds[0] / math.sqrt(num_leaves) if shared else None
+        leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
+        if str(jax.tree.structure(leaf_bounds)) != str(jax.tree.structure(grads)):
+            raise ValueError("clip_norm is neither a number nor a tree of them like the gradient's")
+        finite = jnp.isfinite(pytree.l2_norm(grads))
+
+        def clip_leaf(g: Array, bound: float) -> Array:
+            return _clip(g, pytree.l2_norm(g), bound, finite)
+
+        return jax.tree.map(clip_leaf, grads, leaf_bounds), state
+
+    return _proved(update, math.hypot(*bounds))
+
+
+def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
+    """Applies per-example transforms in order; a ValueError says that the last is not bounded.
+
+    Like `optax.chain`, but keeps the promise: the sensitivity of the chain is that of its last
+    member. Anything may come before it; nothing may come after it, because even scaling by 2 would
+    break the declared bound.
+
+    Examples:
+      >>> import optax
+      >>> chain(optax.scale(10.0), clip_by_l2_norm(0.5)).sensitivity
+      0.5
+    """
+    if not transforms:
+        raise ValueError("chain needs at least one transform, and the last must be bounded")
+    if not isinstance(transforms[-1], BoundedTransformation):
+        raise ValueError(
+            "the output of this chain is not bounded: end it with a bounded transform, "
+            "such as clip_by_l2_norm(C)"
+        )
+    last = transforms[-1]
+    # So that the last one scales the very numbers whose norm it takes.
+    held = optax.stateless(lambda grads, params: _held(grads))
+    chained = (
+        optax.chain(*transforms)
+        if len(transforms) == 1
+        else optax.chain(*transforms[:-1], held, last)
+    )
+
+    def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
+        private_grad, last_state = finish(last, mean, state[-1])
+        return private_grad, (*state[:-1], last_state)
+
+    bounded = BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
+    bounded.is_proved = last.is_proved
+    return bounded
+
+
+def sensitivity_of(clip: optax.GradientTransformation) -> float:
+    """A transform's declared L2 sensitivity, at least 0; a ValueError if none, or infinite."""
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "this per-example transform declares no bound: use clip_by_l2_norm, normalize or "
+            "clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
+        )
+    if not math.isfinite(sensitivity):
+        raise ValueError(
+            f"this per-example transform is not bounded (sensitivity {sensitivity}): "
+            "noise cannot hide it, so give a finite clip norm"
+        )
+    return sensitivity
+
+
+def bounded_by(
+    clip: optax.GradientTransformation, clip_state: PyTree
+) -> Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]:
+    """`(params, gradient) -> (summand, norm)` of one example, whose gradient is in memory.
+
+    The norm, before clipping, is not finite where the example was dropped. ValueError if the clip
+    declares no `sensitivity`.
+    """
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
+            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
+        )
+    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
+
+    def bounded(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
+        pytree.check_real(grads)
+        # What is narrower than 32 bits is bounded in 32: there rounding lifts no norm.
+        grads = jax.tree.map(pytree.at_least_float32, grads)
+        norm = pytree.l2_norm(grads)
+        summand, _ = clip.update(grads, clip_state, params)
+        within = jnp.isfinite(norm)
+        if sensitivity < math.inf and not is_proved:
+            summand = _held(summand)
+            length = pytree.l2_norm(summand)
+            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
+            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
+        # Entries whose squares underflow have a length of 0, but are not 0.
+        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), summand)
+        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+
+    return bounded
+
+
+def _held(grads: PyTree) -> PyTree:
+    """The same numbers in memory, see `pytree.once_in_memory`; NaN everywhere where one is NaN."""
+    not_nan = pytree.l2_norm(grads) >= 0
+    nans = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), grads)
+    copy = lambda x, _: (x, not_nan)  # noqa: E731
+    held: PyTree = pytree.once_in_memory(copy, grads, not_nan.astype(jnp.int32), nans)
+    return held
+
+
+def _proved(
+    update: Callable[..., tuple[PyTree, PyTree]], sensitivity: float
+) -> BoundedTransformation:
+    """A transform without state, whose docstring proves its bound."""
+    bounded = BoundedTransformation(lambda params: optax.EmptyState(), update, sensitivity)
+    bounded.is_proved = True
+    return bounded
+
+
+def _check_clip_norm(clip_norm: float) -> None:
+    if not (clip_norm == 0 or clip_norm >= SMALLEST_CLIP_NORM):
+        raise ValueError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+
+
+def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
+    """Scales `grads` of the given norm to norm at most `bound`; zeros where `keep` is False.
+
+    A bound of 0 gives zeros even where squares underflow and the norm reads 0.
+    """
+    return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
+
+
+def _scale(grads: Grads, scale: Array, keep: Array, then: float = 1.0) -> Grads:
+    """Returns `then · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
+
+    A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because
+    rounding to nearest could lift the norm above the bound.
+    """
+
+    def scale_leaf(x: Array) -> Array:
+        scaled = then * (scale * pytree.at_least_float32(x))
+        rounded = scaled.astype(x.dtype)
+        if jnp.finfo(x.dtype).bits < 32:
+            grew = jnp.abs(pytree.at_least_float32(rounded)) > jnp.abs(scaled)
+            rounded = jnp.where(grew, jnp.nextafter(rounded, jnp.zeros_like(rounded)), rounded)
+        return jnp.where(keep, rounded, jnp.zeros_like(x))
+
+    return jax.tree.map(scale_leaf, grads)

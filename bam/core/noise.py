@@ -1,0 +1,323 @@
+"""Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
+
+Seven files hold every line that privatises a gradient: `clipping.py`, `engine.py`, `places.py`,
+`fixed_point.py`, `strategy.py`, `chacha.py` and this one.
+
+1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
+   (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
+2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
+3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once;
+4. the result is divided by the *expected* batch size, a public number.
+
+That ε is what it says rests further on `sampling.py` and `privacy/`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
+
+from bam.core import fixed_point, pytree
+from bam.core.chacha import being_traced, check_key, check_step, claimed
+from bam.core.clipping import ROUNDING, bounded_by, finish, sensitivity_of
+from bam.core.engine import per_example_sum
+from bam.core.fixed_point import GaussianNoise
+from bam.core.pytree import Grads, Params
+from bam.core.strategy import INDEPENDENT, norm
+from bam.core.strategy import check as check_strategy
+
+# With less, ε is in the thousands after a single step, and integers overflow.
+LEAST_NOISE_MULTIPLIER = 0.01
+
+
+class GaussianNoiseState(NamedTuple):
+    """State of `add_gaussian_noise`: the key that nothing else uses, and how often it was used."""
+
+    key: UInt32[Array, "8"]
+    step: Integer[Array, ""]
+
+
+class CorrelatedNoiseState(NamedTuple):
+    """The same, with the noise of the last b − 1 steps, which is as secret as the key.
+
+    `past` is `[b - 1, entries]`, the newest first, in multiples of the noise's spacing: int32.
+    """
+
+    key: UInt32[Array, "8"]
+    step: Integer[Array, ""]
+    past: Int32[Array, "past entries"]
+
+
+NoiseState = GaussianNoiseState | CorrelatedNoiseState
+
+
+def first_noise(
+    key: UInt32[Array, "8"],
+    clip: optax.GradientTransformation,
+    params: Params,
+    strategy: Sequence[float] = INDEPENDENT,
+) -> NoiseState:
+    """The state before the first step, for sums of what `clip` makes of gradients."""
+    check_key(key)
+    step = jnp.zeros((), jnp.int32)
+    if len(strategy) == 1:
+        return GaussianNoiseState(key, step)
+    summand = jax.eval_shape(lambda x: clip.update(x, clip.init(x), x)[0], params)
+    past = jnp.zeros((len(strategy) - 1, pytree.num_params(summand)), jnp.int32)
+    return CorrelatedNoiseState(key, step, past)
+
+
+def renewed(state: NoiseState, key: Array) -> NoiseState:
+    """A state whose noise comes from another key and takes nothing back of what was before."""
+    if isinstance(state, CorrelatedNoiseState):
+        state = state._replace(past=jnp.zeros_like(state.past, device=state.past.sharding))
+    return state._replace(key=key)
+
+
+def next_noise(
+    state: NoiseState,
+    noise_multiplier: float,
+    sensitivity: float,
+    strategy: Sequence[float] = INDEPENDENT,
+) -> tuple[GaussianNoise, NoiseState]:
+    r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
+
+    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
+    which is what norms may be off by. A step has random words of its own (`chacha.py`), so what is
+    fresh is independent across steps; within one it is across entries.
+
+    With a strategy of b > 1 numbers (`strategy.py`) noise is correlated: $n = C^{-1} z$, where z
+    is what is fresh. Its rounding moves d entries in b − 1 rows by less than a multiple each, all
+    in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
+    """
+    std = noise_multiplier * sensitivity * ROUNDING
+    if not isinstance(state, CorrelatedNoiseState) or std == 0:
+        return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
+    num_entries = state.past.shape[1]
+    # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
+    rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
+    share = noise_multiplier * rounded / fixed_point.NOISE_STD
+    if share > 0.5:
+        raise ValueError(
+            f"{num_entries} parameters are too many for noise that is correlated over "
+            f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
+        )
+    fresh = GaussianNoise(state.key, std / (1 - share), state.step)
+    drawn = fixed_point.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
+    past = jnp.concatenate([drawn[None], state.past[:-1]])
+    return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
+
+
+def gaussian_noise(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    key: UInt32[Array, "8"],
+    step: Integer[Array, ""] | int = 0,
+) -> GaussianNoise:
+    r"""The noise of one sum of what `clip` makes of gradients, for `clipped_sum(…, noise=…)`.
+
+    Its deviation is σ·S (1 + 1e-5): what bounds S may be off by in 32-bit floats is covered.
+
+    Args:
+      clip: a bounded per-example transform of sensitivity S.
+      noise_multiplier: σ, at least 0.01.
+      key: `[8]` words, as `bam.secret_key()` makes them: a key of its own for each sum, or a step.
+      step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
+
+    Raises:
+      ValueError: if `clip` is not bounded, σ is out of range, or the key is none.
+
+    Examples:
+      >>> from bam import clip_by_l2_norm, secret_key
+      >>> round(gaussian_noise(clip_by_l2_norm(0.5), 2.0, secret_key()).std, 9)
+      1.00001
+    """
+    sensitivity = sensitivity_of(clip)
+    _check_noise(noise_multiplier, sensitivity)
+    check_key(key)
+    check_step(step)
+    if noise_multiplier == 0:
+        raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
+    if not any(isinstance(x, jax.core.Tracer) for x in (key, step)) and being_traced():
+        raise ValueError(
+            "the key and step of noise inside a traced function are constants of the compiled "
+            "program, the same noise at every call: pass one of them as an argument"
+        )
+    state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
+    return next_noise(state, noise_multiplier, sensitivity)[0]
+
+
+def add_gaussian_noise(
+    noise_multiplier: float, sensitivity: float, key: UInt32[Array, "8"]
+) -> optax.GradientTransformation:
+    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients, keeping dtypes.
+
+    For sums from elsewhere: `clipped_sum(…, noise=…)` and `privatize` add the same noise to sums
+    that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
+    own rounding, and this one, are not covered by S.
+
+    One draw per call: every call, and every entry, has random words of its own. The key lives in
+    the state, not in the compiled program.
+
+    Args:
+      noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
+      sensitivity: S, the L2 sensitivity of the sum, finite and at least 0.
+      key: as of `privatize`.
+
+    Raises:
+      ValueError: if σ or S is out of range, the key is none or was given to a transform before; in
+        `init`, as that of `privatize`.
+    """
+    _check_noise(noise_multiplier, sensitivity)
+    check_start = claimed(key)
+
+    def init(params: Params) -> GaussianNoiseState:
+        check_start(params)
+        return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
+
+    def update(total: Grads, state: NoiseState, params: PyTree = None) -> tuple[Grads, NoiseState]:
+        noise, next_state = next_noise(state, noise_multiplier, sensitivity)
+        if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
+            return total, next_state
+        return fixed_point.add_to_floats(noise, total), next_state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check_noise(noise_multiplier: float, sensitivity: float) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+    if 0 < noise_multiplier < LEAST_NOISE_MULTIPLIER:
+        raise ValueError(
+            f"noise_multiplier {noise_multiplier} hides nothing: use 0 for none, or at least "
+            f"{LEAST_NOISE_MULTIPLIER}"
+        )
+    if not (math.isfinite(sensitivity) and sensitivity >= 0):
+        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: that of its clip and that of its noise."""
+
+    clip: PyTree
+    noise: NoiseState
+
+
+def privatize(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    key: UInt32[Array, "8"],
+    strategy: Sequence[float] = INDEPENDENT,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
+
+    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
+    arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
+    memory; `clipped_sum` with `noise`, then division by l, is the same in constant memory.
+    Initialise it once per key: a new state starts the noise over.
+
+    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N, and padded
+    to a number of rows that does not depend on who was drawn: `update` needs `mask`, True for real
+    examples, and masked rows count for nothing, whatever they hold. An empty batch is pure noise.
+
+    It is given gradients, and cannot see how they were computed. A row's must be a function of the
+    parameters, that row and randomness of its own: no BatchNorm, no statistic of the batch. And a
+    `vmap` may round a row in other bits at another place, so that the place, too, must not tell who
+    else was drawn: `sampling.pad` puts rows at random ones. A batch whose real rows are packed,
+    first to last, moves all others by one when a row is missing.
+
+    Args:
+      clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
+      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
+      expected_batch_size: l, public; never the number of rows drawn.
+      key: `[8]` words, used for nothing else: `bam.secret_key()` for what is released, or
+        `bam.seeded_key(seed)`, which whoever guesses the seed knows, to repeat a run. Of two
+        transforms with one key, as in `optax.multi_transform`, each can be read off the other.
+      strategy: of noise that is correlated over steps, see `bam.core.strategy`. It needs batches in
+        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
+        from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
+
+    Returns:
+      An optax transform whose `update(grads, state, params, mask=mask)` takes a pytree of
+      `[B, ...]` per-example gradients, and `[B]` bools (or None: every row was drawn), and returns
+      a tree of `[...]`, float32 or wider. Chain any optimizer after it.
+
+    Raises:
+      ValueError: if `clip` is not bounded, a number is out of range, or the key is none or was
+        given to a transform before; in `init`, if it began for parameters of other shapes before;
+        in `update`, without `mask`, or if `params` is given and a gradient has no leading example
+        axis.
+      TypeError: in `update`, if a gradient is not of real floating-point numbers.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from bam import clip_by_l2_norm, secret_key
+      >>> tx = optax.chain(
+      ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
+      ...               key=secret_key()),
+      ...     optax.nadam(1e-3))
+      >>> params, mask = {"w": jnp.zeros(3)}, jnp.array([True, False, True, True])
+      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params, mask=mask)
+      >>> updates["w"].shape
+      (3,)
+    """
+    sensitivity = sensitivity_of(clip)
+    _check_noise(noise_multiplier, sensitivity)
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+    check_strategy(strategy)
+    check_start = claimed(key)
+
+    def init(params: Params) -> PrivatizeState:
+        check_start(params)
+        return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
+
+    def update(
+        grads: Grads,
+        state: PrivatizeState,
+        params: PyTree = None,
+        *,
+        mask: Bool[Array, " batch"] | str | None = "none given",
+        **extra_args: object,
+    ) -> tuple[Grads, PrivatizeState]:
+        _check_per_example(grads, params)
+        if isinstance(mask, str):
+            raise ValueError(
+                "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
+                "that counts is an example that counts many times (mask=None: all were drawn)"
+            )
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
+        noised, _ = per_example_sum(
+            lambda params, row: row,
+            params,
+            grads,
+            then=bounded_by(clip, state.clip),
+            mask=mask,
+            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            noise=noise,
+            sensitivity=sensitivity,
+            keep_places=True,
+        )
+        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        private_grad, clip_state = finish(clip, mean, state.clip)
+        return private_grad, PrivatizeState(clip_state, noise_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_per_example(grads: Grads, params: Params | None) -> None:
+    """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    if params is None:
+        return
+    for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+        if grad.shape[1:] != param.shape:
+            raise ValueError(
+                f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
+                f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+            )

@@ -1,0 +1,249 @@
+"""The four methods: one example in, one (unclipped) gradient out.
+
+Every method is the gradient along an *ascent ray* G_i(r) = ∇L(θ + r·v_i; x_i, y_i) with ‖v_i‖ = 1:
+
+=============== ================================================= =========================
+method          direction v                                       gradient
+=============== ================================================= =========================
+`dp_sgd`        none                                              G_i(0)
+`dp_sat`        shared: the previous step's privatised gradient   G(ρ)
+`bam_sam`       the example's own gradient                        (1−α)·G_i(0) + α·G_i(r)
+`bam_exact`     the example's own gradient                        G_i(0) + λ·G_i'(0)
+=============== ================================================= =========================
+
+An oracle knows nothing about batches, clipping or noise. Because each example's gradient depends
+on that example (and public or already privatised values) alone, clipping it afterwards bounds the
+example's influence exactly as in DP-SGD: the four methods have the same privacy guarantee.
+"""
+
+import contextvars
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jaxtyping import Array, Float, PyTree
+
+from bam.core import pytree
+from bam.core.pytree import Grads, Params
+
+# `(params, example) -> scalar loss of one example`
+LossFn = Callable[[Params, PyTree], Float[Array, ""]]
+# A pytree of bools like the parameters, a function from them to one, or None.
+AscentMask: TypeAlias = PyTree
+
+# True while a loss is traced at weights that are each example's own. A layer may compute the same
+# in another way then: under `vmap`, a convolution's images are laid out by example.
+own_weights = contextvars.ContextVar("weights of each example's own", default=False)
+
+
+class Oracle(NamedTuple):
+    """A per-example gradient, and where it is evaluated.
+
+    Attributes:
+      ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch;
+        the identity for every method but DP-SAT. `previous_private_grad` is a pytree like
+        `params`, already privatised, or None before the first step.
+      grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
+        `params`. Sensitive: nothing has been privatised yet.
+    """
+
+    ascend: Callable[[Params, Grads | None], Params]
+    grad: Callable[[Params, PyTree], Grads]
+
+
+def dp_sgd(loss_fn: LossFn) -> Oracle:
+    r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
+
+    `loss_fn` is `(params, example) -> scalar loss of one example`, here and in all methods.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> oracle = dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
+      >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
+      [2.0, 0.0]
+    """
+    return Oracle(ascend=_stay, grad=jax.grad(loss_fn))
+
+
+def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
+    r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
+
+    $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
+    shift, of length `radius` ρ in the units of the parameters, reuses a released value, so it is
+    free post-processing. Before the first step (or if `p` is zero) there is no shift. A ValueError
+    refuses a ρ that is negative or not finite.
+
+    Source: Park et al. 2023, "Differentially Private Sharpness-Aware Training".
+    """
+    _check_non_negative("radius", radius)
+
+    def ascend(params: Params, previous_private_grad: Grads | None) -> Params:
+        if previous_private_grad is None or radius == 0:
+            return params
+        return pytree.shift(params, radius, pytree.unit(previous_private_grad))
+
+    return Oracle(ascend=ascend, grad=jax.grad(loss_fn))
+
+
+def bam_sam(
+    loss_fn: LossFn,
+    radius: float,
+    mix: float = 1.0,
+    *,
+    ascent_views: int = 0,
+    ascent_mask: AscentMask = None,
+) -> Oracle:
+    r"""BAM by the SAM approximation: the gradient after one ascent step of the example's own.
+
+    $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with
+    $g_i = \nabla L(\theta; x_i, y_i)$; a zero gradient ascends nowhere and stays finite. With α = 1
+    this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), an approximation of `bam_exact` with
+    λ = r whose error is O(r²). Other α give the mixing of Zhao et al. 2022, which penalises with
+    λ = α·r. Costs two gradients, or three with α < 1 and a cheaper direction.
+
+    A cheaper direction, still the example's own and so as private: its first k views alone
+    (`ascent_views`), or chosen parameters alone (`ascent_mask`), whose shift leaves the other
+    weights shared by the batch.
+
+    Args:
+      loss_fn: `(params, example) -> scalar loss of one example`.
+      radius: r ≥ 0, in the units of the parameters. Zero is `dp_sgd`, to the bit.
+      mix: α in [0, 1]. Zero is `dp_sgd`, to the bit.
+      ascent_views: k, how many of the rows of `example["image"]` give the direction; 0 for all.
+      ascent_mask: pytree of bools like `params`, True where the ascent moves, or a function from
+        `params` to one (as in `optax.masked`); None for everywhere.
+
+    Raises:
+      ValueError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
+        example is seen) it has fewer views than k, or the mask is True nowhere.
+    """
+    _check_non_negative("radius", radius)
+    _check_non_negative("ascent_views", ascent_views)
+    if not 0 <= mix <= 1:
+        raise ValueError(f"mix must be between 0 and 1, got {mix}")
+    if radius == 0 or mix == 0:
+        return dp_sgd(loss_fn)
+    gradient = jax.grad(loss_fn)
+    gradient_ahead = _at_own_weights(gradient) if ascent_mask is None else gradient
+
+    def grad(params: Params, example: PyTree) -> Grads:
+        if ascent_views == 0 and ascent_mask is None:
+            here = gradient(params, example)
+            ahead = gradient_ahead(pytree.shift(params, radius, pytree.unit(here)), example)
+        else:
+            chosen, put_back = _choose(params, ascent_mask)
+            few_views = _first_views(example, ascent_views)
+            uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
+            shifted = put_back(pytree.shift(chosen, radius, pytree.unit(uphill)))
+            ahead = gradient_ahead(shifted, example)
+            here = ahead if mix == 1 else gradient(params, example)
+        if mix == 1:
+            return ahead
+        return jax.tree.map(lambda g0, gr: (1 - mix) * g0 + mix * gr, here, ahead)
+
+    return Oracle(ascend=_stay, grad=grad)
+
+
+def bam_exact(
+    loss_fn: LossFn, penalty: float, *, ascent_views: int = 0, ascent_mask: AscentMask = None
+) -> Oracle:
+    r"""BAM's exact gradient, by forward-over-reverse differentiation.
+
+    $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
+    al. 2023 (arXiv 2308.12018); where the gradient is zero the penalty's subgradient 0 is used, not
+    NaN. The gradient is linearised once: the primal pass gives $g_i$ and the linear map gives the
+    Hessian-vector product, so $g_i$ is not computed twice (but once more of all views where
+    `ascent_views` takes a few).
+
+    Cheaper, and still exact for what they say: `ascent_views` penalises the gradient norm of the
+    first k views alone, `ascent_mask` the norm of the chosen parameters' gradient alone. The errors
+    are those of `bam_sam`.
+
+    Args:
+      loss_fn: `(params, example) -> scalar loss of one example`, twice differentiable (piecewise
+        is enough: ReLU networks have a Hessian almost everywhere).
+      penalty: λ ≥ 0, finite, in the units of the parameters. Zero is `dp_sgd`, to the bit.
+      ascent_views: k, how many of the rows of `example["image"]` are penalised; 0 for all.
+      ascent_mask: as of `bam_sam`, True where the penalised norm is taken.
+    """
+    _check_non_negative("penalty", penalty)
+    _check_non_negative("ascent_views", ascent_views)
+    if penalty == 0:
+        return dp_sgd(loss_fn)
+    gradient = jax.grad(loss_fn)
+    gradient_along = _at_own_weights(gradient) if ascent_mask is None else gradient
+
+    def grad(params: Params, example: PyTree) -> Grads:
+        chosen, put_back = _choose(params, ascent_mask)
+        few_views = _first_views(example, ascent_views)
+        penalised, hessian_vector_product = jax.linearize(
+            lambda c: gradient_along(put_back(c), few_views), chosen
+        )
+        direction = pytree.unit(_choose(penalised, ascent_mask)[0])
+        here = penalised if ascent_views == 0 else gradient(params, example)
+        return pytree.shift(here, penalty, hessian_vector_product(direction))
+
+    return Oracle(ascend=_stay, grad=grad)
+
+
+def _at_own_weights(
+    gradient: Callable[[Params, PyTree], Grads],
+) -> Callable[[Params, PyTree], Grads]:
+    """The same gradient, traced with `own_weights` set."""
+
+    def grad(params: Params, example: PyTree) -> Grads:
+        token = own_weights.set(True)
+        try:
+            return gradient(params, example)
+        finally:
+            own_weights.reset(token)
+
+    return grad
+
+
+def _choose(
+    params: Params, mask: AscentMask
+) -> tuple[list[Array], Callable[[list[Array]], Params]]:
+    """The leaves where `mask` is True, and a function that puts others in their place."""
+    leaves = jax.tree.leaves(params)
+    structure: Any = jax.tree.structure(params)
+    mask = mask(params) if callable(mask) else mask
+    if mask is None:
+        mask = jax.tree.unflatten(structure, [True] * len(leaves))
+    flags = jax.tree.leaves(mask)
+    if jax.tree.structure(mask) != structure or not any(flags):
+        raise ValueError(
+            "ascent_mask must be a tree of bools with the structure of the parameters, at least "
+            f"one of them True; got {mask}"
+        )
+
+    def put_back(chosen: list[Array]) -> Params:
+        new = iter(chosen)
+        merged = [next(new) if f else leaf for leaf, f in zip(leaves, flags, strict=True)]
+        return jax.tree.unflatten(structure, merged)
+
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag], put_back
+
+
+def _first_views(example: PyTree, num_views: int) -> PyTree:
+    """The example with its first `num_views` views; all of it for 0."""
+    if num_views == 0:
+        return example
+    if not isinstance(example, dict) or "image" not in example:
+        raise ValueError('ascent_views needs examples that are dicts with views in "image"')
+    if example["image"].shape[0] < num_views:
+        raise ValueError(
+            f"ascent_views = {num_views}, but an example has {example['image'].shape[0]} views"
+        )
+    return {**example, "image": example["image"][:num_views]}
+
+
+def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
+    """The shared shift of a method that has none."""
+    return params
+
+
+def _check_non_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

@@ -1,0 +1,88 @@
+r"""Noise that is correlated over steps: which correlations there are, and what they are worth.
+
+With independent noise the weights collect the noise of all steps. Noise of later steps that takes
+some of that of earlier ones back leaves less in their sum (DP-FTRL by matrix factorisation). With
+x_t the sum of bounded gradients of step t, what is shown in step t is $x_t + n_t$ with
+
+$$ n_t = z_t - \lfloor \textstyle\sum_{j=1}^{b-1} c_j n_{t-j} \rfloor, $$
+
+z_t independent Gaussians: in whole multiples of the noise's grid (`fixed_point.py`), where
+nothing else is rounded. Without the rounding, $C n = z$ for the lower triangular Toeplitz matrix C
+whose first column is the *strategy* c = (1, c_1, …, c_{b-1}): showing $x + n$ is showing $C x + z$.
+
+What one example of norm S in step t moves in $C x$ are the rows t to t + b − 1, by $c_j S$. So if
+no example takes part twice in b steps, each of its parts is one Gaussian mechanism with sensitivity
+$\|c\|_2 S$, and they compose. Given what was shown before, the rounding moves an entry by less than
+one multiple in each of the b − 1 later rows: `bam.core.noise.next_noise` widens z by that.
+
+Source: Denisov et al. 2022 (arXiv 2202.08312); Choquette-Choo et al. 2023 (arXiv 2306.08153), whose
+banded matrices with sampling from b parts in turn these are; Kalinin and Lampert 2024
+(arXiv 2405.13763) for the square root.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import signal
+
+INDEPENDENT = (1.0,)
+UNITS = 256  # every c_j is a whole number of 256ths, so that products are whole numbers
+# Σ|c_j| times what C^-1 can lengthen the largest entry of z by, which is below 2^24.1; with less
+# than this all sums fit 32 bits.
+MOST_GROWTH = 100.0
+HORIZON = 2**14  # steps that growth is computed for; by then what is left must be nothing
+
+
+def square_root(bands: int) -> tuple[float, ...]:
+    r"""The first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
+
+    Of all b steps they are near the best for the sum of all gradients so far; b = 1 is independent
+    noise. ValueError for fewer than 1 or more than 256 bands.
+
+    Examples:
+      >>> square_root(4)
+      (1.0, 0.5, 0.375, 0.3125)
+    """
+    if not 1 <= bands <= UNITS:
+        raise ValueError(f"bands must be from 1 to {UNITS}, got {bands}")
+    coefficients = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, bands))])
+    return tuple(float(c) for c in np.round(coefficients * UNITS) / UNITS)
+
+
+def norm(strategy: Sequence[float] | np.ndarray) -> float:
+    r"""$\|c\|_2$: how much further one example moves what noise has to hide."""
+    return math.hypot(*strategy)
+
+
+def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
+    """The first column of C^-1: n_t in terms of z_t, z_{t-1}, …, `[T]`, before any rounding."""
+    impulse = np.zeros(num_steps)
+    impulse[0] = 1.0
+    found: np.ndarray = signal.lfilter([1.0], strategy, impulse)
+    return found
+
+
+def noise_in_sums(strategy: Sequence[float], num_steps: int) -> float:
+    r"""Deviation of $\sum_{s \le t} n_s$ over that of z, as a root mean square over t = 1 … T.
+
+    What gradient descent at one rate is off by. Of independent noise it is $\sqrt{(T + 1)/2}$.
+    """
+    of_one = np.cumsum(noise_of(strategy, num_steps))  # what z_1 leaves in the sum of t steps
+    return float(np.sqrt(np.mean(np.cumsum(of_one**2))))
+
+
+def check(strategy: Sequence[float]) -> None:
+    """Raises ValueError, in one line, for a strategy whose noise would not be what is declared."""
+    if len(strategy) == 0 or strategy[0] != 1:
+        raise ValueError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
+    if any(not math.isfinite(c) or c * UNITS != round(c * UNITS) for c in strategy):
+        raise ValueError(f"every number of a strategy must be a whole number of {UNITS}ths")
+    with np.errstate(over="ignore", invalid="ignore"):
+        column = np.abs(noise_of(strategy, HORIZON))
+        growth = float(column.sum() * np.abs(strategy).sum())
+    if not growth <= MOST_GROWTH or column[-HORIZON // 8 :].sum() > 1e-9:
+        raise ValueError(
+            "this strategy's noise grows over the steps: its inverse must be bounded, as that of "
+            "positive numbers that fall"
+        )

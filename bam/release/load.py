@@ -1,0 +1,158 @@
+"""A released model, read back: weights, and the network that they are of.
+
+What a release holds is `bam.release.export`'s matter.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Num, PyTree
+
+from bam import models
+from bam.core.pytree import Params
+from bam.data import datasets, features
+from bam.extras import needs
+from bam.files import JsonObject, read_json, user_path
+from bam.training import registry
+
+with needs("train"):
+    import safetensors
+    import safetensors.numpy
+    from flax import traverse_util
+    from ml_collections import ConfigDict
+
+Shapes: TypeAlias = PyTree  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+
+Images: TypeAlias = Num[np.ndarray | Array, "*n h w c"]
+
+
+class Released(NamedTuple):
+    """A released model, ready to use.
+
+    Attributes:
+      params: the weights.
+      logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
+        the data set has them (uint8 pixels, or float features in their own units), also if the run
+        trained on features of them by a map of bam's; by a map of its author's own, the features.
+      prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
+        `logits` does.
+      model: the network as functions of such inputs, for training on.
+    """
+
+    params: Params
+    logits: Callable[[Params, Images], Float[Array, "n classes"]]
+    prepare: Callable[[Images], Float[Array, "... k"]]
+    model: models.Model
+
+
+def load(folder: Path | str, own_model: str = "") -> Released:
+    """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
+
+    Args:
+      folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
+      own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
+
+    Returns:
+      A `Released`; its predictions are those of the run, on the same device to the bit.
+
+    Raises:
+      ValueError: if the files are not such a release.
+    """
+    folder = user_path(folder)
+    path = folder / "model.json"
+    facts = read_json(path)
+    for key, is_right in FACTS.items():
+        if key not in facts:
+            raise ValueError(f"{path} has no {key!r}")
+        if not is_right(facts[key]):
+            raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
+    try:
+        built = build(facts, own_model)
+    except (AttributeError, KeyError, TypeError) as error:  # of an option of the model or features
+        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    try:
+        named = safetensors.numpy.load_file(folder / "weights.safetensors")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
+    if facts["model"]["name"] == "linear" and "kernel" in named:  # its earlier name, of this shape
+        named["weight"] = named.pop("kernel")
+    params = traverse_util.unflatten_dict(named, sep="/")
+    check_shapes(folder, params, built.like)
+    params = jax.tree.map(jnp.asarray, params)
+
+    @jax.jit
+    def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
+        return built.model.logits(params, built.prepare(images))
+
+    return Released(params, logits, built.prepare, built.model)
+
+
+def _numbers(found: object, kinds: tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(found, list) and all(type(x) in kinds and abs(x) < 2**31 for x in found)
+
+
+def _section(found: object) -> bool:
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return False
+    return all(x <= LARGEST_SIZE for x in found.values() if isinstance(x, int))
+
+
+LARGEST_SIZE = 10_000  # of a network's width or depth: a stranger's could take days to look at
+
+# What a `model.json` must have, and whether a stranger's is of the right type.
+FACTS: Mapping[str, Callable[[Any], bool]] = {
+    "model": _section,
+    "num_classes": lambda found: type(found) is int and 0 < found <= 2**20,
+    "image_shape": lambda found: _numbers(found, (int,)) and all(size > 0 for size in found),
+    "mean": _numbers,
+    "std": lambda found: _numbers(found) and all(x > 0 for x in found),
+    "input_clip_norm": lambda found: _numbers([found]),
+    "precision": lambda found: isinstance(found, str),
+}
+
+
+class Built(NamedTuple):
+    """A network made from its facts, without weights; `like` has their shapes."""
+
+    model: models.Model
+    prepare: Callable[[Images], Float[Array, "... k"]]
+    like: Shapes
+
+
+def build(facts: JsonObject, own_model: str) -> Built:
+    """The network that a `model.json` describes; `own_model` as of `load`."""
+    shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
+    if ":" in section.name and section.name != own_model:
+        raise ValueError(
+            f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
+            f"own_model={section.name}"
+        )
+    module = registry.make_model(section, facts["num_classes"])
+    # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
+    model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
+    none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+    mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
+    dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
+
+    section = facts.get("features") or {"name": ""}
+    if not _section(section):
+        raise TypeError(f"features is {section!r}")
+    feature_map = None if ":" in section["name"] else registry.make_features(ConfigDict(section))
+
+    def prepare(images: Images) -> Float[Array, "... k"]:
+        if feature_map is not None:
+            images = features.to_features(feature_map, images)
+        return datasets.prepare(dataset, images, facts["input_clip_norm"])
+
+    return Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
+    """ValueError for weights that are not of a network's shapes."""
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
+    if shapes(params) != shapes(like):
+        raise ValueError(f"the weights in {where} are not those of the model it describes")

@@ -1,0 +1,175 @@
+"""Checkpoints of a run: atomic, the last two kept, resumable to the bit.
+
+A checkpoint holds the noise key and per-run secrets: it is for resuming, never for release.
+"""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bam.core import pytree
+from bam.extras import needs
+from bam.files import JsonObject
+
+with needs("train"):
+    import orbax.checkpoint as ocp
+
+State = TypeVar("State")
+
+KEPT = 2  # the newest, and one more should the newest be damaged
+MIB = 2**20
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder; a context manager.
+
+    A checkpoint appears whole or not at all: Orbax writes it beside its place and renames it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """Opens a folder, which need not exist yet; None keeps none."""
+        self._manager: ocp.CheckpointManager | None = None
+        if folder is not None:
+            how = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+            self._manager = ocp.CheckpointManager(folder.absolute(), options=how)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._manager:
+            self._manager.close()
+
+    def check_room(self, state: PyTree) -> None:
+        """Takes and frees the space that a checkpoint needs, or raises an OSError.
+
+        On a full disk Orbax fails too, but in several threads and pages of traces; and a run that
+        cannot be saved should not begin.
+        """
+        if self._manager is None:
+            return
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + MIB  # Orbax's own files
+        try:
+            with tempfile.TemporaryFile(dir=self._manager.directory) as file:
+                _reserve(file.fileno(), num_bytes)
+        except OSError as error:
+            raise OSError(
+                f"a checkpoint needs {num_bytes / MIB:.1f} MiB in {self._manager.directory}: "
+                f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
+            ) from None
+
+    def save(self, step: int, state: PyTree, facts: JsonObject) -> None:
+        """Writes a checkpoint, JSON facts beside the state; returns when it is safely there.
+
+        A step saved already is left as it is. Raises OSError, as on a full disk; earlier ones stay.
+        """
+        if self._manager is None or step in self._manager.all_steps():
+            return
+        self.check_room(state)
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, _saved(state))),
+                    facts=ocp.args.JsonSave(facts),
+                ),
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                raise  # most likely not the disk: another process of this run is gone
+            raise OSError(
+                f"the checkpoint of step {step} could not be written to {self._manager.directory} "
+                f"({type(error).__name__}): is the disk full? Earlier checkpoints are as they were"
+            ) from None
+
+    def restore(self, like: State) -> tuple[int, State, JsonObject] | None:
+        """The newest checkpoint's `(step, state, facts)`, or None if there is none.
+
+        `like` has the state's structure, shapes and dtypes; its values are not used. Raises
+        ValueError if it cannot be read as such a state.
+        """
+        step = self._manager.latest_step() if self._manager else None
+        if self._manager is None or step is None:
+            return None
+        saved = _saved(like)
+        data_like = jax.tree.map(_key_to_data, saved)
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(data_like), facts=ocp.args.JsonRestore()
+                ),
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            where = self._manager.directory / str(step)
+            raise ValueError(
+                f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
+                "move that folder away to resume from the one before it"
+            ) from None
+        state: Any = jax.tree.map(_data_to_key, saved, restored.state)
+        if saved is not like:
+            state = cast(Any, like)._replace(**state)
+        return step, state, restored.facts
+
+
+def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], JsonObject] | None:
+    """Parts of the newest checkpoint, read on the host, and its facts; None if there is none.
+
+    `like` has the parts by name, as pytrees of arrays or shapes, which are not compared. The folder
+    and the rest are left alone. Raises ValueError if it cannot be read, or has no such parts.
+    """
+    if not folder.is_dir():
+        return None
+    options = ocp.CheckpointManagerOptions(create=False)
+    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        step = manager.latest_step()
+        if step is None:
+            return None
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        parts = ocp.args.PyTreeRestore(like, restore_args=on_host, partial_restore=True)
+        try:
+            restored = manager.restore(
+                step, args=ocp.args.Composite(state=parts, facts=ocp.args.JsonRestore())
+            )
+        except Exception as error:  # Orbax raises many kinds for one cause
+            where, problem = folder / str(step), type(error).__name__
+            raise ValueError(f"checkpoint {where} could not be read ({problem})") from None
+    return restored.state, restored.facts
+
+
+def _reserve(file: int, num_bytes: int) -> None:
+    """Gives a file its space on disk, without writing it where the system can."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, num_bytes)
+    elif os.fstatvfs(file).f_bavail * os.fstatvfs(file).f_frsize < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _saved(state: Any) -> Any:
+    """What is saved of a state: its fields, but for empty dicts.
+
+    So a run that freezes nothing has the checkpoints of a time when nothing could be frozen.
+    """
+    if not hasattr(state, "_asdict"):
+        return state
+    is_empty = lambda x: isinstance(x, dict) and not x  # noqa: E731
+    return {name: x for name, x in state._asdict().items() if not is_empty(x)}
+
+
+def _key_to_data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if pytree.is_key(leaf) else leaf
+
+
+def _data_to_key(like: Any, leaf: Any) -> Any:
+    if not like.committed:  # placed as `like`, or what was compiled for that is compiled again
+        leaf = jnp.asarray(np.asarray(leaf))
+    if pytree.is_key(like):
+        return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
+    return leaf

@@ -1,0 +1,108 @@
+"""The devices a run uses: all of them, each with a copy of weights and data, sharing the rows.
+
+With several processes (`jax.distributed`, one for each host) every process runs the same program on
+the same values, so all that may differ between them, random bits and clocks, is agreed on here.
+"""
+
+import math
+import secrets
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+from jaxtyping import PyTree
+
+from bam.core.pytree import is_key
+
+
+def visible() -> list[jax.Device]:
+    """The devices that a run uses, those of all processes."""
+    return jax.devices()
+
+
+def name() -> str:
+    """Kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
+    return jax.devices()[0].device_kind
+
+
+def memory() -> float:
+    """Bytes that arrays and programs may take of each device; infinite where that is not known."""
+    try:
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    except jax.errors.JaxRuntimeError:
+        limit = math.inf
+    return float(limit)
+
+
+def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
+    """Devices along one axis, "data", for `bam.clipped_sum`; None for a single one."""
+    if len(devices) == 1:
+        return None
+    return jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Copies a pytree of arrays, the same in every process, to every device of a mesh."""
+    return put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
+
+
+def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Shares out the leading axis of arrays among the devices, if it divides evenly; else copies.
+
+    For functions whose rows are independent. The arrays are the same in every process.
+    """
+    if mesh is None or any(x.shape[0] % mesh.size for x in jax.tree.leaves(tree)):
+        return replicate(tree, mesh)
+    return put(tree, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
+
+
+def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
+    """Places a pytree of arrays, PRNG keys included; None is the default device.
+
+    The tree is the same in every process, and each gives its own devices their part.
+    """
+    if isinstance(sharding, SingleDeviceSharding):
+        sharding = None  # committed to it, an array would have the step compiled once more
+    if jax.process_count() == 1 or sharding is None:
+        return jax.device_put(tree, sharding)
+
+    def place(leaf: jax.Array | np.ndarray) -> jax.Array:
+        if is_key(leaf):
+            data = place(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
+
+
+def writes() -> bool:
+    """Whether this process is the one that writes files and shows progress."""
+    return jax.process_index() == 0
+
+
+def random_bits(num_words: int) -> np.ndarray:
+    """So many times 32 secret bits of the operating system, the same in every process."""
+    return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
+
+
+def from_first(value: np.generic | np.ndarray) -> np.ndarray:
+    """What the first process has, of one shape and dtype in all of them, in every process."""
+    several = jax.process_count() > 1
+    return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether a flag is set in any process; all processes must ask."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))

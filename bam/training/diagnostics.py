@@ -1,0 +1,239 @@
+"""Clipping bias and its companions. NOT PRIVATE: everything here reads un-noised gradients.
+
+`means` reads a batch once, in the memory of one microbatch, whatever the batch size; `bias` and
+`describe` are algebra on the few means that it returns. Nothing here feeds back into training.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from bam.core import pytree
+from bam.core.clipping import finish
+from bam.core.engine import per_example_sum
+from bam.core.pytree import Grads, Params
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Means(NamedTuple):
+    """What one pass over a batch of n per-example gradients leaves. NOT PRIVATE.
+
+    Attributes:
+      gradient: ĝ = Σ g_i / n.
+      clipped: ĝ_clip = Σ clip(g_i) / n.
+      direction: Σ g_i/‖g_i‖ / n, so that ⟨direction, ĝ⟩/‖ĝ‖ is the mean of cos(g_i, ĝ).
+      fraction_clipped: share of the examples whose gradient the clip changes, by 1e-5 at least.
+      norms: `[rows]`, ‖g_i‖₂; NaN in masked rows and where a gradient is not finite.
+    """
+
+    gradient: Grads
+    clipped: Grads
+    direction: Grads
+    fraction_clipped: Float[Array, ""]
+    norms: Float[Array, " rows"]
+
+
+class Bias(NamedTuple):
+    """Bias of a clipped mean ĝ_clip against ĝ, and Theorem 1's two parts of it. NOT PRIVATE.
+
+    With a = ⟨ĝ_clip, ĝ⟩/‖ĝ‖² and c = ĝ_clip − a·ĝ, which is orthogonal to ĝ, the bias is
+    (a − 1)·ĝ + c and ‖bias‖² = (1 − a)²‖ĝ‖² + ‖c‖²: too short, and pointing elsewhere.
+
+    Attributes:
+      bias_norm: ‖ĝ_clip − ĝ‖₂.
+      relative_bias: ‖ĝ_clip − ĝ‖₂ / ‖ĝ‖₂; 0 where ĝ is zero.
+      magnitude: a, Theorem 1's magnitude error; 1 where ĝ is zero.
+      direction_norm: ‖c‖₂, Theorem 1's directional error without noise.
+      cosine: cos(ĝ_clip, ĝ), the direction that clipping keeps; 0 where either is zero.
+      gradient_norm: ‖ĝ‖₂.
+    """
+
+    bias_norm: Float[Array, ""]
+    relative_bias: Float[Array, ""]
+    magnitude: Float[Array, ""]
+    direction_norm: Float[Array, ""]
+    cosine: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+
+
+def means(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    params: Params,
+    batch: PyTree,
+    *,
+    mask: Bool[Array, " rows"] | None = None,
+    microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
+    clip_state: PyTree | None = None,
+) -> Means:
+    """Means of a batch's gradients, of the clipped ones and of their directions, in one pass.
+
+    A gradient that is not finite counts as zero, as in training. The arguments are those of
+    `clipped_sum`, with `grad_fn` a method's own unclipped gradient, for BAM the one that it clips;
+    memory does not grow with the number of rows. Where the clip has a `finish`, what that makes of
+    the mean without noise is the clipped one. NOT PRIVATE.
+    """
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
+    clip_state = clip.init(params) if clip_state is None else clip_state
+
+    def read(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        grads = grad_fn(params, example)
+        clipped, _ = clip.update(grads, clip_state, params)
+        norm = pytree.l2_norm(grads)
+        alone, _ = finish(clip, clipped, clip_state)
+        change = pytree.l2_norm(jax.tree.map(jnp.subtract, grads, alone))
+        was_clipped = (change > 1e-5 * norm).astype(jnp.float32)
+        seen = jax.tree.map(
+            lambda x: jnp.where(jnp.isfinite(norm), x, 0),
+            (grads, clipped, pytree.unit(grads), was_clipped),
+        )
+        return seen, norm
+
+    sums, norms = per_example_sum(
+        read, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
+    )
+    num_examples = jnp.maximum(jnp.sum(mask), 1)
+    gradient, clipped, direction, fraction = jax.tree.map(lambda x: x / num_examples, sums)
+    clipped, _ = finish(clip, clipped, clip_state)
+    norms = jnp.where(mask & jnp.isfinite(norms), norms, jnp.nan)
+    return Means(gradient, clipped, direction, fraction, norms)
+
+
+def bias(clipped: Grads, gradient: Grads) -> Bias:
+    r"""Bias $\hat g_{clip} - \hat g$, taken apart as in Theorem 1 of arXiv 2308.12018. NOT PRIVATE.
+
+    Noise has mean zero and adds no bias (Lemma 1); if no gradient exceeds C and both are means of
+    the same gradients, the bias is zero (Lemma 2).
+
+    `gradient` is what the mean of clipped gradients should estimate: the mean of the same gradients
+    unclipped, or of others (for BAM, of the plain gradients at θ).
+
+    Examples:
+      >>> b = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
+      >>> print(b.magnitude, b.direction_norm, b.relative_bias ** 2)
+      0.5 0.5 0.3125
+    """
+    norm = pytree.l2_norm(gradient)
+    toward = pytree.unit(gradient)
+    along = optax.tree.vdot(clipped, toward)  # a·‖ĝ‖
+    sideways = jax.tree.map(lambda x, v: x - along * v, clipped, toward)  # c
+    bias_norm = pytree.l2_norm(jax.tree.map(jnp.subtract, clipped, gradient))
+    nonzero = norm > 0
+    floor = jnp.where(nonzero, norm, 1)
+    return Bias(
+        bias_norm=bias_norm,
+        relative_bias=jnp.where(nonzero, bias_norm / floor, 0),
+        magnitude=jnp.where(nonzero, along / floor, 1),
+        direction_norm=pytree.l2_norm(sideways),
+        cosine=optax.tree.vdot(pytree.unit(clipped), toward),
+        gradient_norm=norm,
+    )
+
+
+def clipping_bias(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    params: Params,
+    batch: PyTree,
+    **sharing: Any,
+) -> Bias:
+    """The `bias` of a batch's clipped mean against its unclipped one; arguments as of `means`."""
+    of_batch = means(grad_fn, clip, params, batch, **sharing)
+    return bias(of_batch.clipped, of_batch.gradient)
+
+
+def bias_by_batch_size(
+    groups: Iterable[Means], smallest: int, largest: int
+) -> dict[str, dict[str, float]]:
+    """Bias of batches of doubling sizes, from the means of small groups, which merge two by two.
+
+    The groups are disjoint, of `smallest` examples each, and few are held at a time; merging ends
+    at `largest`. Returns size as text -> means of `Bias`'s fields over its batches. NOT PRIVATE.
+    """
+    biases: dict[int, list[Bias]] = {}
+    waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size
+    for group in groups:
+        size, batch = smallest, (group.clipped, group.gradient)
+        biases.setdefault(size, []).append(bias(*batch))
+        while size < largest and waiting and waiting[-1][0] == size:
+            _, partner = waiting.pop()
+            batch = jax.tree.map(lambda x, y: (x + y) / 2, batch, partner)
+            size *= 2
+            biases.setdefault(size, []).append(bias(*batch))
+        waiting.append((size, batch))
+    return {
+        str(size): {
+            name: float(jnp.mean(jnp.array([getattr(x, name) for x in of_size])))
+            for name in Bias._fields
+        }
+        for size, of_size in sorted(biases.items())
+    }
+
+
+def describe(
+    own: Means, plain: Means, previous_private_grad: Grads, noise_std: float
+) -> dict[str, Float[Array, ""]]:
+    """Everything that is said of one batch, by name. NOT PRIVATE.
+
+    A method's bias is seen three ways, because its gradient G_i (for BAM and DP-SAT at θ') need not
+    be the plain g_i = ∇L(θ; x_i, y_i); the names are those of `Bias`:
+
+    =========================== =========================================================
+    `bias_norm`, …              mean clip(G_i) against mean G_i: what clipping does to it
+    `against_plain/bias_norm`,… mean clip(G_i) against mean g_i at θ: as an estimate of ∇L
+    `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: DP-SGD's, at this θ
+    =========================== =========================================================
+
+    Beside it: `fraction_clipped` and `norm_quantile_NN` of ‖G_i‖; `plain/mean_norm`, the mean of
+    ‖g_i‖ over the examples where it is finite, by which L_BAO exceeds L per unit of λ; `snr` =
+    ‖ĝ_clip‖ / (noise_std·√d), over the root mean square norm of the noise, where `noise_std` is
+    σC/l (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's directions; and
+    `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
+    """
+    said: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
+    for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
+        of_this = bias(clipped, plain.gradient)._asdict()
+        said |= {f"{prefix}/{name}": value for name, value in of_this.items()}
+    said["fraction_clipped"] = own.fraction_clipped
+    for level, norm in zip(
+        QUANTILES, jnp.nanquantile(own.norms, jnp.array(QUANTILES)), strict=True
+    ):
+        said[f"norm_quantile_{100 * level:02.0f}"] = norm
+    said["plain/mean_norm"] = jnp.nanmean(plain.norms)
+    noise_norm = noise_std * math.sqrt(pytree.num_params(own.clipped))
+    if noise_norm:
+        said["snr"] = pytree.l2_norm(own.clipped) / noise_norm
+    toward = pytree.unit(plain.gradient)
+    said["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
+    said["cosine_previous"] = optax.tree.vdot(pytree.unit(previous_private_grad), toward)
+    return said
+
+
+def bias_aware_objective(
+    loss_fn: Callable[[Params, PyTree], Float[Array, ""]], penalty: float
+) -> Callable[[Params, PyTree], Float[Array, ""]]:
+    r"""The loss that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$, of one example.
+
+    Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
+    zero (`jax.grad` of this gives NaN there). The mean over a batch is at least the mean loss plus
+    λ, `penalty`, times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
+
+    Examples:
+      >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)
+      >>> print(objective(jnp.array([3.0, 4.0]), jnp.zeros(2)))
+      13.0
+    """
+
+    def objective(params: Params, example: PyTree) -> Float[Array, ""]:
+        loss, grads = jax.value_and_grad(loss_fn)(params, example)
+        return loss + penalty * pytree.l2_norm(grads)
+
+    return objective

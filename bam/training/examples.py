@@ -1,0 +1,44 @@
+"""What a loss is given: one example with this step's views of it, or one user with several."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from bam.data import augment, datasets, users
+from bam.extras import needs
+from bam.training.step import ExampleAt
+
+with needs("train"):
+    from ml_collections import ConfigDict
+
+
+def example_at(
+    config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
+) -> ExampleAt:
+    """Makes the examples, or users, of a split on device, by `(key of the step, index)`.
+
+    An example has `image`, this step's K views of it, prepared; its `label`; and for oracles of
+    one's own a `key` and the `step`, which no loss reads. A user has the views of all its examples
+    in `image`, a label for each, and `present`, which of them are there (`users.grouped`).
+    """
+    shape, of_users = dataset.train.images.shape[-3:], users.group_size(config) > 0
+    options = {"num_views": config.augment.views}
+    options |= {"shift": config.augment.shift, "flip": config.augment.flip}
+
+    def at(step_key: Array, index: Array) -> dict[str, Array]:
+        views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
+        # A padded row names no example: it is one of zeros, which counts for nothing.
+        named = index < len(split.labels)
+        images, labels = (jnp.where(named, x[index], 0) for x in split[:2])
+        images = images.reshape(-1, *shape)
+        example = {"key": own_key, "step": step}
+        if of_users:
+            keys = users.keys_of(views_key, len(images))
+            views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)
+            inputs, labels, example["present"] = users.in_one_row(views, labels)
+        else:
+            inputs = augment.views(views_key, images[0], **options)
+        inputs = datasets.prepare(dataset, inputs, config.input_clip_norm)
+        return example | {"image": inputs, "label": labels}
+
+    return at

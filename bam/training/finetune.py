@@ -1,0 +1,152 @@
+"""Training that begins from given weights, and of all parameters or of some.
+
+Parameters go by the names that a release has them under, like `Dense_0/kernel`. Those that are not
+trained are frozen: no gradient, no noise and no optimizer state of them exists.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from bam import files
+from bam.core import pytree
+from bam.core.oracles import LossFn
+from bam.core.pytree import Params
+from bam.extras import needs
+
+with needs("train"):
+    import safetensors
+    import safetensors.numpy
+    from flax import traverse_util
+
+
+class Weights(NamedTuple):
+    """Weights to begin from; whoever trains says that they were made without the private data.
+
+    Attributes:
+      named: name -> array, of the parameters that do not begin afresh.
+      digest: SHA-256 of the file, in hexadecimal digits; "" for no file.
+    """
+
+    named: Mapping[str, np.ndarray]
+    digest: str
+
+
+def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
+    """Parameters as `(trained, frozen)`: a name is trained if the expression is found in it.
+
+    All are for "". ValueError for what is no regular expression, or is found in no name.
+
+    Examples:
+      >>> split({"Conv_0": {"kernel": 1.0}, "Dense_0": {"bias": 2.0}}, "Dense")
+      ({'Dense_0': {'bias': 2.0}}, {'Conv_0': {'kernel': 1.0}})
+    """
+    if not trainable:
+        return params, {}
+    named = traverse_util.flatten_dict(params, sep="/")
+    chosen = _found("trainable", trainable, named)
+    trained, frozen = (
+        {name: x for name, x in named.items() if (name in chosen) == wanted}
+        for wanted in (True, False)
+    )
+    return traverse_util.unflatten_dict(trained, "/"), traverse_util.unflatten_dict(frozen, "/")
+
+
+def merge(trained: PyTree, frozen: PyTree) -> PyTree:
+    """The parameters of the whole model, of which `split` made two; the first if nothing is frozen.
+
+    Examples:
+      >>> merge({"Dense_0": {"bias": 2.0}}, {"Dense_0": {"kernel": 1.0}})
+      {'Dense_0': {'bias': 2.0, 'kernel': 1.0}}
+    """
+    if not frozen:
+        return trained
+    trained, frozen = (traverse_util.flatten_dict(x, sep="/") for x in (trained, frozen))
+    return traverse_util.unflatten_dict(trained | frozen, sep="/")
+
+
+def with_frozen(loss: LossFn, frozen: PyTree) -> LossFn:
+    """A model's loss as a function of its trained parameters alone, which is differentiated."""
+    return lambda trained, example: loss(merge(trained, frozen), example)
+
+
+def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
+    """The weights that a config's `init_from` names, with the names and shapes of a model.
+
+    Args:
+      init_from: a safetensors file, or a folder with a `weights.safetensors`, as
+        `release/export.py` writes it; "": all parameters begin at random.
+      init_fresh: names that this expression is found in begin at random, whatever the file has.
+      like: the model's parameters, or their shapes.
+
+    Raises:
+      ValueError: for a file that is none of these, names that are missing or surplus, other shapes
+        or types, or values that are not finite. OSError: if it cannot be read.
+    """
+    if not init_from:
+        if init_fresh:
+            raise ValueError("init_fresh is for weights of a file: name it by init_from")
+        return Weights({}, "")
+    path = files.user_path(init_from)
+    path = path / "weights.safetensors" if path.is_dir() else path
+    content = path.read_bytes()
+    try:
+        named = safetensors.numpy.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type NumPy has not
+        raise ValueError(f"{path} is no safetensors file of NumPy's types: {error}") from None
+    needed = traverse_util.flatten_dict(like, sep="/")
+    if init_fresh:
+        fresh = _found("init_fresh", init_fresh, needed) | _found("", init_fresh, named)
+        needed, named = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, named))
+    both = sorted(needed.keys() & named.keys())
+    kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
+    for what, names in (
+        ("lacks {}: what is to begin afresh is named by init_fresh", needed.keys() - named.keys()),
+        ("has {}, which the model has not", named.keys() - needed.keys()),
+        (
+            "has other shapes or types than the model: {}",
+            [
+                f"{name} {kind(named[name])}, not {kind(needed[name])}"
+                for name in both
+                if kind(named[name]) != kind(needed[name])
+            ],
+        ),
+        ("has NaN or infinity in {}", [k for k in both if not np.all(np.isfinite(named[k]))]),
+    ):
+        if names:
+            raise ValueError(f"{path} {what.format(_few(names))}")
+    return Weights(named, hashlib.sha256(content).hexdigest())
+
+
+def begin(params: Params, weights: Weights) -> Params:
+    """A model's random parameters, with copies of the given weights in their places."""
+    given = {name: jnp.array(x) for name, x in weights.named.items()}
+    return merge(params, traverse_util.unflatten_dict(given, sep="/"))
+
+
+def save(params: Params, path: Path) -> None:
+    """Writes weights into a safetensors file that `init_from` takes.
+
+    For weights of a model that may be public; those of a private run are released by `bam.release`.
+    """
+    named = traverse_util.flatten_dict(params, sep="/")
+    files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
+
+
+def _found(key: str, pattern: str, named: Mapping[str, Any]) -> set[str]:
+    """The names that a regular expression is found in; a `key` of the config needs one at least."""
+    names = {name for name, found in pytree.matching(pattern)(dict(named)).items() if found}
+    if key and not names:
+        raise ValueError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
+    return names
+
+
+def _few(names: Collection[str], most: int = 3) -> str:
+    """The first of the names, in one line."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(sorted(names)[:most]) + more

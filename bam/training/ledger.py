@@ -1,0 +1,122 @@
+"""The ledger of a run: how many steps it has begun, on disk, and never fewer.
+
+Without a seed, a step that a crash lost is taken again with another batch and other noise; of the
+lost one something may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
+step is written here before it is taken, and is forced to the disk before anything of it is shown or
+saved. A run begins at most the steps of its plan, `plan.num_steps`: the T that training takes, and
+the spare ones. Lost steps are made up for out of the spare ones; without any left the run ends
+earlier by as many.
+
+Noise that is correlated over b steps is kept in memory alone, as the key is, so a run that goes on
+begins it anew, and draws its parts of the data anew. Then an example may take part twice within b
+steps, of which the first is hidden by the old noise and the second by the new: together they are
+what they would be if the old noise had gone on to the end of its b steps, the mechanism's period.
+Those steps count as begun.
+
+With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
+the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from bam.privacy.plan import PrivacyPlan
+from bam.training import devices
+
+
+def create(path: Path) -> None:
+    """Makes an empty ledger, a file of a byte for each step begun, and forces it to the disk.
+
+    Raises ValueError for one that has steps: they are of a run that is not known any more.
+    """
+    if path.exists() and path.stat().st_size:
+        raise ValueError(
+            f"{path} has steps of a run without a config.json; choose another --workdir"
+        )
+    with path.open("ab") as file:
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # the file's name, too, outlives a power cut
+    os.close(folder)
+
+
+class Ledger:
+    """Counts the steps a run begins, lost ones included: `begun`. One process of several writes."""
+
+    def __init__(self, path: Path | None, plan: PrivacyPlan, step: int, at_least: int) -> None:
+        """Reads what was begun before.
+
+        Args:
+          path: the file, which `create` made; None where lost steps cost nothing.
+          plan: the privacy plan.
+          step: the step that the run goes on from; 0 for a fresh start.
+          at_least: steps begun when that step was saved. A file that is missing, or has fewer, is
+            refused with a ValueError.
+        """
+        self._plan, self._path, self._file = plan, path, None
+        self.begun = step
+        if path is None:
+            return
+        size = path.stat().st_size if path.exists() else -1
+        written = int(devices.from_first(np.int32(size)))
+        if written < at_least:
+            what = (
+                "is missing" if written < 0 else f"has {written} steps, its checkpoint {at_least}"
+            )
+            raise ValueError(
+                f"{path} {what}: what this run has spent is not known; choose another --workdir"
+            )
+        self.begun = min(written, plan.num_steps)  # one that was counted and then refused
+        if devices.writes():
+            self._file = path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file:
+            self._file.close()
+
+    def last_step(self, step: int) -> int:
+        """The step that training, from `step` on, ends after: T, or less if too many were lost."""
+        return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
+
+    def begin(self) -> None:
+        """Counts one more step, which may then be taken. A process that is killed keeps the count.
+
+        Raises BudgetExhaustedError if the plan does not cover it, BlockingIOError if another
+        process counts in the same file, and OSError if it cannot be written.
+        """
+        self._plan.check_steps(self.begun + 1)
+        if self._file and self._path:
+            try:
+                self._file.write(b".")
+            except OSError as error:
+                raise OSError(f"no step can be counted in {self._path}: {error.strerror}") from None
+            if os.fstat(self._file.fileno()).st_size != self.begun + 1:
+                raise BlockingIOError(f"another process is training in {self._path.parent}")
+        self.begun += 1
+
+    def end_period(self, length: int) -> None:
+        """Counts as begun what is left of a period; none where lost steps cost nothing.
+
+        ValueError if steps were begun and the length is 0: then it is not known what going on adds.
+        """
+        if not self._path or not self.begun:
+            return
+        if not length:
+            raise ValueError(
+                "a run without a seed cannot go on with a mechanism that declares no period: its "
+                "draws begin anew, and what that adds is not known; choose another --workdir"
+            )
+        while self.begun % length and self.begun < self._plan.num_steps:
+            self.begin()
+
+    def force(self) -> None:
+        """Returns when all steps begun are on the disk, where a power cut keeps the count, too.
+
+        To be called before anything of the last step is shown or saved; computing it meanwhile
+        hides the time that this takes.
+        """
+        if self._file:
+            os.fsync(self._file.fileno())

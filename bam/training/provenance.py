@@ -1,0 +1,41 @@
+"""Which code made a result: versions of packages, and the commit."""
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a run's numbers."""
+    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
+    installed = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = "not installed"
+    return installed
+
+
+@functools.cache
+def git_commit() -> str:
+    """The commit of this code, for example "1d4e…", "1d4e… (modified)" or "not known".
+
+    As it was when first asked for: the files may change while a process runs.
+    """
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        return done.stdout.decode().strip()
+
+    try:
+        # Untracked, it is of the project that bam is used in.
+        git("ls-files", "--error-unmatch", "bam/training/provenance.py")
+        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
+    except (OSError, subprocess.SubprocessError):
+        return "not known"
+    return f"{commit} (modified)" if changes else commit

@@ -1,0 +1,335 @@
+"""The parts of an experiment that a config names, and the table of methods.
+
+A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
+built; the section's other keys are passed to it by name. Whatever it is given besides them is
+public, so what it makes of that needs no accounting; a map of images sees each of them alone, and
+must not have been made from any of the private ones (`bam.data.features`):
+
+================ ================================================= ============================
+section          your function                                     returns
+================ ================================================= ============================
+`method`         `(loss_fn, **options)`                            `bam.Oracle`
+`clip`           `(plan, **options)`                               `bam.BoundedTransformation`
+`optimizer`      `(plan, **options)`                               any optax transform
+`model`          `(num_classes, **options)`                        a Flax module
+`dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
+`features`       `(**options)`, those that are set                 a map of images, row by row
+================ ================================================= ============================
+
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from bam import files, models, named
+from bam.core import oracles, pytree
+from bam.core.clipping import (
+    BoundedTransformation,
+    clip_by_l2_norm,
+    clip_per_layer,
+    normalize,
+    sensitivity_of,
+)
+from bam.core.pytree import Grads, Params
+from bam.data import datasets, features, users
+from bam.data.scattering import scattering
+from bam.extras import needs
+from bam.privacy.plan import PrivacyPlan
+from bam.training import finetune
+
+with needs("train"):
+    import flax.linen as nn
+    from ml_collections import ConfigDict, FrozenConfigDict
+
+
+class Method(NamedTuple):
+    """A row of the table of methods: all that is known of a method.
+
+    Attributes:
+      make: `(loss_fn, **options) -> Oracle`.
+      label: its name in tables and legends.
+      style: of its line in figures, for Matplotlib: colours of Okabe and Ito and a line style each,
+        told apart in grey and by colour-blind readers.
+      options: what it reads of a config's `method` section, with the defaults.
+      strength: the option that says how far it ascends; "" for a method that does not.
+      symbol: the letter of that.
+    """
+
+    make: Callable[..., oracles.Oracle]
+    label: str
+    style: Mapping[str, object]
+    options: Mapping[str, int | float | str] = {}
+    strength: str = ""
+    symbol: str = ""
+
+
+# BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
+# whose path matches a regular expression ("": all), for example "GroupNorm".
+ASCENT: dict[str, int | float | str] = {"ascent_views": 0, "ascent_params": ""}
+
+METHODS = {
+    "non_private": Method(
+        oracles.dp_sgd, "non-private", {"color": "#777777", "linestyle": (0, (1, 1))}
+    ),
+    "dp_sgd": Method(oracles.dp_sgd, "DP-SGD", {"color": "#000000", "linestyle": "-"}),
+    "dp_sat": Method(
+        oracles.dp_sat,
+        "DP-SAT",
+        {"color": "#E69F00", "linestyle": "--"},
+        options={"radius": 0.05},
+        strength="radius",
+        symbol="ρ",
+    ),
+    "bam_sam": Method(
+        oracles.bam_sam,
+        "BAM (SAM)",
+        {"color": "#0072B2", "linestyle": "-."},
+        options={"radius": 0.05, "mix": 1.0, **ASCENT},
+        strength="radius",
+        symbol="λ",
+    ),
+    "bam_exact": Method(
+        oracles.bam_exact,
+        "BAM (exact)",
+        {"color": "#CC79A7", "linestyle": (0, (5, 1))},
+        options={"penalty": 0.05, **ASCENT},
+        strength="penalty",
+        symbol="λ",
+    ),
+}
+CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
+    "l2": lambda plan: clip_by_l2_norm(plan.clip_norm),
+    "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
+    "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
+}
+FEATURES: dict[str, Callable[..., features.FeatureMap]] = {"scattering": scattering}
+
+
+def _sgd(
+    plan: PrivacyPlan, learning_rate: float, momentum: float = 0.0, per_clip_norm: bool = False
+) -> optax.GradientTransformation:
+    """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
+
+    So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
+    """
+    sgd = optax.sgd(learning_rate, momentum or None)
+    if per_clip_norm and not 0 < plan.clip_norm < math.inf:
+        raise ValueError("optimizer.per_clip_norm: a run that is not private has no clip norm")
+    return optax.chain(optax.scale(1 / plan.clip_norm), sgd) if per_clip_norm else sgd
+
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
+    "adam": lambda plan, learning_rate: optax.adam(learning_rate),
+    "sgd": _sgd,
+}
+
+
+def label(name: str) -> str:
+    """A method's name in tables and legends; a method of one's own keeps its name."""
+    return METHODS[name].label if name in METHODS else name
+
+
+def full_label(method: Mapping[str, Any]) -> str:
+    """A method's name with its strength, from the `method` section of a config.
+
+    Examples:
+      >>> full_label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
+      'BAM (SAM), λ = 0.02, ascent of 1 views'
+    """
+    text = label(method["name"])
+    row = METHODS.get(method["name"])
+    if row and row.strength:
+        text += f", {row.symbol} = {strength(method):g}"
+    if method.get("ascent_views"):
+        text += f", ascent of {method['ascent_views']} views"
+    if method.get("ascent_params"):
+        text += f", ascent on {method['ascent_params']}"
+    return text
+
+
+def strength(method: Mapping[str, Any]) -> float:
+    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
+    row = METHODS.get(method["name"])
+    return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
+
+
+def is_private(name: str) -> bool:
+    """Whether a method asks for privacy; `build` plans a run for it that has it, or refuses."""
+    return name != "non_private"
+
+
+def is_plain(name: str) -> bool:
+    """Whether a method's gradient is the plain one, as DP-SGD's is."""
+    return name in METHODS and METHODS[name].make is oracles.dp_sgd
+
+
+# Keys of every `dataset` section that a function of one's own is given, too, if they are set.
+COMMON = ("source", "path", "num_classes")
+
+# What is used of what a function of one's own returns.
+RETURNED = {
+    "method": ("ascend", "grad"),
+    "clip": ("init", "update"),
+    "optimizer": ("init", "update"),
+    "model": ("init", "apply"),
+    "dataset": tuple(x for x in datasets.Dataset._fields if x != "users"),
+    "features": ("__call__",),
+}
+
+
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+    """The oracle that a config's `method` section describes.
+
+    That of "non_private" is DP-SGD's, to be used without clipping and noise. ValueError for an
+    unknown name, missing or surplus parameters, or values out of range.
+    """
+    options = {k: v for k, v in method.items() if k != "ascent_params"}
+    if method.get("ascent_params"):
+        options["ascent_mask"] = pytree.matching(method.ascent_params)
+    known = {name: row.make for name, row in METHODS.items()}
+    return _make("method", known, options, loss_fn)
+
+
+def make_gradient(
+    method: ConfigDict, loss_fn: oracles.LossFn
+) -> Callable[[Params, Params, PyTree], Grads]:
+    """`(trained, frozen, example) -> gradient` of the trained parameters, as `make_oracle`'s."""
+
+    def gradient(trained: Params, frozen: Params, example: PyTree) -> Grads:
+        return make_oracle(method, finetune.with_frozen(loss_fn, frozen)).grad(trained, example)
+
+    return gradient
+
+
+def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
+    """The per-example transform that a config's `clip` section describes, of finite sensitivity.
+
+    The plan of a non-private run is not called upon. ValueError as `make_oracle`, or if the
+    transform declares no finite bound.
+    """
+    clip: BoundedTransformation = _make("clip", CLIPS, section.to_dict(), plan)
+    sensitivity_of(clip)
+    return clip
+
+
+def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTransformation:
+    """What follows the noise, as a config's `optimizer` section says: post-processing."""
+    made: optax.GradientTransformation = _make("optimizer", OPTIMIZERS, section.to_dict(), plan)
+    return made
+
+
+def make_model(section: ConfigDict, num_classes: int) -> nn.Module:
+    """The network that a config's `model` section describes, from batches of inputs to logits."""
+    if ":" not in section.name:
+        return models.create(num_classes=num_classes, **section)
+    module: nn.Module = _make("model", {}, section.to_dict(), num_classes)
+    return module
+
+
+def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
+    inputs = num_inputs(config)
+    each = (inputs,) if users.group_size(config) else ()
+    of_users = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
+    return {
+        "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
+        "label": jax.ShapeDtypeStruct(each, jnp.int32),
+        "key": jax.eval_shape(lambda: jax.random.key(0)),
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+        **of_users,
+    }
+
+
+def num_inputs(config: ConfigDict) -> int:
+    """How many inputs a network is given at once: K views, of a user those of k examples."""
+    return int(config.augment.views * max(1, users.group_size(config)))
+
+
+def make_features(section: ConfigDict) -> features.FeatureMap | None:
+    """The map of images that a config's `features` section describes; None: pixels as they are."""
+    options = set_keys(section, "cache")
+    if not any(options.values()):  # neither a name nor anything that needs one
+        return None
+    made: features.FeatureMap = _make("features", FEATURES, {"name": "", **options})
+    return made
+
+
+def set_keys(section: ConfigDict, left_out: str) -> dict[str, Any]:
+    """What is set of a section, be it False, 0 or "": all but None and the key to leave out."""
+    return {k: v for k, v in section.items() if v is not None and k != left_out}
+
+
+def make_dataset(
+    section: ConfigDict,
+    of_images: ConfigDict | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> datasets.Dataset:
+    """The data that a config's `dataset` section names; the last two are kept in memory.
+
+    Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
+    it is features of them: those are kept on disk, in its `cache` or beside the data, and `say` is
+    called with a line if they are computed. Raises ValueError as `datasets.load`.
+    """
+    wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
+    if wanted not in _datasets:
+        made = _dataset(wanted, say)
+        while len(_datasets) > 1:
+            del _datasets[next(iter(_datasets))]
+        _datasets[wanted] = made
+    return _datasets[wanted]
+
+
+_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
+
+
+def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.Dataset:
+    options = wanted.dataset.as_configdict().to_dict()
+    name, holdout = options.pop("name"), options.pop("holdout", 0)
+    groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
+    if ":" in name:
+        # Of the keys that every data set has, "" and 0 say that they are not set.
+        is_set = {k: v for k, v in options.items() if v or k not in COMMON}
+        loaded = _make("dataset", {}, {"name": name} | is_set)
+        datasets.check(loaded)
+    else:
+        loaded = datasets.load(name, **options)
+    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
+    if groups:
+        has_columns = name == "folder" or options.get("source") == "parquet"
+        loaded = users.with_ids(loaded, groups, folder if has_columns else None)
+    feature_map = make_features(wanted.features)
+    if feature_map is None:
+        return datasets.hold_out(loaded, holdout)
+    if wanted.features.get("cache"):
+        folder = files.user_path(wanted.features.cache)
+    elif folder is not None:
+        folder = (folder if folder.is_dir() else folder.parent) / "features"
+    made = features.extract(loaded, feature_map, set_keys(wanted.features, "cache"), folder, say)
+    return datasets.hold_out(made, holdout, of=loaded.train)
+
+
+def _make(
+    section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], *given: Any
+) -> Any:
+    """Calls what a section names with what it is given and the section's options."""
+    name = options.pop("name")
+    maker = named.imported(section, name) if ":" in name else known.get(name)
+    if maker is None:
+        raise ValueError(
+            f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
+        )
+    made = named.call(f"{section} {name}", maker, *given, **options)
+    if missing := [needed for needed in RETURNED[section] if not hasattr(made, needed)]:
+        raise ValueError(
+            f"{section} {name} returns a {type(made).__name__}, without {', '.join(missing)}: see "
+            "the table in bam/training/registry.py"
+        )
+    return made

@@ -1,0 +1,266 @@
+"""The files a run writes into its workdir."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from bam.extras import needs
+from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
+from bam.privacy.plan import PrivacyPlan
+from bam.training import devices, ledger
+
+with needs("train"):
+    from ml_collections import ConfigDict
+    from tensorboardX import SummaryWriter
+
+
+class FinishedError(FileExistsError):
+    """A folder holds a finished run."""
+
+
+# What may differ when a run is resumed: when it is looked at and saved, never what is computed.
+CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
+# What a run settles for itself where the config says "auto", and keeps when it is resumed.
+AUTOMATIC = ("microbatch_size", "convolution")
+# Keys of config and plan that came later, and what they stand for in runs that do not have them.
+BEFORE: JsonObject = {
+    "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
+    "unit": "example", "group_size": 0, "overflow": 0.0,
+}  # fmt: skip
+# Keys that were 0 or False where they were not set, and are None there now.
+ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
+
+
+# What an accountant chooses of a plan: another version of it may choose another last digit.
+COMPUTED = ("noise_multiplier", "epsilon")
+
+
+class RunFiles:
+    """Writes the files of one run; a context manager. Its `plan` is the one to train by.
+
+    They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
+    TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
+    that it makes is its owner's alone, as `data_key` is in any; one that was there keeps its
+    permissions. With `workdir=None` it writes nothing, and of several processes only the first
+    does: the others check and read. The folder of a finished run, of another run and of one that is
+    going on are refused, so that no result is ever overwritten.
+    """
+
+    def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
+        """Creates the workdir and writes config and plan, or enters an unfinished run's.
+
+        An unfinished run goes on by the plan that it has recorded, see `settled`. Raises
+        ValueError, which says what differs, for a run of another config or plan, `FinishedError`,
+        and BlockingIOError if another process is writing there.
+        """
+        self._workdir = workdir
+        self._writes = workdir is not None and devices.writes()
+        self.checkpoints = workdir and workdir / "checkpoints"
+        self.plan = plan
+        lost_steps_count = config.seed is None and plan.private
+        self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
+        if workdir is None:
+            return
+        check_resumable(workdir, config)
+        self.plan = self._recorded(plan, config.epsilon)
+        if not self._writes:
+            return
+        workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as on_error:
+            self._lock = on_error.enter_context(lock(workdir))
+            check_resumable(workdir, config)  # once more: it may have begun or finished meanwhile
+            self.plan = self._recorded(plan, config.epsilon)
+            if self._ledger_path and not (workdir / "config.json").exists():
+                ledger.create(self._ledger_path)  # first: a run without its ledger is refused
+            write_json(workdir / "config.json", as_json(config))
+            write_json(workdir / "plan.json", self.plan.to_json())
+            on_error.pop_all()
+
+    def _recorded(self, plan: PrivacyPlan, target: float) -> PrivacyPlan:
+        path = self._workdir and self._workdir / "plan.json"
+        return settled(path, read_json(path), plan, target) if path and path.exists() else plan
+
+    def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
+        """The run's ledger, as `Ledger` takes them; it has a file if lost steps count."""
+        self._ledger = ledger.Ledger(self._ledger_path, self.plan, step, at_least)
+        return self._ledger
+
+    def data_key(self) -> bytes:
+        """32 secret bytes of this run, the same in every process, gone when the run is finished.
+
+        Checkpoints hold a fingerprint of the training data under it, which means nothing without.
+        """
+        key = bytes(32)
+        if self._workdir is not None and self._writes:
+            path = self._workdir / "data_key"
+            if not path.exists():
+                write_text(path, secrets.token_hex(32), mode=0o600)
+            key = bytes.fromhex(path.read_text(encoding="utf-8"))
+        return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
+
+    def start_after(self, step: int) -> list[JsonObject]:
+        """Opens the metrics after `step` (-1: a fresh start), drops later rows, returns others."""
+        if self._workdir is None:
+            return []
+        path = self._workdir / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        # A process that was killed may have left half a line, after the last checkpoint.
+        rows = [as_object(line, path) for line in lines if line.endswith("}")]
+        rows = [row for row in rows if row.get("step", math.inf) <= step]
+        if not self._writes:
+            return rows
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._metrics = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
+        return rows
+
+    def __enter__(self) -> "RunFiles":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for name in ("_metrics", "_events", "_ledger", "_lock"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+
+    def add_row(self, row: JsonObject) -> None:
+        """Appends a row to `metrics.jsonl` and, but for None (an infinite ε), to TensorBoard."""
+        if not self._writes:
+            return
+        self._metrics.write(json.dumps(row) + "\n")
+        to_disk(self._metrics)
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._events.add_scalar(name, value, row["step"])
+
+    def finish(self, summary: JsonObject) -> None:
+        """Writes `summary.json`, which marks the run as complete."""
+        if self._workdir is not None and self._writes:
+            write_json(self._workdir / "summary.json", summary)
+            (self._workdir / "data_key").unlink(missing_ok=True)
+
+
+def lock(workdir: Path) -> IO[str]:
+    """The lock of a run's folder, held until it is closed; BlockingIOError if another has it."""
+    path = workdir / "lock"
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(path.open("a"))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # nobody removed it since
+                on_error.pop_all()
+                return file
+    raise BlockingIOError(f"another process is training in {workdir}")
+
+
+def check_resumable(workdir: Path, config: ConfigDict) -> None:
+    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
+    if not (workdir / "config.json").exists():
+        if (workdir / "checkpoints").exists():
+            raise ValueError(
+                f"{workdir} has checkpoints but no config.json; choose another --workdir"
+            )
+        return
+    if differs := _difference(read_json(workdir / "config.json"), config):
+        raise ValueError(
+            f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
+        )
+    if (workdir / "summary.json").exists():
+        raise FinishedError(
+            f"{workdir} already holds a finished run; choose another --workdir or delete that one"
+        )
+
+
+def _difference(recorded: JsonObject, config: ConfigDict) -> str:
+    """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
+    recorded, wanted = flat(recorded), flat(as_json(config))
+    # Names first: with another method other keys differ, too, which say less.
+    keys = recorded.keys() | wanted.keys()
+    for key in sorted(keys, key=lambda key: (not key.endswith(".name"), key)):
+        if key in AUTOMATIC and wanted.get(key) == "auto":
+            continue
+        theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)
+        if key not in recorded and not ours:
+            continue  # a key that is younger than the run, and asks for nothing
+        if key in ZERO_BEFORE and theirs == 0 and ours is None:
+            continue
+        if theirs != ours and not key.startswith(CHANGEABLE):
+            return f"{key} = {theirs!r}, not {ours!r}"
+    return ""
+
+
+def same_plan(first: JsonObject, second: JsonObject) -> bool:
+    """Whether two recorded plans, of any versions, are the same."""
+    return BEFORE | first == BEFORE | second
+
+
+def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:
+    """Refuses what belongs to a run of another plan: its ε would not be this run's."""
+    for key, wanted in plan.to_json().items():
+        theirs = recorded.get(key, BEFORE.get(key))
+        if theirs != wanted:
+            raise ValueError(
+                f"{where} is of a run with the privacy plan's {key} = {theirs!r}, not {wanted!r}; "
+                "choose another --workdir"
+            )
+
+
+def settled(where: Path, recorded: JsonObject, plan: PrivacyPlan, target: float) -> PrivacyPlan:
+    """The recorded plan, by which a run goes on.
+
+    Its σ and ε may be others than those of `plan`, which the accountant makes of the config here
+    and now; all else must agree. ValueError, in one line, for what does not, or for an ε that does
+    not hold when it is computed again, or is above the config's, `target`.
+    """
+    ours = {key: plan.to_json()[key] for key in COMPUTED}
+    theirs: JsonObject = {key: recorded.get(key) for key in COMPUTED}
+    check_plan(where, recorded | ours, plan)
+    if theirs == ours:
+        return plan
+    if plan.epsilon == math.inf or not all(isinstance(x, float) for x in theirs.values()):
+        check_plan(where, recorded, plan)  # says what differs
+    made = dataclasses.replace(plan, **theirs)
+    if made.epsilon > target:
+        raise ValueError(f"{where}: epsilon {made.epsilon} is above the config's {target}")
+    try:
+        made.check_epsilon()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; choose another --workdir") from None
+    return made
+
+
+def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
+    """A config whose "auto" keys are what the run in `workdir`, if there is one, settled on."""
+    path = workdir / "config.json"
+    automatic = [key for key in AUTOMATIC if config[key] == "auto"]
+    if not automatic or not path.exists():
+        return config
+    recorded = read_json(path)
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config.update({key: recorded.get(key, "auto") for key in automatic})
+    return config
+
+
+def as_json(config: ConfigDict) -> JsonObject:
+    """A config as `config.json` has it."""
+    nested: JsonObject = json.loads(config.to_json_best_effort())
+    return nested
+
+
+def flat(nested: JsonObject, prefix: str = "") -> JsonObject:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    found: JsonObject = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,209 @@
+"""One step of training: Algorithm 2 of arXiv 2308.12018, and what it carries to the next.
+
+`private_step` is the algorithm for any method, `ordinary_step` what it is compared with.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PyTree, UInt32
+
+from bam.core.chacha import seeded_key
+from bam.core.clipping import BoundedTransformation, finish
+from bam.core.engine import clipped_sum, plain_sum
+from bam.core.noise import NoiseState, first_noise, next_noise, renewed
+from bam.core.oracles import LossFn, Oracle
+from bam.core.pytree import Grads, Params
+from bam.core.sampling import PaddedBatch
+from bam.training import devices
+
+# Separate random streams of one seed, by JAX. Noise and batches have keys of their own, which are
+# cryptographic (bam.core.chacha).
+INIT_STREAM, AUGMENT_STREAM = 0, 2
+
+# `(key of the step, index) -> example`: one training example, with this step's views.
+ExampleAt = Callable[[Array, Int[Array, ""]], PyTree]
+
+
+class TrainState(NamedTuple):
+    """Everything a run carries from step to step.
+
+    Attributes:
+      step: steps taken.
+      params: the weights θ that are trained; all other fields but `frozen` are like them alone.
+      averaged: exponential moving average of the weights (the weights themselves without EMA).
+      opt_state: the optimizer's state.
+      noise: the noise key and how often it was used; of correlated noise the last b − 1 steps,
+        which is as secret.
+      clip: state of the per-example transform, made from private values alone.
+      private_grad: the last privatised gradient; zeros before the first step.
+      augment_key: the key of all random views; (step, example) are folded into it.
+      num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
+      frozen: the weights that are not trained; an empty tree if all are (see `finetune.py`).
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    averaged: Params
+    opt_state: optax.OptState
+    noise: NoiseState
+    clip: PyTree
+    private_grad: Grads
+    augment_key: Array
+    num_nonfinite: Int[Array, ""]
+    frozen: Params
+
+
+def private_step(
+    state: TrainState,
+    batch: PaddedBatch,
+    example_at: ExampleAt,
+    *,
+    oracle: Oracle,
+    clip: BoundedTransformation,
+    noise_multiplier: float,
+    strategy: Sequence[float],
+    expected_batch_size: int,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> TrainState:
+    """A Poisson batch of examples -> the private gradient -> the next weights.
+
+    `example_at` makes an example of its index, so that only a microbatch of images exists at a
+    time. The clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S,
+    where σ is the noise multiplier, and the strategy says how it is correlated over steps; the
+    expected batch size is public. `optimizer` is any optax transform of the private gradient. An
+    `ema_decay` of 0 is none. Microbatches and mesh are as in `bam.clipped_sum`.
+    """
+    key = step_key(state)
+    noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity, strategy)
+    noised, norms = clipped_sum(
+        lambda params, index: oracle.grad(params, example_at(key, index)),
+        clip,
+        oracle.ascend(state.params, state.private_grad),
+        jnp.asarray(batch.indices),
+        mask=jnp.asarray(batch.mask),
+        noise=noise,
+        clip_state=state.clip,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    private_grad, clip_state = finish(clip, mean, state.clip)
+    # From here on everything is post-processing of private_grad.
+    return _descend(state, private_grad, optimizer, ema_decay)._replace(
+        noise=noise_state,
+        clip=clip_state,
+        num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
+    )
+
+
+def ordinary_step(
+    state: TrainState,
+    batch: PaddedBatch,
+    example_at: ExampleAt,
+    *,
+    loss: LossFn,
+    expected_batch_size: int,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> TrainState:
+    """The step without clipping and noise, on the same batches: NOT private."""
+    key = step_key(state)
+    total = plain_sum(
+        lambda params, index: loss(params, example_at(key, index)),
+        state.params,
+        jnp.asarray(batch.indices),
+        mask=jnp.asarray(batch.mask),
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    mean = jax.tree.map(lambda x: x / expected_batch_size, total)
+    return _descend(state, mean, optimizer, ema_decay)
+
+
+def _descend(
+    state: TrainState, gradient: Grads, optimizer: optax.GradientTransformation, ema_decay: float
+) -> TrainState:
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return state._replace(
+        step=state.step + 1,
+        params=params,
+        averaged=_average(state.averaged, params, state.step, ema_decay),
+        opt_state=opt_state,
+        private_grad=gradient,
+    )
+
+
+def _average(averaged: Params, params: Params, step: Int[Array, ""], decay: float) -> Params:
+    """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
+    if decay == 0:
+        return params
+    decay_now: Float[Array, ""] = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+def first_state(
+    seed: int,
+    init: Callable[[Array], tuple[Params, Params]],
+    optimizer: optax.GradientTransformation,
+    clip: BoundedTransformation,
+    strategy: Sequence[float],
+) -> TrainState:
+    """The state before the first step; its arrays share no memory, so that a step can take it.
+
+    `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
+    """
+    params, frozen = init(stream_key(seed, INIT_STREAM))
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        averaged=jax.tree.map(jnp.copy, params),
+        opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
+        noise=first_noise(seeded_key(seed), clip, params, strategy),
+        clip=jax.tree.map(jnp.copy, clip.init(params)),
+        private_grad=optax.tree.zeros_like(params),
+        augment_key=stream_key(seed, AUGMENT_STREAM),
+        num_nonfinite=jnp.zeros((), jnp.int32),
+        frozen=frozen,
+    )
+
+
+def step_key(state: TrainState) -> Array:
+    """The key of the views that the next step will see."""
+    return jax.random.fold_in(state.augment_key, state.step)
+
+
+def stream_key(seed: int, stream: int) -> Array:
+    """JAX's key, of 64 bits, of the initial weights or of the views of a seed.
+
+    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
+    apart from each other. JAX's default generator does not matter.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def with_noise_key(
+    state: TrainState, key: UInt32[Array, "8"] | UInt32[np.ndarray, "8"]
+) -> TrainState:
+    """A state whose future noise comes from another key; the count of draws goes on.
+
+    Correlated noise then takes nothing back of earlier noise: see `ledger.py` on what that costs.
+    """
+    placed: Array = devices.put(key, state.noise.key.sharding)
+    return state._replace(noise=renewed(state.noise, placed))
+
+
+def without_noise_key(state: TrainState) -> TrainState:
+    """The same state with zeros for a noise key and past: what may be saved of a run to release."""
+    return with_noise_key(state, np.zeros(8, np.uint32))
