@@ -1,6 +1,6 @@
 """CIFAR-10, private, on fixed scattering features: a linear model.
 
-Command:   python -m scripts.train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
+Command:   python -m bam.cli.train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.source=parquet --config.dataset.path=FOLDER
 Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 49 to 94 s, of BAM 95 to 169 s.
@@ -20,7 +20,7 @@ photographs where they divide channels into 27 groups or measure statistics unde
 
 from ml_collections import ConfigDict
 
-from configs import base
+from bam.training import config as base
 
 # Chosen on held-out training images at ε = 2 (docs/results.md): strength, C, learning rate in
 # units of C. BAM (exact) has what was found for its SAM form.

@@ -12,7 +12,8 @@ layers, the clip norm and the optimizer are the paper's.
 
 from ml_collections import ConfigDict
 
-from configs import base, cifar10
+from bam.training import config as base
+from configs import cifar10
 
 
 def get_config(method: str = "bam_sam") -> ConfigDict:

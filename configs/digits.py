@@ -1,6 +1,6 @@
 """Handwritten digits (8×8, inside scikit-learn): the demo.
 
-Command:   python -m scripts.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+Command:   python -m bam.cli.train --config=configs/digits.py:bam_sam --workdir=runs/digits
 Hardware:  any CPU.
 Strengths: the best of 0.005, 0.01, 0.02, 0.05 and 0.1 on 200 held-out training images, five seeds
            (the larger, where two are equal), as docs/demo/search.md has them:
@@ -10,7 +10,7 @@ Strengths: the best of 0.005, 0.01, 0.02, 0.05 and 0.1 on 200 held-out training 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from bam.training import config as base
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:

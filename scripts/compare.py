@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bam import files
+from bam.cli import console, plotting, stats, sweep, tables
 from bam.privacy.accounting import rounded_up
-from bam.training import loop, plotting, registry, stats
-from scripts.lib import cells, cli, tables
+from bam.training import loop, registry
 
 _METHODS = flags.DEFINE_list(
     "methods", "non_private,dp_sgd,dp_sat,bam_sam,bam_exact", "methods to compare"
@@ -27,9 +27,9 @@ _RUNS = flags.DEFINE_list(
     "runs", "", "train nothing: compare the finished runs in and below these folders"
 )
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete the same methods' earlier runs")
-flags.adopt_module_key_flags(cells)
-cli.require("workdir")
-cli.ensure(
+flags.adopt_module_key_flags(sweep)
+console.require("workdir")
+console.ensure(
     ("config", "runs"),
     lambda config, runs: config is not None or runs,
     "--config is required: configs/NAME.py, or --runs=FOLDER,FOLDER",
@@ -50,12 +50,12 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains and compares methods, or compares runs that exist."""
-    workdir = Path(cells.WORKDIR.value)
-    with cli.one_line_errors():
+    workdir = Path(sweep.WORKDIR.value)
+    with console.one_line_errors():
         runs = existing([Path(folder) for folder in _RUNS.value]) if _RUNS.value else train_all()
         if not runs:
             return
-        groups: dict[str, list[cells.Run]] = {}
+        groups: dict[str, list[sweep.Run]] = {}
         for run in runs:
             groups.setdefault(registry.full_label(run.method), []).append(run)
         names = {label: of_label[0].method["name"] for label, of_label in groups.items()}
@@ -76,7 +76,7 @@ def main() -> None:
     print(f"Bias is measured on training examples and is not private. Files in {workdir}/")
 
 
-def existing(folders: list[Path]) -> list[cells.Run]:
+def existing(folders: list[Path]) -> list[sweep.Run]:
     """The finished runs in and below folders."""
     runs = []
     for folder in folders:
@@ -84,20 +84,20 @@ def existing(folders: list[Path]) -> list[cells.Run]:
         paths = [path for path in paths if (path / "metrics.jsonl").exists()]
         if not paths:
             raise ValueError(f"{folder} holds no finished run (one that has a summary.json)")
-        runs += [cells.read(path) for path in paths]
+        runs += [sweep.read(path) for path in paths]
     return runs
 
 
-def train_all() -> list[cells.Run]:
+def train_all() -> list[sweep.Run]:
     """Trains what is missing, method by method, showing how far it is; nothing if it was stopped.
 
     Every experiment is built first, so that a mistake costs nothing.
     """
     if not _METHODS.value:
         raise ValueError("--methods is empty: name at least one")
-    groups = {m: cells.of_seeds(m, cells.method_config(m)) for m in _METHODS.value}
+    groups = {m: sweep.of_seeds(m, sweep.method_config(m)) for m in _METHODS.value}
     all_cells = {name: config for group in groups.values() for name, config in group.items()}
-    console = Console()
+    screen = Console()
     tasks: dict[str, Any] = {}
     columns = (
         TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(),
@@ -107,7 +107,7 @@ def train_all() -> list[cells.Run]:
     def on_built(built: Mapping[str, loop.Experiment]) -> None:
         private = [e for e in built.values() if e.plan.to_json()["epsilon"] is not None]
         if private:
-            console.print(private[0].plan.describe(), highlight=False, soft_wrap=True)
+            screen.print(private[0].plan.describe(), highlight=False, soft_wrap=True)
         progress.start()
         for method, group in groups.items():
             steps = [built[name].plan.training_steps for name in group if name in built]
@@ -127,21 +127,21 @@ def train_all() -> list[cells.Run]:
 
     def on_event(name: str, text: str) -> None:
         if not text.endswith(" s"):  # what is finished is seen
-            console.print(f"{name} {text}")
+            screen.print(f"{name} {text}")
 
-    cli.use_compilation_cache()
-    with Progress(*columns, console=console) as progress:
-        cells.run(
-            all_cells, Path(cells.WORKDIR.value), cli.stop_after(cells.MAX_SECONDS.value),
+    console.use_compilation_cache()
+    with Progress(*columns, console=screen) as progress:
+        sweep.run(
+            all_cells, Path(sweep.WORKDIR.value), console.stop_after(sweep.MAX_SECONDS.value),
             on_event, on_row, on_built, _OVERWRITE.value,
         )  # fmt: skip
-    runs = cells.runs_of(groups)
+    runs = sweep.runs_of(groups)
     if any(len(runs[method]) < len(group) for method, group in groups.items()):
         return []
     return [run for of_seed in runs.values() for run in of_seed.values()]
 
 
-def title(runs: list[cells.Run]) -> str:
+def title(runs: list[sweep.Run]) -> str:
     """What was trained on what, by how many seeds, at which budgets."""
     summaries = [run.summary for run in runs]
     private = {s["epsilon"]: s["delta"] for s in summaries if s["epsilon"] is not None}
@@ -155,7 +155,7 @@ def title(runs: list[cells.Run]) -> str:
     return text
 
 
-def summarize(name: str, runs: list[cells.Run]) -> dict[str, Any]:
+def summarize(name: str, runs: list[sweep.Run]) -> dict[str, Any]:
     """Means over the seeds of one method, as `summary.json` keeps them."""
     first = runs[0].summary
     accuracy = stats.estimate([run.summary["test_accuracy"] for run in runs])
@@ -178,4 +178,4 @@ def summarize(name: str, runs: list[cells.Run]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -10,21 +10,21 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
+from bam.cli import console, plotting
+from bam.cli.plotting import plt
 from bam.data import augment
-from bam.training import plotting, registry
-from bam.training.plotting import plt
-from scripts.lib import cli
+from bam.training import registry
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
 _OUT = flags.DEFINE_string("out", "", "PNG file to write")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 8, "rows of the sheet", lower_bound=1)
-cli.require("config", "out")
+console.require("config", "out")
 
 
 def main() -> None:
     """Writes one row per example: the image itself, then its views."""
-    with cli.one_line_errors():
-        cli.check_writable(_OUT.value)
+    with console.one_line_errors():
+        console.check_writable(_OUT.value)
         config = _CONFIG.value
         dataset = registry.make_dataset(config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip")}
@@ -60,4 +60,4 @@ def draw(images: np.ndarray, path: Path, title: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

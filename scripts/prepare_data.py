@@ -10,20 +10,20 @@ from pathlib import Path
 
 from absl import flags
 
+from bam.cli import console
 from bam.data.sources import archives, prepared
-from scripts.lib import cli
 
 _NAME = flags.DEFINE_enum("name", None, sorted(prepared.STOCK), "The data set.")
 _PATH = flags.DEFINE_string("path", "", "Folder to write to: tensorflow-datasets' data_dir.")
 _ARCHIVE = flags.DEFINE_string(
     "archive", None, "Official archive, or folder of official files, to convert."
 )
-cli.require("name", "path")
+console.require("name", "path")
 
 
 def main() -> None:
     """Prepares what the flags say and prints where."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         if not _ARCHIVE.value:
             url = prepared.STOCK[str(_NAME.value)].url
             raise ValueError(
@@ -39,4 +39,4 @@ def prepare(name: str, path: Path, archive: str) -> Path:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

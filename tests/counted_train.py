@@ -1,4 +1,4 @@
-"""`scripts.train`, noting each step that it computes in the file STEPS_LOG, apart from any ledger.
+"""`bam.cli.train`, noting each step that it computes in the file STEPS_LOG, apart from any ledger.
 
 KILL_SAVING=2 ends it by SIGKILL while it saves its second checkpoint.
 """
@@ -35,4 +35,4 @@ def save_or_die(*arguments):
 
 if __name__ == "__main__":
     loop.build, Checkpoints.save = build_counted, save_or_die
-    runpy.run_module("scripts.train", run_name="__main__", alter_sys=True)
+    runpy.run_module("bam.cli.train", run_name="__main__", alter_sys=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bam.training import stats
+from bam.cli import stats
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"

@@ -14,8 +14,8 @@ from bam.audit import canary, checks, one_run, whole_run
 from bam.core import sampling
 from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
 from bam.privacy import tradeoff
+from bam.training import config as base
 from bam.training import loop, step, trainer
-from configs import base
 from tests.cases import mostly
 
 METHODS = [method for method in base.METHODS if method != "non_private"]

@@ -9,8 +9,8 @@ import pytest
 
 import bam
 from bam.core import engine
+from bam.training import config as base
 from bam.training import devices, loop
-from configs import base
 from tests.cases import (
     ORACLES,
     assert_close,

@@ -20,8 +20,9 @@ from flax import traverse_util
 from bam import files, models
 from bam.release import export, statement
 from bam.training import checkpoint, loop, provenance, rundir
+from bam.training import config as base
 from bam.training.rundir import flat
-from configs import base, digits
+from configs import digits
 from tests.cases import assert_same_bits, random_images, run_command
 
 SEED = 8675309
@@ -84,7 +85,7 @@ def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
     assert "with another example in its place" in text
     assert "added or removed" not in text
     assert "Poisson" not in text
-    assert "scripts.privacy" not in text  # it speaks of Poisson sampling
+    assert "bam.cli.privacy" not in text  # it speaks of Poisson sampling
     assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
 
 
@@ -436,7 +437,7 @@ def test_the_same_run_gives_the_same_files(finished, release, tmp_path):
 
 def test_the_command_refuses_a_seed_in_one_line_and_writes_beside_a_run(seeded, tmp_path):
     run = shutil.copytree(seeded, tmp_path / "run")
-    command = ("scripts.export", f"--workdir={run}", f"--out={run}/release")
+    command = ("bam.cli.export", f"--workdir={run}", f"--out={run}/release")
     refused = run_command(*command)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "--nominal" in refused.stderr and not (run / "release").exists()

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from bam.training import plotting, registry
+from bam.cli import plotting
+from bam.training import registry
 from scripts.paper import effects
 from tests.cases import run_command
 

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+from bam.cli import ahead, console, targets
+from bam.cli.program import Program, num_bytes
 from bam.core import sampling
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import hardware as benchmark
-from scripts.lib import ahead, cli, pages, targets
-from scripts.lib.program import Program, num_bytes
+from scripts.lib import pages
 
 ROOT = Path(__file__).parents[1]
 
@@ -134,7 +135,9 @@ def test_of_what_is_picked_from_only_that_is_read():
         (0.512, 8, 64, 2),  # 8 for each place on average; the fullest of 64 has more
     ],
 )
-def test_turns_are_those_of_poisson_draws(q, devices, size, expected):
+def test_turns_are_those_of_poisson_draws(
+    q, devices, size, expected, without_the_tests_type_checks
+):
     capacity = sampling.usual_capacity(1000, q)
     plan = SimpleNamespace(
         mechanism="poisson", num_examples=1000, sampling_prob=q, capacity=capacity, private=True
@@ -200,8 +203,8 @@ def test_where_nothing_can_be_written_nothing_is_compiled(tmp_path):
     (tmp_path / "file").write_text("")
     for file in (tmp_path, tmp_path / "file" / "answer.json"):
         with pytest.raises(OSError, match=r"cannot be written|File exists|Not a directory"):
-            cli.check_writable(str(file))
-    cli.check_writable(str(tmp_path / "new" / "answer.json"))
+            console.check_writable(str(file))
+    console.check_writable(str(tmp_path / "new" / "answer.json"))
 
 
 def test_a_stand_in_has_the_sizes_and_no_memory():
@@ -253,7 +256,7 @@ def test_a_gather_of_the_data_would_be_seen():
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
 def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
-    command = [sys.executable, "-m", "scripts.hardware", "--config=configs/digits.py:dp_sgd"]
+    command = [sys.executable, "-m", "bam.cli.hardware", "--config=configs/digits.py:dp_sgd"]
     command += ["--config.dataset.name=mnist", "--config.model.width=4", "--target=v5e:2x4"]
     file = tmp_path / "answer.json"
     done = subprocess.run([*command, f"--json={file}"], capture_output=True, text=True)

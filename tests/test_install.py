@@ -133,7 +133,7 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
 
 
 def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
-    answer = run(core, "-m", "scripts.train", "--config=configs/digits.py", cwd=ROOT)
+    answer = run(core, "-m", "bam.cli.train", "--config=configs/digits.py", cwd=ROOT)
     assert answer.returncode == 2
     assert (
         answer.stderr
@@ -142,8 +142,8 @@ def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
 
 
 def test_so_is_one_that_misses_a_package_only_later():
-    without = "import sys, runpy; sys.modules['sklearn'] = None; sys.argv[0] = 'scripts.train'; "
-    without += "runpy.run_module('scripts.train', run_name='__main__', alter_sys=True)"
+    without = "import sys, runpy; sys.modules['sklearn'] = None; sys.argv[0] = 'bam.cli.train'; "
+    without += "runpy.run_module('bam.cli.train', run_name='__main__', alter_sys=True)"
     arguments = ("--config=configs/digits.py", "--config.dry_run=true")
     answer = run(sys.executable, "-c", without, *arguments, cwd=ROOT)
     assert answer.returncode == 2
@@ -179,7 +179,7 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
 
 def test_pictures_name_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.find_spec("bam.training.plotting")
+    spec = importlib.util.find_spec("bam.cli.plotting")
     with pytest.raises(extras.MissingExtraError) as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert (

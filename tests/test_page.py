@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bam.cli import page
 from bam.privacy.plan import make_plan
 from bam.release import export, statement
+from bam.training import config as base
 from bam.training import provenance, rundir
-from configs import base, digits
-from scripts.lib import page
+from configs import digits
 from tests.cases import run_command
 
 SECRET_PATH, SEED = "/hospital/ward3/files", 8675309
@@ -254,17 +255,17 @@ def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
     config["epsilon"], config["optimizer"]["momentum"] = 1.5, 0.9
     config["dataset"]["path"] = "/my data;ls"
     command, missing = page.command_of(config)
-    assert "--config=configs/base.py:dp_sat" in command and "--config.epsilon=1.5" in command
+    assert "--config=bam/training/config.py:dp_sat" in command and "--config.epsilon=1.5" in command
     assert "'--config.dataset.path=/my data;ls'" in command
     assert missing == ["optimizer.momentum"]
 
 
 def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
     folder = write(tmp_path / "run", seed=SEED)
-    found = re.search(r"<code>(python -m scripts.train.*?)</code>", of(folder), re.DOTALL)
+    found = re.search(r"<code>(python -m bam.cli.train.*?)</code>", of(folder), re.DOTALL)
     command = html.unescape(found[1])
     python, module, script, *arguments = shlex.split(command)
-    assert (python, module, script) == ("python", "-m", "scripts.train")
+    assert (python, module, script) == ("python", "-m", "bam.cli.train")
     here = [f"--workdir={folder}" if "NEW_FOLDER" in x else x for x in arguments]
     same = run_command(script, *here)
     other = run_command(script, *here, "--config.delta=1e-6")
@@ -274,20 +275,20 @@ def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
 
 def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
-    done = run_command("scripts.report", f"--workdir={copy}")
+    done = run_command("bam.cli.report", f"--workdir={copy}")
     assert (done.returncode, done.stderr) == (0, "") and "not for passing on" in done.stdout
     assert "NOT PRIVATE" in (copy / "report.html").read_text(encoding="utf-8")
     done = run_command(
-        "scripts.report", f"--workdir={copy}", "--public", f"--out={tmp_path}/p.html"
+        "bam.cli.report", f"--workdir={copy}", "--public", f"--out={tmp_path}/p.html"
     )
     assert done.returncode == 0, done.stderr
     assert "NOT PRIVATE" not in (tmp_path / "p.html").read_text(encoding="utf-8")
     bare = write(tmp_path / "bare", private=False)
-    done = run_command("scripts.report", f"--workdir={bare}", "--public")
+    done = run_command("bam.cli.report", f"--workdir={bare}", "--public")
     assert done.returncode == 0 and done.stdout.endswith(": not for passing on\n")
     (copy / "summary.json").write_text('{"versions": 5}')
-    broken = run_command("scripts.report", f"--workdir={copy}")
-    nothing = run_command("scripts.report", f"--workdir={tmp_path}")
+    broken = run_command("bam.cli.report", f"--workdir={copy}")
+    nothing = run_command("bam.cli.report", f"--workdir={tmp_path}")
     for refused, message in ((nothing, "has no config.json"), (broken, "are damaged")):
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1
         assert message in refused.stderr

@@ -136,7 +136,7 @@ def test_every_row_is_summed_once_whatever_the_places_and_devices():
 @pytest.mark.parametrize(("size", "most"), [(1, 1.0), (4, 1.04), (16, 1.1), (64, 1.1), (100, 1.1)])
 def test_positions_cost_few_more_rows_than_packing(size, most):
     """At the paper's batch, 4096 of 50,000: turns of the fullest place over those when packed."""
-    from scripts.lib import ahead
+    from bam.cli import ahead
 
     plan = make_plan(
         num_examples=50_000, expected_batch_size=4096, num_steps=900, target_epsilon=2.0,

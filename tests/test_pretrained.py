@@ -12,12 +12,13 @@ from flax import traverse_util
 
 from bam import models
 from bam.audit import whole_run
+from bam.cli import ahead
 from bam.core import pytree
 from bam.data import datasets
 from bam.release import export, statement
+from bam.training import config as base
 from bam.training import finetune, loop, registry, rundir, trainer, tuning
-from configs import base, digits
-from scripts.lib import ahead
+from configs import digits
 from tests.cases import assert_close, assert_same_bits, distance, random_images, run_command
 
 HEAD = "Dense_1"
@@ -263,7 +264,7 @@ def test_what_cannot_be_is_refused_before_anything_is_timed(overrides, message, 
 
 def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path):
     done = run_command(
-        "scripts.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}/run",
+        "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}/run",
         "--config.trainable=NoSuchLayer",
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -138,7 +138,7 @@ def test_the_chosen_trial_is_released_with_the_total_and_no_other_is_released(se
     assert f"| ε, rounded up | 3 | {epsilon} |" in text
     assert "a random number of trials, 3 on average" in text
     assert "| this run chosen among several | **yes**, by the search that ε pays for |" in text
-    assert "scripts.privacy" not in text  # it knows single runs alone
+    assert "bam.cli.privacy" not in text  # it knows single runs alone
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["selection"]["trials_mean"] == 3.0
     others = [path for path in (workdir / "trials").iterdir() if path != chosen]

@@ -60,7 +60,7 @@ def by_slurm(i):
 def two_processes(workdir, launcher=by_hand, **changes):
     """Both processes of a run, each with two devices; they do not outlive the block."""
     arguments = [
-        "scripts.train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
+        "bam.cli.train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
         *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
 )
 def test_processes_that_cannot_be_are_one_line(tmp_path, arguments, message):
     done = run_command(
-        "scripts.train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
+        "bam.cli.train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
     )
     assert done.returncode == 2
     assert message in done.stderr

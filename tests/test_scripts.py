@@ -8,9 +8,9 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from configs import base
+from bam.cli import console, sweep, tables
+from bam.training import config as base
 from scripts import compare
-from scripts.lib import cells, cli, tables
 from scripts.paper import logistic, table1
 from tests.cases import Command, run_command
 
@@ -18,7 +18,7 @@ from tests.cases import Command, run_command
 def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
     workdir = tmp_path / "run"
     done = run_command(
-        "scripts.train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
+        "bam.cli.train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
         "--config.epsilo=3",
     )  # fmt: skip
     assert done.returncode == 2
@@ -46,22 +46,22 @@ def test_of_an_unknown_key_the_nearest_is_named(key, nearest, monkeypatch):
     with pytest.raises((AttributeError, KeyError)):
         given(argv)
     hint = f": did you mean {nearest}?" if nearest else ""
-    assert cli._unknown_key(argv) == f"the config has no key {key!r}{hint}"
+    assert console._unknown_key(argv) == f"the config has no key {key!r}{hint}"
 
 
 def test_a_config_file_that_does_not_run_is_not_taken_for_an_unknown_key(tmp_path):
     file = tmp_path / "mistaken.py"
     file.write_text("def get_config(method):\n    return {}['nothing']\n")
-    done = run_command("scripts.train", f"--config={file}:dp_sgd", "--workdir=w")
+    done = run_command("bam.cli.train", f"--config={file}:dp_sgd", "--workdir=w")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "the config file does not run: KeyError('nothing')" in done.stderr
 
 
 def test_with_debug_an_error_shows_its_traceback_and_then_its_line(tmp_path):
     for command, frame, line in (
-        (("scripts.export", f"--workdir={tmp_path}", "--out=o"), "_read_run", "it has no config"),
+        (("bam.cli.export", f"--workdir={tmp_path}", "--out=o"), "_read_run", "it has no config"),
         (
-            ("scripts.train", "--config=configs/digits.py:dp_sgd", "--config.epsilo=3"),
+            ("bam.cli.train", "--config=configs/digits.py:dp_sgd", "--config.epsilo=3"),
             "_parse_flags",
             "no key 'epsilo'",
         ),
@@ -108,7 +108,7 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
 
 def test_a_comparison_rounds_epsilon_and_delta_up():
     summary = {"dataset": "digits", "seed": 0, "epsilon": 1.2341, "delta": 1.44441e-5}
-    assert "(1.24, 1.45e-05)-DP" in compare.title([cells.Run({}, [], summary)])
+    assert "(1.24, 1.45e-05)-DP" in compare.title([sweep.Run({}, [], summary)])
     row = {key: None for key in (
         "bias_norm_mean", "gradient_norm_mean", "relative_bias_mean", "cosine_mean",
         "test_accuracy_sd",
@@ -132,7 +132,7 @@ def test_a_required_flag_that_is_missing_or_empty_is_one_line_that_says_what_it_
     for command, message in (
         (("scripts.search", "--workdir=w"), "--config is required: configs/NAME.py"),
         (("scripts.paper.logistic", "--out=o", "--workdir="), "--workdir is required: folder"),
-        (("scripts.export", "--workdir=w"), "--out is required: folder to write"),
+        (("bam.cli.export", "--workdir=w"), "--out is required: folder to write"),
     ):
         done = run_command(*command)
         assert done.returncode == 2

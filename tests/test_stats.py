@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bam.training import stats
-from scripts.lib import tables
+from bam.cli import stats, tables
 from scripts.paper import table1
 
 

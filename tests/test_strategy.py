@@ -18,8 +18,9 @@ from bam.core import fixed_point, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
 from bam.privacy import accounting, mechanisms, tradeoff
+from bam.training import config as base
 from bam.training import ledger, loop, rundir, trainer
-from configs import base, digits
+from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
 

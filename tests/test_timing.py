@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from bam import models
+from bam.cli import timing
 from bam.models.layers import _conv2d_as_matmul
-from scripts.lib import timing
 from tests.cases import run_command
 
 

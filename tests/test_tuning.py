@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from bam.training import config as base
 from bam.training import devices, loop, public_clip, rundir, tuning
-from configs import base
 from tests.cases import assert_close
 
 

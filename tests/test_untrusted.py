@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from bam.cli import console
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives, parquet, prepared, safe_pickle
 from bam.training import registry, trainer
 from bam.training.checkpoint import Checkpoints
 from configs import digits
-from scripts.lib import cli
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -182,11 +182,11 @@ def chosen(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.jax, "config", type("Config", (), {"update": found.__setitem__}))
+    monkeypatch.setattr(console.jax, "config", type("Config", (), {"update": found.__setitem__}))
 
     def choose():
         found.clear()
-        cli.use_compilation_cache()
+        console.use_compilation_cache()
         return found.get("jax_compilation_cache_dir")
 
     return choose

@@ -19,8 +19,8 @@ from bam.data import datasets, users
 from bam.data.sources import parquet
 from bam.privacy import groups, tradeoff, units
 from bam.release import export, statement
+from bam.training import config as base
 from bam.training import examples, loop, registry, rundir, trainer
-from configs import base
 from tests.cases import assert_same_bits, norm64, random_images
 
 IMAGES = random_images("toy", 12, 6, 0.4, 0.3)

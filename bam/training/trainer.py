@@ -82,7 +82,7 @@ def build(
     public data or an "auto" key by timing; the functions are compiled when they are first called.
 
     Args:
-      config: as `configs/base.py` makes it.
+      config: as `bam/training/config.py` makes it.
       dataset: data in memory, instead of what the config's `dataset` and `features` sections name.
       hardware: devices to share the work; None: all that are visible. The functions can be
         compiled, not run, for devices that are not there; no config key can be "auto" then.

@@ -16,11 +16,11 @@ from absl import flags
 
 import bam
 from bam import models
+from bam.cli import console, plotting, timing
+from bam.cli.plotting import plt
 from bam.core import oracles
-from bam.training import devices, diagnostics, plotting, registry
-from bam.training.plotting import plt
+from bam.training import devices, diagnostics, registry
 from scripts.benchmarks.performance import LABELS
-from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")
 _DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
@@ -28,7 +28,7 @@ _WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
-cli.require("out")
+console.require("out")
 
 STRENGTH = 0.05
 
@@ -51,7 +51,7 @@ METHODS = {name: row for name, row in registry.METHODS.items() if registry.is_pr
 
 def main() -> None:
     """Times every method at every depth, then writes the numbers and the figure."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         depths = [int(depth) for depth in _DEPTHS.value]
         if min(depths) < 2:
             raise ValueError("--depths must be at least 2")
@@ -135,4 +135,4 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

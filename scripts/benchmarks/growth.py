@@ -7,8 +7,8 @@ from pathlib import Path
 
 from absl import flags
 
+from bam.cli import console, timing
 from scripts.benchmarks import step
-from scripts.lib import cli, timing
 
 flags.adopt_module_key_flags(step)
 
@@ -20,7 +20,7 @@ METHODS = ("non_private", "dp_sgd", "bam_sam")
 
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
-    cli.use_compilation_cache()
+    console.use_compilation_cache()
     calls, compiling, points = {}, {}, {}
     for axis, values in AXES.items():
         for value in values:
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -2,7 +2,7 @@
 
 python -m scripts.benchmarks.hardware    (`make hardware` builds the environments that it needs)
 
-A file in benchmarks/hardware/ for each config, method and target, by `scripts.hardware`; what is
+A file in benchmarks/hardware/ for each config, method and target, by `bam.cli.hardware`; what is
 there already is not compiled again, so it goes on where it was stopped.
 """
 
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from bam import files
+from bam.cli import console, tables, targets
 from bam.training import registry
-from scripts.lib import cli, pages, tables, targets
+from scripts.lib import pages
 
 _ONLY = flags.DEFINE_string("only", "", "only files whose name contains this")
 _PYTHON = {
@@ -59,7 +60,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 def main() -> None:
     """Compiles what is missing, then writes the page's tables."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         missing = [row for row in grid() if not (FOLDER / f"{row.name}.json").exists()]
         todo = [row for row in missing if _ONLY.value in row.name and not _TABLES.value]
         for number, row in enumerate(todo, start=1):
@@ -90,11 +91,11 @@ def _row(config: str, method: str, target: str, views: int = 0) -> Row:
 
 
 def _compile(row: Row, path: Path) -> str:
-    """Has `scripts.hardware` write the file; returns a word on how it went."""
+    """Has `bam.cli.hardware` write the file; returns a word on how it went."""
     started = time.perf_counter()
     python = _PYTHON[targets.kind_of(row.target).platform].value
     method = row.method.removesuffix("_one_view")
-    command = [python, "-m", "scripts.hardware", f"--config=configs/{row.config}.py:{method}"]
+    command = [python, "-m", "bam.cli.hardware", f"--config=configs/{row.config}.py:{method}"]
     command += [f"--target={row.target}", f"--json={path}", f"--config.precision={PRECISION}"]
     if _PROGRAMS.value:
         command += [f"--program={Path(_PROGRAMS.value) / row.name}.txt"]
@@ -233,4 +234,4 @@ def _places(answers: Answers) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

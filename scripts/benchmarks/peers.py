@@ -19,17 +19,17 @@ from absl import flags
 
 import bam
 from bam import models
+from bam.cli import console, timing
 from bam.core import engine
 from bam.training import devices, provenance
 from scripts.benchmarks.performance import PEERS
-from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
 _ONLY = flags.DEFINE_list("only", [], "peers to time; none: all")
-cli.require("out")
+console.require("out")
 
 LIBRARIES = ("jax-privacy", "torch", "opacus")
 LEARNING_RATE = 1e-3
@@ -55,7 +55,7 @@ class Peer(NamedTuple):
 
 def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
-    cli.use_compilation_cache()
+    console.use_compilation_cache()
     problem = _problem()
     peers = jax_peers(problem) | torch_peers(problem)
     peers = {name: peers[name] for name in _ONLY.value or PEERS}
@@ -359,4 +359,4 @@ def _relative_distance(found: Any, expected: Any) -> float:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -12,9 +12,10 @@ from typing import Any
 from absl import flags
 
 from bam import files
+from bam.cli import console
+from bam.cli.tables import markdown, number, text
 from bam.training import registry
-from scripts.lib import cli, pages
-from scripts.lib.tables import markdown, number, text
+from scripts.lib import pages
 
 _DEVICE = flags.DEFINE_string("device", "cpu", "ending of the files' names")
 
@@ -57,7 +58,7 @@ RATIOS = [
 
 def main() -> None:
     """Rewrites what stands between the page's markers."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         text = PAGE.read_text(encoding="utf-8")
         files.write_text(PAGE, pages.fill(text, tables_of(Path("benchmarks"), _DEVICE.value)))
 
@@ -191,4 +192,4 @@ def _spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -3,7 +3,7 @@
 python -m scripts.benchmarks.scaling --out=benchmarks/scaling_cpu.json \
   --train="--config=configs/digits.py:bam_sam --config.accountant=rdp" [--train=…]
 
-Every run is `python -m scripts.train` with these arguments, on one core and on all of them. What is
+Every run is `python -m bam.cli.train` with these arguments, on one core and on all of them. What is
 compared is the time of a step, without compilation, in the second half of `--num_steps`.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 
 from absl import flags
 
-from scripts.lib import cells, cli, tables, timing
+from bam.cli import console, sweep, tables, timing
 
-_TRAIN = flags.DEFINE_multi_string("train", None, "arguments of scripts.train, one flag for each")
+_TRAIN = flags.DEFINE_multi_string("train", None, "arguments of bam.cli.train, one flag for each")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 12, "steps of each run", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "every placement runs so often, in turn", lower_bound=1)
-cli.require("train", "out")
+console.require("train", "out")
 
 
 COLUMNS: tables.Columns = {
@@ -88,7 +88,7 @@ def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> tuple[f
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("localhost", 0))
         command = [
-            *(sys.executable, "-m", "scripts.train", *arguments, f"--workdir={folder}/run"),
+            *(sys.executable, "-m", "bam.cli.train", *arguments, f"--workdir={folder}/run"),
             *(f"--config.num_steps={steps}", f"--config.eval.every={steps // 2}"),
             *("--config.checkpoint.every=0", "--config.seed=0"),
         ]
@@ -108,10 +108,10 @@ def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> tuple[f
             _, errors = process.communicate()
             if process.returncode:
                 raise SystemExit(errors.decode())
-        middle, last = cells.read(Path(folder) / "run").rows[-2:]
+        middle, last = sweep.read(Path(folder) / "run").rows[-2:]
     per_step = (last["seconds"] - middle["seconds"]) / (last["step"] - middle["step"])
     return per_step, last["test_accuracy"]
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -14,11 +14,11 @@ import numpy as np
 from absl import flags
 
 from bam import models
+from bam.cli import console, timing
 from bam.core import sampling
 from bam.data import datasets
 from bam.training import trainer
 from configs import cifar10
-from scripts.lib import cli, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)
@@ -29,7 +29,7 @@ _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leav
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes to weigh")
-cli.require("out")
+console.require("out")
 
 MATMUL_SIZE = 2048
 # Key in the JSON file -> method and its options.
@@ -46,7 +46,7 @@ VIEW_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
-    cli.use_compilation_cache()
+    console.use_compilation_cache()
     wanted = {name: (*method, 1) for name, method in METHODS.items()}
     if _VIEWS.value > 1:
         wanted |= {name: (*method, _VIEWS.value) for name, method in VIEW_METHODS.items()}
@@ -145,4 +145,4 @@ def _matmul() -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

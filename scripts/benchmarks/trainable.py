@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from absl import flags
 
+from bam.cli import console, tables, timing
 from bam.core import sampling
 from bam.data import datasets
 from bam.training import trainer
 from configs import cifar10
 from configs.finetune import TRAINED
-from scripts.lib import cli, tables, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to time")
@@ -24,7 +24,7 @@ _MICROBATCH = flags.DEFINE_integer("microbatch", 1, "examples per group", lower_
 _WIDTH = flags.DEFINE_integer("width", 16, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
-cli.require("out")
+console.require("out")
 
 HEAD = "Dense_0"  # of ResNet-9
 COLUMNS: tables.Columns = {
@@ -40,8 +40,8 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Compiles every step, times them in turn, writes numbers and table."""
-    cli.use_compilation_cache()
-    with cli.one_line_errors():
+    console.use_compilation_cache()
+    with console.one_line_errors():
         cases = {
             (trained, method): Case(trained, method)
             for trained in TRAINED
@@ -111,4 +111,4 @@ def random_images(num: int) -> datasets.Dataset:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

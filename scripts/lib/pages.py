@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bam import files
-from scripts.lib import cli
+from bam.cli import console
 
 # Page -> place on it -> file of the table.
 PAGES = {
@@ -79,7 +79,7 @@ PAGES = {
 
 def main() -> None:
     """Rewrites every page's tables; a table that is not there yet says so."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         for page, places in PAGES.items():
             path = Path(page)
             kept = {place: Path(table) for place, table in places.items()}
@@ -101,4 +101,4 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

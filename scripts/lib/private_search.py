@@ -18,6 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
+from bam.cli import console, sweep, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.privacy import accounting
@@ -26,7 +27,6 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import composed_epsilon
 from bam.release import export
 from bam.training import loop, rundir, score
-from scripts.lib import cells, cli, tables
 
 OF_PRIVATE = ("trials_mean", "trials_shape", "score", "score_noise")
 PRIVATE = flags.DEFINE_bool(
@@ -42,7 +42,7 @@ SCORE = flags.DEFINE_enum(
 _SCORE_NOISE = flags.DEFINE_float(
     "score_noise", 10, "of --private: standard deviation of the noise on a score, in images"
 )
-cli.ensure(
+console.ensure(
     ("private", *OF_PRIVATE),
     lambda private, *_: private or not any(flags.FLAGS[name].present for name in OF_PRIVATE),
     f"--{', --'.join(OF_PRIVATE)} belong to --private",
@@ -96,7 +96,7 @@ def search(
       ValueError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
-    built = cells.build(grid, lambda: False)
+    built = sweep.build(grid, lambda: False)
     if (workdir / "trials.json").exists():
         built = {name: _as_drawn(workdir / "trials.json", each) for name, each in built.items()}
     first = next(iter(built.values()))
@@ -234,7 +234,7 @@ def noised_score(
     experiment: loop.Experiment, seed: int, folder: Path, noise_multiplier: float
 ) -> int:
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
-    state = cells.last_state(experiment, seed, folder)
+    state = sweep.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
     count = score.num_correct(experiment, loop.whole_model(state), _judged_on(experiment))
@@ -264,7 +264,7 @@ def _choose(
     right = chosen["num_correct_noised"]
     say(
         f"chosen: {chosen['setting']}, with about {right:.0f} images right\n"
-        f"release it, and nothing else of {workdir}: python -m scripts.export --workdir={link} "
+        f"release it, and nothing else of {workdir}: python -m bam.cli.export --workdir={link} "
         "--out=FOLDER"
     )
     return link

@@ -9,11 +9,10 @@ from typing import Any
 from absl import flags
 
 from bam import files
-from bam.training import stats
-from scripts.lib import cells, cli, tables
+from bam.cli import console, stats, sweep, tables
 
-flags.adopt_module_key_flags(cells)
-cli.require("config", "workdir")
+flags.adopt_module_key_flags(sweep)
+console.require("config", "workdir")
 
 # Label -> method and its options.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,25 +39,25 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains what is missing, then writes and prints the table."""
-    with cli.one_line_errors():
-        found = cells.run_missing({label: _runs(label) for label in VARIANTS})
+    with console.one_line_errors():
+        found = sweep.run_missing({label: _runs(label) for label in VARIANTS})
         rows = [_row(label, runs, found["DP-SGD"]) for label, runs in found.items()]
-        workdir = Path(cells.WORKDIR.value)
+        workdir = Path(sweep.WORKDIR.value)
         files.write_json(workdir / "ascents.json", rows)
     tables.show(COLUMNS, rows, keep=workdir / "ascents.md")
 
 
-def _runs(label: str) -> cells.Cells:
+def _runs(label: str) -> sweep.Cells:
     method, options = VARIANTS[label]
-    config = cells.method_config(method, {"method.ascent_views", "method.ascent_params"})
+    config = sweep.method_config(method, {"method.ascent_views", "method.ascent_params"})
     config.method.update(options)
     if not config.diagnostics.every:
         config.diagnostics.every = config.num_steps or 100
-    return cells.of_seeds(label.replace(" ", "_").replace(",", ""), config)
+    return sweep.of_seeds(label.replace(" ", "_").replace(",", ""), config)
 
 
-def _row(label: str, runs: dict[int, cells.Run], baseline: dict[int, cells.Run]) -> dict[str, Any]:
-    ours, theirs = cells.percent(runs), cells.percent(baseline)
+def _row(label: str, runs: dict[int, sweep.Run], baseline: dict[int, sweep.Run]) -> dict[str, Any]:
+    ours, theirs = sweep.percent(runs), sweep.percent(baseline)
     last = [
         [row for row in run.rows if "not_private/bias_norm" in row][-1] for run in runs.values()
     ]
@@ -71,4 +70,4 @@ def _row(label: str, runs: dict[int, cells.Run], baseline: dict[int, cells.Run])
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -14,13 +14,13 @@ from typing import Any
 from absl import flags
 
 from bam import files
+from bam.cli import console, tables
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.fixed_size import epsilon_of_fixed_size, least_epsilon_of_fixed_size
-from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
-cli.require("out")
+console.require("out")
 
 # CIFAR-10 and CIFAR-100 with 5,000 images held out, 75 epochs.
 NUM_EXAMPLES, BATCH_SIZE, NUM_STEPS, DELTA = 45_000, 4096, 750, 1e-5
@@ -37,9 +37,9 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Writes and prints the table."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         out = Path(_OUT.value)
-        cli.check_writable(str(out))
+        console.check_writable(str(out))
         rows = [row(epsilon) for epsilon in STATED]
         settings = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE, "num_steps": NUM_STEPS}
         files.write_json(out, {"settings": settings | {"delta": DELTA}, "rows": rows})
@@ -66,4 +66,4 @@ def row(stated: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

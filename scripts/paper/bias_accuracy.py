@@ -18,13 +18,13 @@ import numpy as np
 import scipy.stats
 from absl import flags
 
-from bam.training import plotting, registry
-from bam.training.plotting import plt
-from scripts.lib import cells, cli, tables
+from bam.cli import console, plotting, sweep, tables
+from bam.cli.plotting import plt
+from bam.training import registry
 
 _RUNS = flags.DEFINE_list("runs", "", "folders with finished runs, anywhere below")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the picture and the numbers")
-cli.require("runs")
+console.require("runs")
 
 # Direction kept, as means over training: of a method's own gradients, and of the loss's at θ.
 COSINES = {
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Writes bias_accuracy.png, .csv (a row per run) and .md (the correlations)."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         runs = list(read(Path(folder) for folder in _RUNS.value))
         compared = {ALL: centred(runs), PAIRED: paired(runs)}
         found = [
@@ -75,7 +75,7 @@ def read(folders: Iterable[Path]) -> Iterable[Row]:
         if not summaries:
             raise ValueError(f"--runs: no finished run below {folder}")
         for file in summaries:
-            run = cells.read(file.parent)
+            run = sweep.read(file.parent)
             measured = [row for row in run.rows if row["step"] and "not_private/cosine" in row]
             if not measured or not registry.is_private(run.method["name"]):
                 continue  # what has no noise is of no budget
@@ -206,4 +206,4 @@ def _groups(runs: Sequence[Row], names: Sequence[str]) -> Iterable[tuple[Any, li
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -12,17 +12,17 @@ from typing import Any
 from absl import flags
 
 from bam import files
+from bam.cli import console, sweep, tables
 from bam.core import strategy
 from bam.privacy.accounting import rounded_up
 from bam.training import loop, registry
-from scripts.lib import cells, cli, tables
 
 _BANDS = flags.DEFINE_list("bands", "2,4", "steps to correlate noise over, besides 1")
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to train")
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
-flags.adopt_module_key_flags(cells)
-cli.require("config", "workdir", "methods", "out")
-cli.ensure(
+flags.adopt_module_key_flags(sweep)
+console.require("config", "workdir", "methods", "out")
+console.ensure(
     ("bands",),
     lambda bands: all(b.isdecimal() and int(b) > 1 for b in bands),
     "--bands must be whole numbers above 1",
@@ -43,10 +43,10 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains what is missing, then writes and prints the table."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         bands = [1, *(int(b) for b in _BANDS.value)]
         groups = {(m, b): _cells(m, b) for m in _METHODS.value for b in bands}
-        found = cells.run_missing(groups)
+        found = sweep.run_missing(groups)
         rows = [_row(m, b, groups[m, b], found[m, b], found[m, 1]) for m, b in groups]
         by_method = {row["method"]: row["noise_in_sums"] for row in rows if row["bands"] == 1}
         for row in rows:  # relative to independent noise
@@ -57,19 +57,19 @@ def main() -> None:
     tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
 
 
-def _cells(method: str, bands: int) -> cells.Cells:
-    config = cells.method_config(method, {"mechanism.name", "mechanism.bands"})
+def _cells(method: str, bands: int) -> sweep.Cells:
+    config = sweep.method_config(method, {"mechanism.name", "mechanism.bands"})
     if bands > 1:
         config.mechanism.update({"name": "banded", "bands": bands})
-    return cells.of_seeds(f"{method}/bands{bands}", config)
+    return sweep.of_seeds(f"{method}/bands{bands}", config)
 
 
 def _row(
     method: str,
     bands: int,
-    group: cells.Cells,
-    runs: dict[int, cells.Run],
-    independent: dict[int, cells.Run],
+    group: sweep.Cells,
+    runs: dict[int, sweep.Run],
+    independent: dict[int, sweep.Run],
 ) -> dict[str, Any]:
     plan = loop.build(next(iter(group.values()))).plan
     assert plan.worth is not None  # Poisson batches and banded ones have it
@@ -82,9 +82,9 @@ def _row(
         "part_prob": plan.worth.sampling_prob,
         "noise_multiplier": plan.noise_multiplier,
         "noise_in_sums": plan.noise_multiplier * in_sums,
-        **cells.judged(runs, independent),
+        **sweep.judged(runs, independent),
     }
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

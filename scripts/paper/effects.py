@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bam.training import stats
-from scripts.lib import tables
+from bam.cli import stats, tables
 
 # ‖bias‖ is never shown without the quantities that say what it is made of.
 BIAS_PANELS = {

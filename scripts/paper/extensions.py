@@ -11,15 +11,15 @@ from pathlib import Path
 from absl import flags
 
 from bam import files
+from bam.cli import console, sweep, tables
 from bam.privacy.accounting import rounded_up
 from bam.training import devices
 from configs.extensions import EXTENSIONS
-from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to train on")
-flags.adopt_module_key_flags(cells)
-cli.require("workdir", "out")
+flags.adopt_module_key_flags(sweep)
+console.require("workdir", "out")
 
 COLUMNS: tables.Columns = {
     "extension": lambda row: row["name"],
@@ -34,14 +34,14 @@ FACTS = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
 
 def main() -> None:
     """Trains what is missing; runs with one seed share batches and noise."""
-    with cli.one_line_errors():
-        found = cells.run_missing({name: _runs(name) for name in EXTENSIONS})
+    with console.one_line_errors():
+        found = sweep.run_missing({name: _runs(name) for name in EXTENSIONS})
         rows = []
         for name, runs in found.items():
             if runs:
                 summary = next(iter(runs.values())).summary
                 facts = {key: summary[key] for key in FACTS}
-                rows.append({"name": name, **facts, **cells.judged(runs, found["dp_sgd"])})
+                rows.append({"name": name, **facts, **sweep.judged(runs, found["dp_sgd"])})
         if not rows:
             return
         out = Path(_OUT.value)
@@ -50,11 +50,11 @@ def main() -> None:
     tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 
-def _runs(name: str) -> cells.Cells:
-    config = cells.method_config("mnist_" + name if _DATASET.value == "mnist" else name)
+def _runs(name: str) -> sweep.Cells:
+    config = sweep.method_config("mnist_" + name if _DATASET.value == "mnist" else name)
     config.eval.every = config.checkpoint.every = 0
-    return cells.of_seeds(f"{_DATASET.value}/{name}", config)
+    return sweep.of_seeds(f"{_DATASET.value}/{name}", config)
 
 
 if __name__ == "__main__":
-    cli.run(main, ["--config=configs/extensions.py", "--config.expected_batch_size=256"])
+    console.run(main, ["--config=configs/extensions.py", "--config.expected_batch_size=256"])

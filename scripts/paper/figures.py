@@ -19,8 +19,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.training import diagnostics, loop, plotting, registry
-from scripts.lib import cells, cli, tables
+from bam.cli import console, plotting, sweep, tables
+from bam.training import diagnostics, loop, registry
 from scripts.paper import effects, sketch
 
 _FIGURE = flags.DEFINE_enum(
@@ -35,11 +35,11 @@ _METHODS = flags.DEFINE_list(
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
 )
-flags.adopt_module_key_flags(cells)
+flags.adopt_module_key_flags(sweep)
 # Those that need no runs.
 SKETCHES = {"7": sketch.draw, "method": sketch.draw_descent}
-cli.require("figure")
-cli.ensure(
+console.require("figure")
+console.ensure(
     ("figure", "workdir"),
     lambda figure, workdir: figure in SKETCHES or workdir,
     "--workdir is required: the folder for the runs, which figures share",
@@ -55,7 +55,7 @@ class Series(NamedTuple):
 
     slug: str  # the folder of the runs
     method: dict[str, Any]
-    configs: cells.Cells  # in the order of the seeds
+    configs: sweep.Cells  # in the order of the seeds
     rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
 
     @property
@@ -67,7 +67,7 @@ class Series(NamedTuple):
         """What `measure(config, folder)` says of each run, kept as JSON in the run's folder."""
         found = []
         for cell, config in self.configs.items():
-            folder = Path(cells.WORKDIR.value) / cell
+            folder = Path(sweep.WORKDIR.value) / cell
             if not (folder / name).exists():
                 files.write_json(folder / name, measure(config, folder))
             found.append(files.read_json(folder / name))
@@ -76,7 +76,7 @@ class Series(NamedTuple):
 
 def main() -> None:
     """Runs what the figure needs, then writes its picture and its numbers."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         out, figure = Path(_OUT.value), str(_FIGURE.value)
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def main() -> None:
             tables.write_csv(path.with_suffix(".csv"), SKETCHES[figure](path.with_suffix(".png")))
         else:
             series = [_series(name) for name in _METHODS.value]
-            runs = cells.run_missing({s.slug: s.configs for s in series})
+            runs = sweep.run_missing({s.slug: s.configs for s in series})
             if any(len(runs[s.slug]) < len(s.configs) for s in series):
                 return
             DRAW[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
@@ -93,14 +93,14 @@ def main() -> None:
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = cells.strength_config(name)
+    config = sweep.strength_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    return Series(slug, config.method.to_dict(), cells.of_seeds(slug, config), [])
+    return Series(slug, config.method.to_dict(), sweep.of_seeds(slug, config), [])
 
 
-def _rows(series: Series, runs: Mapping[int, cells.Run]) -> list[list[dict[str, Any]]]:
+def _rows(series: Series, runs: Mapping[int, sweep.Run]) -> list[list[dict[str, Any]]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
@@ -278,7 +278,7 @@ def _state(experiment: loop.Experiment, seed: int, folder: Path, stage: str) -> 
     """The state of a finished run before its first or after its last step."""
     if stage == "start":
         return experiment.init(seed)
-    state = cells.last_state(experiment, seed, folder)
+    state = sweep.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} has no checkpoint: train with --config.checkpoint.every > 0")
     return state
@@ -301,7 +301,7 @@ def _write(
     title = (
         f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
         f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
-        f"{cells.NUM_SEEDS.value} seeds (± SD)"
+        f"{sweep.NUM_SEEDS.value} seeds (± SD)"
     )
     plotting.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
     tables.write_csv(path.with_suffix(".csv"), table)
@@ -337,4 +337,4 @@ DRAW: dict[str, Callable[[list[Series], Path], None]] = {
 }
 
 if __name__ == "__main__":
-    cli.run(main, ["--config=configs/cifar10_small.py"])
+    console.run(main, ["--config=configs/cifar10_small.py"])

@@ -11,15 +11,14 @@ from absl import flags
 from sklearn.linear_model import LogisticRegression
 
 from bam import files
+from bam.cli import console, plotting, stats, sweep, tables
+from bam.cli.plotting import PercentFormatter, plt
 from bam.data import datasets
-from bam.training import plotting, stats
-from bam.training.plotting import PercentFormatter, plt
-from scripts.lib import cells, cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-flags.adopt_module_key_flags(cells)
-cli.require("workdir", "out")
+flags.adopt_module_key_flags(sweep)
+console.require("workdir", "out")
 
 # What is clipped -> the method whose line it is drawn with.
 CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
@@ -29,13 +28,13 @@ FACTS = ("epsilon", "delta", "noise_multiplier", "clip_norm", "num_steps")
 
 def main() -> None:
     """Runs what is missing of every budget and clipping, then writes table and figure."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         groups = {
             (clipping, float(epsilon)): _runs(clipping, float(epsilon))
             for clipping in CLIPPINGS
             for epsilon in _EPSILONS.value
         }
-        rows = [_row(*key, runs) for key, runs in cells.run_missing(groups).items() if runs]
+        rows = [_row(*key, runs) for key, runs in sweep.run_missing(groups).items() if runs]
         if not rows:
             return
         ceiling = non_private_accuracy()
@@ -94,14 +93,14 @@ def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
     plotting.save(figure, path)
 
 
-def _runs(clipping: str, epsilon: float) -> cells.Cells:
-    config = cells.method_config(f"dp_sgd,{clipping}", {"epsilon"})
+def _runs(clipping: str, epsilon: float) -> sweep.Cells:
+    config = sweep.method_config(f"dp_sgd,{clipping}", {"epsilon"})
     config.epsilon = epsilon
     config.eval.every = config.checkpoint.every = 0
-    return cells.of_seeds(f"{clipping}/epsilon{epsilon:g}", config)
+    return sweep.of_seeds(f"{clipping}/epsilon{epsilon:g}", config)
 
 
-def _row(clipping: str, epsilon: float, runs: dict[int, cells.Run]) -> dict[str, Any]:
+def _row(clipping: str, epsilon: float, runs: dict[int, sweep.Run]) -> dict[str, Any]:
     first = next(iter(runs.values())).summary
     accuracy = stats.estimate([run.summary["test_accuracy"] for run in runs.values()])
     assert accuracy is not None
@@ -117,4 +116,4 @@ def _row(clipping: str, epsilon: float, runs: dict[int, cells.Run]) -> dict[str,
 
 
 if __name__ == "__main__":
-    cli.run(main, ["--config=configs/logistic.py", "--num_seeds=20"])
+    console.run(main, ["--config=configs/logistic.py", "--num_seeds=20"])

@@ -20,14 +20,14 @@ from scipy import stats
 
 import bam
 from bam import files
+from bam.cli import console, tables
 from bam.core import fixed_point
 from bam.data.sources.archives import ROWS
 from bam.training import provenance
 from configs import cifar10, digits, imagenet32
-from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
-cli.require("out")
+console.require("out")
 
 # Name, config, number of examples, parameters, ε.
 RUNS = (
@@ -53,7 +53,7 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Computes the table and writes it."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         edges = {"float32_inversion": float32_edge(), "here": our_edge()}
         rows = [floors(*run, edges) for run in RUNS]
         out = Path(_OUT.value)
@@ -96,4 +96,4 @@ def floors(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

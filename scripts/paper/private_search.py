@@ -17,18 +17,19 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
+from bam.cli import console, sweep, tables
 from bam.privacy import selection
 from bam.privacy.accounting import rounded_up
+from bam.training import config as base
 from bam.training import loop, provenance
-from configs import base
-from scripts.lib import cells, cli, private_search, tables
+from scripts.lib import private_search
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its tables go beside it")
 _RATES = flags.DEFINE_list("learning_rates", "0.0005,0.002,0.01,0.05", "to try")
 _CLIP_NORMS = flags.DEFINE_list("clip_norms", "0.1,1", "to try, each with every rate")
-flags.adopt_module_key_flags(cells)
+flags.adopt_module_key_flags(sweep)
 flags.adopt_module_key_flags(private_search)
-cli.require("config", "workdir", "out")
+console.require("config", "workdir", "out")
 
 GIVEN = ("optimizer.learning_rate", "clip_norm")
 COLUMNS: tables.Columns = {
@@ -43,12 +44,12 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains what is missing, then writes and prints both tables."""
-    with cli.one_line_errors():
-        cli.check_writable(_OUT.value)
+    with console.one_line_errors():
+        console.check_writable(_OUT.value)
         if private_search.SCORE.value != "training":
             raise ValueError("--score=held_out would leave the test split unread")
-        cli.use_compilation_cache()
-        found = _run(Path(cells.WORKDIR.value))
+        console.use_compilation_cache()
+        found = _run(Path(sweep.WORKDIR.value))
         if found is None:
             return
         out = Path(_OUT.value)
@@ -60,25 +61,25 @@ def main() -> None:
 
 def _run(workdir: Path) -> dict[str, Any] | None:
     """Both tables; None if time is up before."""
-    should_stop = cli.stop_after(cells.MAX_SECONDS.value)
+    should_stop = console.stop_after(sweep.MAX_SECONDS.value)
     say = functools.partial(print, flush=True)
-    config = cells.method_config("dp_sgd", {*GIVEN, *private_search.FIXED})
+    config = sweep.method_config("dp_sgd", {*GIVEN, *private_search.FIXED})
     free = {
         f"{rate}_{clip_norm}": _at(config, float(rate), float(clip_norm))
         for rate, clip_norm in itertools.product(_RATES.value, _CLIP_NORMS.value)
     }
     paid_grid = {name: private_search.as_trial(setting) for name, setting in free.items()}
     paid = []
-    numbers = range(cells.NUM_SEEDS.value)
+    numbers = range(sweep.NUM_SEEDS.value)
     for number in numbers:
         link = private_search.search(paid_grid, workdir / f"paid{number}", should_stop, say)
         if link is None:
             return None
-        paid.append(cells.read(link))
+        paid.append(sweep.read(link))
 
     own = [config["optimizer"]["learning_rate"], config.clip_norm]
     fixed = {"base": [base.get_config().optimizer.learning_rate, 1.0], "own": own}
-    groups = {name: cells.of_seeds(name, _at(config, *values)) for name, values in fixed.items()}
+    groups = {name: sweep.of_seeds(name, _at(config, *values)) for name, values in fixed.items()}
     for number in numbers:
         drawn = files.read_json(workdir / f"paid{number}" / "trials.json")["trials"]
         groups[f"unpaid{number}"] = {
@@ -86,8 +87,8 @@ def _run(workdir: Path) -> dict[str, Any] | None:
             for i, trial in enumerate(drawn)
         }
     all_cells = {name: cell for group in groups.values() for name, cell in group.items()}
-    cells.run(all_cells, workdir, should_stop, cells.print_event)
-    runs = {name: cells.finished(group, workdir) for name, group in groups.items()}
+    sweep.run(all_cells, workdir, should_stop, sweep.print_event)
+    runs = {name: sweep.finished(group, workdir) for name, group in groups.items()}
     if any(len(runs[name]) < len(group) for name, group in groups.items()):
         return None
     chosen = [_best(groups[name], runs[name], workdir) for name in (f"unpaid{n}" for n in numbers)]
@@ -120,7 +121,7 @@ def _seeded(config: ConfigDict, seed: int) -> ConfigDict:
     return seeded
 
 
-def _best(group: cells.Cells, runs: dict[str, cells.Run], workdir: Path) -> cells.Run:
+def _best(group: sweep.Cells, runs: dict[str, sweep.Run], workdir: Path) -> sweep.Run:
     """The run of the best score, as noisy as those that are paid for; drawn once for each run."""
     noise = float(flags.FLAGS.score_noise)
     scores = {}
@@ -135,7 +136,7 @@ def _best(group: cells.Cells, runs: dict[str, cells.Run], workdir: Path) -> cell
     return runs[max(scores, key=lambda name: scores[name])]
 
 
-def _row(what: str, runs: list[cells.Run], epsilon: float | None = None) -> dict[str, Any]:
+def _row(what: str, runs: list[sweep.Run], epsilon: float | None = None) -> dict[str, Any]:
     """A row of the table; ε in truth is the claimed one if nothing else is said."""
     first = runs[0].summary
     return {
@@ -148,4 +149,4 @@ def _row(what: str, runs: list[cells.Run], epsilon: float | None = None) -> dict
 
 
 if __name__ == "__main__":
-    cli.run(main, defaults=["--num_seeds=3", "--score=training"])
+    console.run(main, defaults=["--num_seeds=3", "--score=training"])

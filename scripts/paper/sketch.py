@@ -9,8 +9,9 @@ import numpy as np
 from sklearn import datasets
 
 import bam
-from bam.training import diagnostics, plotting
-from bam.training.plotting import plt
+from bam.cli import plotting
+from bam.cli.plotting import plt
+from bam.training import diagnostics
 
 FEATURES = ("mean radius", "mean texture")
 THETA = (-0.5, 0.5)

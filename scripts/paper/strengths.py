@@ -14,15 +14,15 @@ from typing import Any
 from absl import flags
 
 from bam import files
-from bam.training import plotting, registry
-from bam.training.plotting import plt
-from scripts.lib import cells, cli, tables
+from bam.cli import console, plotting, sweep, tables
+from bam.cli.plotting import plt
+from bam.training import registry
 
 _METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
 _OUT = flags.DEFINE_string("out", "docs/figures/strengths", "files to write, less .png, .md, .json")
-flags.adopt_module_key_flags(cells)
-cli.require("config", "workdir")
-cli.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
+flags.adopt_module_key_flags(sweep)
+console.require("config", "workdir")
+console.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
 
 COLUMNS: tables.Columns = {
     "method": lambda row: registry.label(row["method"]),
@@ -35,12 +35,12 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains what is missing, then writes and prints the table and draws the figure."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         groups = {
-            name: cells.of_seeds(name.replace(":", "_"), cells.strength_config(name))
+            name: sweep.of_seeds(name.replace(":", "_"), sweep.strength_config(name))
             for name in _METHODS.value
         }
-        found = cells.run_missing(groups)
+        found = sweep.run_missing(groups)
         rows = []
         for name, runs in found.items():
             method = next(iter(groups[name].values())).method
@@ -48,7 +48,7 @@ def main() -> None:
                 {
                     "method": method.name,
                     "strength": registry.strength(method),
-                    **cells.judged(runs, found["dp_sgd"]),
+                    **sweep.judged(runs, found["dp_sgd"]),
                 }
             )
         out = Path(_OUT.value)
@@ -85,4 +85,4 @@ def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

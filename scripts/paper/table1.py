@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bam.training import registry, stats
-from scripts.lib import tables
+from bam.cli import stats, tables
+from bam.training import registry
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
 # The paper has one column for BAM; its runs use the SAM approximation.

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bam import files
-from bam.training import stats
+from bam.cli import stats
 
 # Heading -> what a row has in that column.
 Columns = Mapping[str, Callable[[Any], str]]

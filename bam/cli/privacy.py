@@ -1,7 +1,7 @@
 """What DP-SGD's noise is worth: ε by three accountants, or σ for an ε, and what an attacker gains.
 
-python -m scripts.privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
-python -m scripts.privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
+python -m bam.cli.privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
+python -m bam.cli.privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
 """
 
 import math
@@ -12,10 +12,10 @@ import numpy as np
 from absl import flags
 
 from bam import files
+from bam.cli import console, plotting, tables
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.training import plotting, registry
-from scripts.lib import cli, tables
+from bam.training import registry
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
 _TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")
@@ -25,8 +25,8 @@ _DELTA = flags.DEFINE_float("delta", 1e-5, "δ")
 _ACCOUNTANT = flags.DEFINE_enum("accountant", "pld", ["pld", "rdp"], "finds σ for an ε")
 _JSON = flags.DEFINE_string("json", "", "file for the numbers; none if empty")
 _PLOT = flags.DEFINE_string("plot", "", "PNG file for trade-off curves and ε over training")
-cli.require("sampling_prob", "num_steps")
-cli.ensure(
+console.require("sampling_prob", "num_steps")
+console.ensure(
     ("noise_multiplier", "target_epsilon"),
     lambda sigma, epsilon: (sigma is None) != (epsilon is None),
     "give one of --noise_multiplier and --target_epsilon",
@@ -61,7 +61,7 @@ NUM_POINTS = 10  # of ε as training goes
 
 def main() -> None:
     """Prints ε (or σ), ε as training goes and the attacker's best rates."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         sampling_prob, num_steps = _SAMPLING_PROB.value, _NUM_STEPS.value
         assert sampling_prob is not None and num_steps is not None  # the flags are required
         if not 0 < sampling_prob <= 1:
@@ -168,4 +168,4 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

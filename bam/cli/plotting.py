@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bam.cli import stats
 from bam.extras import needs
-from bam.training import registry, stats
+from bam.training import registry
 
 with needs("plots"):
     import matplotlib

@@ -17,8 +17,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from bam import files
-from bam.training import checkpoint, loop, registry, rundir, stats
-from scripts.lib import cli
+from bam.cli import console, stats
+from bam.training import checkpoint, loop, registry, rundir
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
@@ -166,8 +166,8 @@ def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
     """
     by_seed = itertools.zip_longest(*(cells.items() for cells in groups.values()))
     cells = dict(item for of_seed in by_seed for item in of_seed if item)
-    cli.use_compilation_cache()
-    run(cells, Path(WORKDIR.value), cli.stop_after(MAX_SECONDS.value), print_event)
+    console.use_compilation_cache()
+    run(cells, Path(WORKDIR.value), console.stop_after(MAX_SECONDS.value), print_event)
     return runs_of(groups)
 
 

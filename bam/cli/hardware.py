@@ -1,6 +1,6 @@
 """Compiles a config's step for a TPU or GPU that is not there, and says what the compiler thinks.
 
-python -m scripts.hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
+python -m bam.cli.hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
 
 TARGET is v4, v5e, v5p or v6e with a topology, or a100, h100, h200 or b200 alone or with a number of
 devices, as h100:8. It needs the vendor's compiler, not the device: `bam[tpu]` or `bam[cuda]`. The
@@ -17,21 +17,21 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam import files
-from scripts.lib import ahead, cli, targets
+from bam.cli import ahead, console, targets
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
 _TARGET = flags.DEFINE_string("target", "", f"for example {targets.EXAMPLES}")
 _JSON = flags.DEFINE_string("json", "", "file to write the answer to as well; '': none")
 _PROGRAM = flags.DEFINE_string("program", "", "file for the compiled program's text; '': none")
-cli.require("config", "target")
+console.require("config", "target")
 
 
 def main() -> None:
     """Compiles, prints, and writes the answer."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         targets.prepare(_TARGET.value)
         for file in (_JSON.value, _PROGRAM.value):
-            cli.check_writable(file)
+            console.check_writable(file)
         hardware = targets.devices_of(_TARGET.value)
         answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware)
         for name, value in rows(answer):
@@ -82,4 +82,4 @@ def rows(answer: Mapping[str, Any]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

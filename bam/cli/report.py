@@ -1,7 +1,7 @@
 """Writes one HTML page about a run, finished or not: privacy, accuracy, settings.
 
-python -m scripts.report --workdir=runs/digits
-python -m scripts.report --workdir=runs/digits --public --out=page.html
+python -m bam.cli.report --workdir=runs/digits
+python -m bam.cli.report --workdir=runs/digits --public --out=page.html
 
 The page is one file; it needs no network and runs nothing. With --public it can be passed on.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from absl import flags
 
 import bam
+from bam.cli import console, page
 from bam.files import write_text
 from bam.release import export
 from bam.training.provenance import git_commit
-from scripts.lib import cli, page
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")
 _OUT = flags.DEFINE_string(
@@ -23,12 +23,12 @@ _OUT = flags.DEFINE_string(
 _PUBLIC = flags.DEFINE_bool(
     "public", False, "leave out all that ε does not cover, paths and the seed, to pass the page on"
 )
-cli.require("workdir")
+console.require("workdir")
 
 
 def main() -> None:
     """Writes the page, or says in one line why there is none."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         workdir, public = Path(_WORKDIR.value), _PUBLIC.value
         out = Path(_OUT.value or workdir / f"report{'_public' * public}.html")
         made_by = f"bam {bam.__version__}, commit {git_commit()}"
@@ -39,11 +39,11 @@ def main() -> None:
             text = page.page(run, public=public, made_by=made_by)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
-        cli.check_writable(str(out))
+        console.check_writable(str(out))
         write_text(out, text)
     advice = "not for passing on" + "; see --public" * (run.private and not public)
     print(f"{out}: {'may be passed on' if run.private and public else advice}")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -1,14 +1,14 @@
 """Writes what may be released of a finished run: weights, settings and a privacy statement.
 
-python -m scripts.export --workdir=runs/digits --out=release
+python -m bam.cli.export --workdir=runs/digits --out=release
 """
 
 from pathlib import Path
 
 from absl import flags
 
+from bam.cli import console
 from bam.release import export
-from scripts.lib import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a finished run, trained without a seed")
 _OUT = flags.DEFINE_string("out", "", "folder to write, new or empty")
@@ -18,12 +18,12 @@ _NOMINAL = flags.DEFINE_bool(
 _OWN_MODEL = flags.DEFINE_string(
     "own_model", "", "MODULE:FUNCTION of the run's model, if it is your own; it is imported"
 )
-cli.require("workdir", "out")
+console.require("workdir", "out")
 
 
 def main() -> None:
     """Writes the folder, or says in one line why it cannot be released."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         export.export(
             Path(_WORKDIR.value),
             Path(_OUT.value),
@@ -34,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -1,11 +1,11 @@
 """Audits what the code that trains gives away: lower bounds on ε beside the claim.
 
-python -m scripts.audit --out=docs/audit.json --trials=4000
+python -m bam.cli.audit --out=docs/audit.json --trials=4000
 
 of every method, from thousands of short runs with and without a canary; and of whole runs, cut and
 resumed, what the proof assumes of noise and batches. Or, of a run of your own, from training once:
 
-python -m scripts.audit --one_run --config=configs/digits.py:dp_sgd
+python -m bam.cli.audit --one_run --config=configs/digits.py:dp_sgd
 
 adds canaries to the training data. It is for the audit alone: nothing of it may be released.
 """
@@ -22,9 +22,9 @@ from ml_collections import ConfigDict, config_flags
 
 from bam import files
 from bam.audit import canary, checks, one_run, whole_run
+from bam.cli import console, tables
+from bam.training import config as base
 from bam.training import devices, provenance, registry, trainer
-from configs import base
-from scripts.lib import cli, tables
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
@@ -35,12 +35,12 @@ _CONFIDENCE = flags.DEFINE_float("confidence", 0.95, "of every lower bound")
 _ONE_RUN = flags.DEFINE_bool("one_run", False, "train --config once, with canaries; --out keeps it")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD, of --one_run")
 _CANARIES = flags.DEFINE_integer("canaries", 1000, "of --one_run, half of which take part", 20)
-cli.ensure(
+console.ensure(
     ("one_run", "config"),
     lambda one_run, config: one_run == (config is not None),
     "--one_run and --config=configs/NAME.py:METHOD belong together",
 )
-cli.ensure(
+console.ensure(
     ("one_run", "out"), lambda one_run, out: one_run or out, "--out is required: the JSON file"
 )
 
@@ -74,14 +74,14 @@ ONE_RUN_COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         out = Path(_OUT.value) if _OUT.value else None
         rows = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else []
-        cli.use_compilation_cache()
+        console.use_compilation_cache()
     if _ONE_RUN.value:
         audit_one_run(rows, out)
     elif out:
-        with cli.one_line_errors():
+        with console.one_line_errors():
             audit_methods(rows, out)
 
 
@@ -103,7 +103,7 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
     """Trains once, prints the bound, and puts it in the place of an earlier one of this config."""
     config = _CONFIG.value
     started = time.perf_counter()
-    with cli.one_line_errors():
+    with console.one_line_errors():
         built = one_run.build(config, _CANARIES.value)
         plan = built.plan
         real = plan.num_examples - _CANARIES.value
@@ -229,4 +229,4 @@ def _print_row(row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -1,6 +1,6 @@
 """Trains one model privately.
 
-python -m scripts.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+python -m bam.cli.train --config=configs/digits.py:bam_sam --workdir=runs/digits
 
 All devices of this machine share the work; those of several, too, if started on each of them with
 --coordinator (docs/scaling.md).
@@ -13,9 +13,9 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from bam.cli import console
 from bam.privacy.accounting import rounded_up
 from bam.training import devices, loop, rundir
-from scripts.lib import cli
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
 _WORKDIR = flags.DEFINE_string(
@@ -29,8 +29,8 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "with --coordinator=HOST:PORT")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "likewise: 0 to num_processes - 1")
-cli.require("config")
-cli.ensure(
+console.require("config")
+console.ensure(
     ("config", "workdir"),
     lambda config, workdir: workdir or (config and config.dry_run),
     "--workdir is required: the folder for the run's files",
@@ -39,13 +39,13 @@ cli.ensure(
 
 def main() -> None:
     """Builds the experiment, prints its privacy plan, trains."""
-    with cli.one_line_errors():
+    with console.one_line_errors():
         config = _CONFIG.value
-        cli.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        console.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         if not config.dry_run:
             rundir.check_resumable(Path(_WORKDIR.value), config)
             config = rundir.with_recorded(config, Path(_WORKDIR.value))
-        cli.use_compilation_cache()
+        console.use_compilation_cache()
         # Progress is shown once.
         show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
         experiment = loop.build(config, say=show)
@@ -54,9 +54,9 @@ def main() -> None:
         hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
         show(f"about {hours} h {minutes} min of training on this device")
         return
-    should_stop = cli.stop_after(_MAX_SECONDS.value)
+    should_stop = console.stop_after(_MAX_SECONDS.value)
     try:
-        with cli.lost_processes(), cli.one_line_errors():
+        with console.lost_processes(), console.one_line_errors():
             result = loop.train(
                 experiment,
                 config.seed,
@@ -128,4 +128,4 @@ def describe_row(row: dict) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    console.run(main)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bam.cli import markup
+from bam.cli.svg import Line, chart
 from bam.files import JsonObject, as_object, one_line, read_json
 from bam.privacy import accounting, recheck, tradeoff
 from bam.privacy.mechanisms import PoissonSteps
@@ -18,11 +20,9 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.units import unit_of, worded
 from bam.release import export, statement
 from bam.release.statement import rounded
+from bam.training import config as base
 from bam.training import registry
 from bam.training.rundir import as_json, flat
-from configs import base
-from scripts.lib import markup
-from scripts.lib.svg import Line, chart
 
 # Charts of what diagnostics measured: title -> label -> name of a measurement.
 MEASURED = {
@@ -213,7 +213,7 @@ def _warnings(run: Run, epsilon: float) -> list[str]:
     return [_notice(text) for text in said]
 
 
-def _key_numbers(run: Run, epsilon: float, public: bool) -> str:
+def _key_numbers(run: Run, epsilon: float | None, public: bool) -> str:
     plan = run.plan
     tested = [row["test_accuracy"] for row in run.rows if "test_accuracy" in row]
     shown = [("ε", "none", "not private")]
@@ -362,7 +362,7 @@ def _again(run: Run, config: JsonObject, public: bool) -> str:
     own = ""
     if missing:
         lacks = ", ".join(one_line(missing))
-        own = f" `configs/base.py` lacks {lacks}: name a config file that has them."
+        own = f" `bam/training/config.py` lacks {lacks}: name a config file that has them."
     made_with = ""
     if not public:  # the statement has what may be said of them
         keys = ("commit", "device", "num_devices", "num_processes")
@@ -376,15 +376,15 @@ def _again(run: Run, config: JsonObject, public: bool) -> str:
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:
-    """The command for a recorded config, and its keys that `configs/base.py` does not have."""
+    """The command for a recorded config, and its keys that the base config does not have."""
     method = config["method"]["name"]
     file = method if method in base.METHODS else "dp_sgd"
     known = flat(as_json(base.get_config(file)))
     other = {k: v for k, v in flat(config).items() if k not in known or known[k] != v}
-    arguments = [f"--config=configs/base.py:{file}", "--workdir=NEW_FOLDER"]
+    arguments = [f"--config=bam/training/config.py:{file}", "--workdir=NEW_FOLDER"]
     arguments += [f"--config.{key}={value}" for key, value in other.items() if key in known]
     quoted = [shlex.quote(argument) for argument in arguments]
-    return " \\\n  ".join(["python -m scripts.train", *quoted]), sorted(other.keys() - known.keys())
+    return " \\\n  ".join(["python -m bam.cli.train", *quoted]), sorted(other.keys() - known.keys())
 
 
 def _notice(text: str, kind: str = "") -> str:

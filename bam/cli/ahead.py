@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ml_collections import ConfigDict
 
+from bam.cli import targets, timing
+from bam.cli.program import Instruction, Program
 from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
@@ -16,8 +18,6 @@ from bam.data.sources import archives
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune, provenance, registry, trainer, tuning
-from scripts.lib import targets, timing
-from scripts.lib.program import Instruction, Program
 
 
 class Compiled(NamedTuple):
