@@ -3,7 +3,6 @@
 KILL_SAVING=2 ends it by SIGKILL while it saves its second checkpoint.
 """
 
-import dataclasses
 import itertools
 import os
 import runpy
@@ -24,7 +23,7 @@ def build_counted(*arguments, **options):
             log.write("step\n")
         return experiment.step(*arguments)
 
-    return dataclasses.replace(experiment, step=step)
+    return experiment.with_step(step)
 
 
 def save_or_die(*arguments):

@@ -173,7 +173,7 @@ def given(change):
         state, batch = change(state, batch)
         return right().step(state, data, batch)
 
-    return dataclasses.replace(right(), step=step)
+    return right().with_step(step)
 
 
 def replaced(noise, bias):

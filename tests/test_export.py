@@ -19,7 +19,7 @@ from flax import traverse_util
 
 from bam import files, models
 from bam.release import export, statement
-from bam.training import checkpoint, loop, provenance, rundir
+from bam.training import checkpoint, loop, provenance, rundir, summary
 from bam.training import config as base
 from bam.training.rundir import flat
 from configs import digits
@@ -148,7 +148,7 @@ def contents(folder):
 
 
 def logits_of_the_run(experiment, params, images):
-    """As `Experiment.evaluate` computes them, written down once more."""
+    """As `Trainer.evaluate` computes them, written down once more."""
     module = models.create(num_classes=3, **experiment.config.model)
     model = models.as_functions(module, (4, 4, 1), convolution="xla")
 
@@ -202,7 +202,7 @@ def write_run(workdir, experiment, state):
     workdir.mkdir()
     files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
     files.write_json(workdir / "plan.json", plan)
-    files.write_json(workdir / "summary.json", loop.summarize(experiment, None, facts))
+    files.write_json(workdir / "summary.json", summary.summarize(experiment, None, facts))
     with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(
             int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}
@@ -628,8 +628,8 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
         return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
 
-    (tmp_path / "bam").mkdir()
-    file = tmp_path / "bam" / "provenance.py"
+    file = tmp_path / "bam" / "training" / "provenance.py"
+    file.parent.mkdir(parents=True)
     file.write_text("")
     (tmp_path / "other").write_text("")
     git("init")

@@ -74,7 +74,7 @@ class Steps:
 
         monkeypatch.setattr(sampling, "poisson_sample", killable_sample)
         monkeypatch.setattr(Checkpoints, "save", killable_save)
-        self.experiment = dataclasses.replace(experiment, step=counted_step)
+        self.experiment = experiment.with_step(counted_step)
 
     def at(self, point):
         self.passed += point == self.kill[0]

@@ -1,6 +1,5 @@
 """One training run with canaries bounds ε from below, and catches noise that is too small."""
 
-import dataclasses
 import functools
 import json
 
@@ -49,7 +48,7 @@ def test_noise_that_is_too_small_is_caught_by_one_run():
     """The noise of ε = 14 where ε = 1 is claimed: ten times too small."""
     sigma, planted = (built(epsilon).plan.noise_multiplier for epsilon in (1.0, 14.0))
     assert 0.09 < planted / sigma < 0.11
-    found = one_run.run(dataclasses.replace(built(), step=built(14.0).step), seed=0)
+    found = one_run.run(built().with_step(built(14.0).step), seed=0)
     bounds = one_run.bounds(found, built().plan)
     assert 1.5 < bounds.epsilon_lower_any < bounds.epsilon_lower <= 14
 
@@ -71,7 +70,7 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
         seen.append(np.sort(batch.indices[batch.mask]))
         return built().step(state, data, batch)
 
-    found = one_run.run(dataclasses.replace(built(), step=step), seed=0)
+    found = one_run.run(built().with_step(step), seed=0)
     assert 100 < found.included.sum() < 200
     for drawn in seen:  # at q = 1
         np.testing.assert_array_equal(drawn[:REAL], np.arange(REAL))

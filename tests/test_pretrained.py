@@ -164,7 +164,7 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
 
     text = (tmp_path / "out" / "PRIVACY.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| weights before training"))
-    digest = of_head.init_digest
+    digest = of_head.weights.digest
     assert f"**in a file** (SHA-256 {digest})" in row and "68 of 83 were left" in row
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["trainable"] == HEAD and "init_from" not in settings
@@ -253,7 +253,7 @@ def test_nothing_but_safetensors_is_read(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_timed(overrides, message, file, monkeypatch):
-    monkeypatch.setattr(trainer.tuning, "tuned", lambda *_: pytest.fail("it was tuned"))
+    monkeypatch.setattr(trainer.tuning, "microbatch_size", lambda *_: pytest.fail("it was tuned"))
     overrides = {k: str(file) if v == "FILE" else v for k, v in overrides.items()}
     with pytest.raises((ValueError, OSError), match=message) as error:
         loop.build(tiny(**overrides), own_data())
@@ -307,7 +307,7 @@ def test_a_run_older_than_a_key_goes_on_where_the_key_asks_for_nothing(tmp_path)
 
 
 def test_time_and_arithmetic_are_found_for_the_trained_part():
-    _, given = tuning._sum(tiny(trainable=HEAD), 3, (4, 4, 1), None, 4, 8)
+    _, given = tuning._sum(tiny(trainable=HEAD), model(), 3, (4, 4, 1), None, 4, 8)
     assert set(given[0]) == {"Dense_1"} and set(given[1]) == {"Dense_0"}
     last, every = (ahead.flop_per_step(tiny(trainable=names), own_data()) for names in (HEAD, ""))
     # Forwards 2·(16·4 + 4·3); backwards the head's kernel; for all, also its inputs and Dense_0's.

@@ -91,7 +91,7 @@ def test_other_facts_are_another_question(monkeypatch):
 def test_no_size_is_above_the_largest_and_every_device_has_whole_microbatches(monkeypatch):
     tried = []
 
-    def a_sum(config, num_classes, shape, mesh, size, num_examples):
+    def a_sum(config, model, num_classes, shape, mesh, size, num_examples):
         tried.append((size, num_examples))
         step = jax.jit(lambda: np.zeros(()))
         return step.lower().compile(), ()

@@ -37,9 +37,10 @@ from bam.data import datasets, users
 from bam.extras import needs
 from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.training import loop, registry, trainer
+from bam.training import loop, registry
 from bam.training.step import TrainState
-from bam.training.trainer import Experiment
+from bam.training.trainer import Trainer
+from bam.training.trainer import build as build_trainer
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -74,7 +75,7 @@ class Bounds(NamedTuple):
     num_correct: int
 
 
-def build(config: ConfigDict, num_canaries: int) -> Experiment:
+def build(config: ConfigDict, num_canaries: int) -> Trainer:
     """A user's experiment with m canaries after the rows of its training split.
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
@@ -100,7 +101,7 @@ def build(config: ConfigDict, num_canaries: int) -> Experiment:
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
-    built = trainer.build(config, dataset._replace(train=datasets.Split(images, labels)))
+    built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
     if not 1 <= num_canaries <= built.num_params:
         raise ValueError(
             f"canaries must be from 1 to the number of parameters, {built.num_params}, "
@@ -138,7 +139,7 @@ def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries
 
 
 def run(
-    built: Experiment, seed: int | None, on_row: Callable[[dict[str, Any]], None] = lambda row: None
+    built: Trainer, seed: int | None, on_row: Callable[[dict[str, Any]], None] = lambda row: None
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 
@@ -178,7 +179,7 @@ def run(
         )
         return state
 
-    result = loop.train(dataclasses.replace(built, step=scored_step), seed, on_row=on_row)
+    result = loop.train(built.with_step(scored_step), seed, on_row=on_row)
     return OneRun(scores, included, result.summary["test_accuracy"])
 
 

@@ -6,12 +6,11 @@ size and independent in every entry of every step of every run, and batches in w
 is with probability q, independently of everything.
 
 The noise of a step is what its privatised sum has beyond the clipped gradients of its batch, which
-`Experiment.means` computes again. A gradient that is wrong in both is not seen here, but by the
+`Trainer.means` computes again. A gradient that is wrong in both is not seen here, but by the
 canary of `bam.audit.canary`.
 """
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from bam.core import sampling
 from bam.data import datasets
 from bam.training import loop, registry
 from bam.training.step import TrainState
-from bam.training.trainer import Experiment
+from bam.training.trainer import Trainer
 
 
 class Run(NamedTuple):
@@ -48,17 +47,17 @@ class Run(NamedTuple):
         return [Run(*piece) for piece in zip(*pieces, strict=True)]
 
 
-def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
+def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
     """Runs `loop.train`, stopped and resumed after step `cut` unless 0; returns what it did.
 
-    The experiment is of a small model, as all noise is kept. ValueError if it is not private, or
+    The trainer is of a small model, as all noise is kept. ValueError if it is not private, or
     its clip changes the noised mean (`finish`), from which the noise cannot be read.
     """
-    plan = experiment.plan
-    noise_std = plan.noise_multiplier * experiment.sensitivity
+    plan = trainer.plan
+    noise_std = plan.noise_multiplier * trainer.sensitivity
     if not noise_std > 0:
         raise ValueError("only a private run has noise to audit")
-    if registry.make_clip(experiment.config.clip, plan).finish is not None:
+    if registry.make_clip(trainer.config.clip, plan).finish is not None:
         raise ValueError("a clip with a `finish` of its own hides the noise from the audit")
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []
@@ -66,15 +65,15 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     def recording_step(
         state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
-        expected = sum_of_clipped(experiment, state, data, batch)
-        state = experiment.step(state, data, batch)
+        expected = sum_of_clipped(trainer, state, data, batch)
+        state = trainer.step(state, data, batch)
         noised = plan.expected_batch_size * flat(state.private_grad)
         noise.append((noised - expected) / noise_std)
         members.append(np.zeros(plan.num_examples, bool))
         members[-1][np.asarray(batch.indices)[np.asarray(batch.mask)]] = True
         return state
 
-    recorded = dataclasses.replace(experiment, step=recording_step)
+    recorded = trainer.with_step(recording_step)
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) if cut else None
         if cut:
@@ -84,24 +83,24 @@ def record(experiment: Experiment, seed: int | None, cut: int = 0) -> Run:
     return Run(np.array(noise), np.array(members), renewed=cut if seed is None else 0)
 
 
-def audit(experiment: Experiment) -> dict[str, float]:
+def audit(trainer: Trainer) -> dict[str, float]:
     """Three runs, of which the first has a seed, each cut in the middle and resumed: `p_values`."""
-    cut = experiment.plan.num_steps // 2
-    return p_values(experiment, [record(experiment, seed, cut) for seed in (0, None, None)])
+    cut = trainer.plan.num_steps // 2
+    return p_values(trainer, [record(trainer, seed, cut) for seed in (0, None, None)])
 
 
-def p_values(experiment: Experiment, runs: Sequence[Run]) -> dict[str, float]:
+def p_values(trainer: Trainer, runs: Sequence[Run]) -> dict[str, float]:
     """Holds recorded runs against the plan, alone and with each other.
 
     The runs are independent: at most one of them with a given seed. The p-values are those of
     `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.
     """
-    leaves = jax.tree.leaves(jax.eval_shape(lambda: experiment.init(0).params))
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0).params))
     runs = [part for run in runs for part in run.parts()]
-    strategy = experiment.plan.drawing.strategy  # of noise that is correlated, what is fresh
+    strategy = trainer.plan.drawing.strategy  # of noise that is correlated, what is fresh
     fresh = [signal.lfilter(strategy, [1.0], run.noise, axis=0) for run in runs]
     of_noise = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
-    return of_noise | checks.batches_p_values([run.members for run in runs], experiment.plan)
+    return of_noise | checks.batches_p_values([run.members for run in runs], trainer.plan)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
@@ -112,12 +111,12 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
 
 
 def sum_of_clipped(
-    experiment: Experiment, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
+    trainer: Trainer, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
     """The sum of a batch's clipped gradients, all rows less the padding, as `flat`; NOT PRIVATE."""
     num_padding = int(np.sum(~np.asarray(batch.mask)))
     rows, padding = (
-        len(indices) * flat(experiment.means(state, data, indices)[0].clipped)
+        len(indices) * flat(trainer.means(state, data, indices)[0].clipped)
         for indices in (np.asarray(batch.indices), np.full(1, sampling.PADDING, np.int32))
     )
     return rows - num_padding * padding

@@ -23,7 +23,7 @@ from bam.training import finetune, provenance, registry, trainer, tuning
 class Compiled(NamedTuple):
     """A step that compiled, or the reason why it did not."""
 
-    experiment: trainer.Experiment
+    experiment: trainer.Trainer
     program: Any
     problem: str
     seconds: float

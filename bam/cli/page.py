@@ -221,6 +221,7 @@ def _key_numbers(run: Run, epsilon: float | None, public: bool) -> str:
         name, more = "ε", "rounded up"
         if not run.summary:
             name, more = "ε so far", f"{rounded(plan['epsilon'], up=True)} at the end"
+        assert epsilon is not None
         shown = [(name, rounded(epsilon, up=True), more)]
         shown.append(("δ", rounded(plan["delta"], up=True), "rounded up"))
     if tested and not public:

@@ -69,12 +69,12 @@ def finished(cells: Cells, workdir: Path) -> dict[str, Run]:
     return runs
 
 
-def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, loop.Experiment]:
+def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, loop.Trainer]:
     """The experiments of some cells; those that differ by their seed alone share one.
 
     They share what it compiled, too. `should_stop` is asked after each.
     """
-    built: dict[str, loop.Experiment] = {}
+    built: dict[str, loop.Trainer] = {}
     of_cell = {}
     for name, config in cells.items():
         same = config.copy_and_resolve_references()
@@ -92,7 +92,7 @@ def run(
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
     on_row: Callable[[str, dict[str, Any]], None] = lambda name, row: None,
-    on_built: Callable[[Mapping[str, loop.Experiment]], None] = lambda built: None,
+    on_built: Callable[[Mapping[str, loop.Trainer]], None] = lambda built: None,
     overwrite: bool = False,
 ) -> None:
     """Trains the cells that are not finished, in order.
@@ -207,7 +207,7 @@ def print_event(name: str, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
-def last_state(experiment: loop.Experiment, seed: int, folder: Path) -> Any:
+def last_state(experiment: loop.Trainer, seed: int, folder: Path) -> Any:
     """The state after the last step of a run in a folder; None if it kept no checkpoint."""
     checkpoints = folder / "checkpoints"
     if not checkpoints.exists():

@@ -4,9 +4,14 @@ A data set's config starts from `get_config(method)` here and sets its own value
 not listed here does not exist: assigning it is an error, on the command line too.
 """
 
-from ml_collections import ConfigDict, config_dict
+import math
 
+from bam.data import augment, users
+from bam.extras import needs
 from bam.training import registry
+
+with needs("train"):
+    from ml_collections import ConfigDict, config_dict
 
 METHODS = tuple(registry.METHODS)
 
@@ -99,3 +104,44 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
     name = config.method.name
     if name in strengths:
         config.method[registry.METHODS[name].strength] = strengths[name]
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ValueError, in one line, for values that no part of a run checks by itself."""
+    at_least = {
+        "seed": (0 if config.seed is None else config.seed, 0),
+        "expected_batch_size": (config.expected_batch_size, 1),
+        "num_steps": (config.num_steps, 0),
+        "dataset.num_classes": (config.dataset.num_classes, 0),
+        "spare_steps": (config.spare_steps, 0),
+        "dataset.holdout": (config.dataset.holdout, 0),
+        "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
+        "eval.every": (config.eval.every, 0),
+        "checkpoint.every": (config.checkpoint.every, 0),
+        "diagnostics.every": (config.diagnostics.every, 0),
+        "diagnostics.num_examples": (config.diagnostics.num_examples, 1),
+    }
+    for name, (value, least) in at_least.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if config.epsilon == math.inf and registry.is_private(config.method.name):
+        raise ValueError(
+            f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
+            "say --config=FILE:non_private"
+        )
+    learning_rate = config.optimizer.get("learning_rate", 1.0)
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
+    users.check(config)
+    augment.check(*(config.augment[k] for k in ("views", "shift", "flip")))
+    of_pixels = config.augment.views == 1 and config.augment.shift == 0
+    if config.features.name and not (of_pixels and config.augment.flip == "none"):
+        raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
+    if config.features.name and config.public_clip.quantile:
+        raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
+    if (config.init_from or config.trainable) and config.public_clip.quantile:
+        raise ValueError("public_clip trains all of a model from scratch: set clip_norm instead")
+    if not config.input_clip_norm >= 0:
+        raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
+    if not 0 <= config.ema_decay < 1:
+        raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")

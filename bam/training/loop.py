@@ -1,7 +1,8 @@
-"""Private training: take the planned steps of an experiment, and not one more."""
+"""Private training: take the planned steps of a run, and not one more."""
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +16,20 @@ from bam.files import JsonObject
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
-from bam.training.provenance import git_commit, versions
+from bam.training.ledger import Ledger
+from bam.training.provenance import git_commit
 from bam.training.rundir import RunFiles, check_plan
 from bam.training.step import TrainState, with_noise_key, without_noise_key
-from bam.training.trainer import Experiment, build
+from bam.training.summary import summarize
+from bam.training.trainer import Trainer, build
 
 __all__ = [
-    "Experiment", "Result", "StoppedError", "TrainState", "build", "estimate_seconds", "evaluate",
-    "not_private", "summarize", "train", "whole_model",
+    "Result", "StoppedError", "TrainState", "Trainer", "build", "estimate_seconds", "evaluate",
+    "not_private", "train", "whole_model",
 ]  # fmt: skip
 
-# What a release says of the randomness; a run records it, so that it is that of the code that ran.
-NOISE = (
-    "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so "
-    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
-    "ChaCha20 with a key of 256 bits"
-)
+
+Experiment = Trainer
 
 
 class Result(NamedTuple):
@@ -50,7 +49,7 @@ class StoppedError(Exception):
 
 
 def train(
-    experiment: Experiment,
+    trainer: Trainer,
     seed: int | None,
     workdir: Path | None = None,
     on_row: Callable[[JsonObject], None] = lambda row: None,
@@ -63,7 +62,7 @@ def train(
     first alone writes; `workdir` must be one folder that all of them see.
 
     Args:
-      experiment: from `build`.
+      trainer: from `bam.training.trainer.build`.
       seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
         resumed or not. Runs of different methods with one seed share batches and noise, which
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
@@ -90,92 +89,162 @@ def train(
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
     """
-    plan, dataset = experiment.plan, experiment.dataset
     git_commit()  # now: by the end the files may be others
-    config = experiment.config.copy_and_resolve_references()
+    config = trainer.config.copy_and_resolve_references()
     config.seed = seed
-    on_device = experiment.place(dataset.train)
-    from_system = seed is None
-    first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
-    state = experiment.init(first_seed)
-    done, seconds, saved = -1, 0.0, 0  # at step 0 there is only the bias to measure
-
-    with RunFiles(workdir, config, plan) as files, Checkpoints(files.checkpoints) as checkpoints:
-        if files.plan != plan:
-            say(_as_recorded(files.plan, plan))
-            experiment, plan = experiment.with_plan(files.plan), files.plan
-        data = datasets.fingerprint(files.data_key(), dataset.train) if workdir else None
-        identity = {"plan": plan.to_json(), "data": data, "init": experiment.init_digest}
-        restored = checkpoints.restore(state)
-        if restored is not None:
-            done, state, facts = restored
-            check_plan(files.checkpoints, facts["identity"]["plan"], plan)
-            seconds, saved = facts["seconds"], facts["steps_begun"]
-            if int(state.step) != done:
-                raise ValueError(
-                    f"{files.checkpoints}/{done} is renamed: it is of step {state.step}"
-                )
-            if facts["identity"].get("init", "") != experiment.init_digest:
-                raise ValueError(
-                    f"{files.checkpoints} is of a run that began from other weights than those in "
-                    f"{config.init_from} now; choose another --workdir"
-                )
-        taken = max(0, done)
-        ledger = files.open_ledger(taken, saved)
-        ledger.end_period(plan.drawing.period)
-        end = ledger.last_step(taken)
-        if restored is not None and taken < end and facts["identity"]["data"] != data:
-            raise ValueError(
-                f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
-                "gone; choose another --workdir"
-            )
-        if ledger.begun > taken:
-            say(_lost(plan, ledger.begun - taken, end))
-        if from_system:
-            state = with_noise_key(state, devices.random_bits(8))
-        if config.checkpoint.every:
-            checkpoints.check_room(state)
-        rows, batch = files.start_after(done), plan.batch(sampling_seed, taken + 1)
-        for step in range(done + 1, end + 1):
-            if step > 0:
-                started = time.perf_counter()
-                ledger.begin()
-                state = experiment.step(state, on_device, batch)
-                if step < end:  # while the devices are busy
-                    batch = plan.batch(sampling_seed, step + 1)
-                ledger.force()
-                jax.block_until_ready(state.step)
-                seconds += time.perf_counter() - started
-            last = step == end
-            measurements: dict[str, float] = {}
-            if last or (step > 0 and _due(step, config.eval.every)):
-                measurements |= evaluate(experiment, whole_model(state))
-            if _due(step, config.diagnostics.every):
-                measurements |= not_private(experiment, state, on_device)
-            if measurements:
-                rows.append(_row(plan, step, ledger.begun, measurements, seconds))
-                files.add_row(rows[-1])
-                on_row(rows[-1])
-            stopping = not last and devices.any_of(should_stop())
-            save = last or (step > 0 and _due(step, config.checkpoint.every))
-            if stopping or (config.checkpoint.every and save):
-                to_save = without_noise_key(state) if from_system else state
-                facts = {"seconds": seconds, "identity": identity, "steps_begun": ledger.begun}
-                checkpoints.save(step, to_save, facts)
+    files = RunFiles(workdir, config, trainer.plan)
+    with files, Checkpoints(files.checkpoints) as checkpoints:
+        run = _begin(trainer, seed, files, checkpoints, say)
+        for step in range(run.done + 1, run.end + 1):
+            if step > 0:  # at step 0 there is only the bias to measure
+                _take(run, step)
+            if measured := _measured(run, step):
+                on_row(run.add_row(step, measured))
+            stopping = step < run.end and devices.any_of(should_stop())
+            every = config.checkpoint.every
+            if stopping or (every and (step == run.end or (step > 0 and _due(step, every)))):
+                checkpoints.save(step, *run.to_save())
             if stopping:
-                raise StoppedError(f"stopped after step {step} of {end}")
-
-        # The last row was lost between checkpoint and summary, or steps that count were.
-        if not rows or (rows[-1]["step"], rows[-1]["steps_begun"]) != (end, ledger.begun):
-            measurements = evaluate(experiment, whole_model(state))
-            rows.append(_row(plan, end, ledger.begun, measurements, seconds))
-            files.add_row(rows[-1])
-        summary = summarize(experiment, seed, rows[-1])
-        files.finish(summary)
-    return Result(state, rows, summary)
+                raise StoppedError(f"stopped after step {step} of {run.end}")
+        return _finish(run, seed)
 
 
-def estimate_seconds(experiment: Experiment) -> float:
+@dataclasses.dataclass
+class _Run:
+    """A run that goes on: what `train` begins, changes in every step and finishes."""
+
+    trainer: Trainer
+    files: RunFiles
+    ledger: Ledger
+    state: TrainState
+    train: datasets.Split  # on the devices
+    sampling_seed: int
+    from_system: bool  # whether its randomness is the operating system's, which is not saved
+    identity: JsonObject  # what a checkpoint must agree with to be of this run
+    done: int  # steps done before; -1: it begins
+    end: int
+    seconds: float
+    rows: list[JsonObject]
+    batch: sampling.PaddedBatch
+
+    def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
+        """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private."""
+        plan, begun = self.trainer.plan, self.ledger.begun
+        spent = plan.epsilon_after(begun) if plan.private else None
+        row: JsonObject = {"step": step, "steps_begun": begun, "epsilon": spent}
+        self.rows.append(row | measured | {"seconds": self.seconds})
+        self.files.add_row(self.rows[-1])
+        return self.rows[-1]
+
+    def to_save(self) -> tuple[TrainState, JsonObject]:
+        """What a checkpoint holds: no secret randomness, and the facts that resuming needs."""
+        state = without_noise_key(self.state) if self.from_system else self.state
+        facts = {"seconds": self.seconds, "identity": self.identity}
+        return state, facts | {"steps_begun": self.ledger.begun}
+
+
+def _begin(
+    trainer: Trainer,
+    seed: int | None,
+    files: RunFiles,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None],
+) -> _Run:
+    """A run before its next step: the first, or that after its last checkpoint."""
+    if files.plan != trainer.plan:
+        say(_as_recorded(files.plan, trainer.plan))
+        trainer = trainer.with_plan(files.plan)
+    plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
+    on_device = trainer.place(dataset.train)
+    first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
+    state = trainer.init(first_seed)
+    data = files.checkpoints and datasets.fingerprint(files.data_key(), dataset.train)
+    identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
+    done, seconds, saved, theirs = -1, 0.0, 0, identity
+    if restored := checkpoints.restore(state):
+        done, state, facts = restored
+        seconds, saved, theirs = facts["seconds"], facts["steps_begun"], facts["identity"]
+        _check_restored(files.checkpoints, done, state, theirs, trainer)
+    taken = max(0, done)
+    ledger = files.open_ledger(taken, saved)
+    ledger.end_period(plan.drawing.period)
+    end = ledger.last_step(taken)
+    if taken < end and theirs["data"] != data:
+        raise ValueError(
+            f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
+            "gone; choose another --workdir"
+        )
+    if ledger.begun > taken:
+        say(_lost(plan, ledger.begun - taken, end))
+    if from_system:
+        state = with_noise_key(state, devices.random_bits(8))
+    if trainer.config.checkpoint.every:
+        checkpoints.check_room(state)
+    return _Run(
+        trainer=trainer,
+        files=files,
+        ledger=ledger,
+        state=state,
+        train=on_device,
+        sampling_seed=sampling_seed,
+        from_system=from_system,
+        identity=identity,
+        done=done,
+        end=end,
+        seconds=seconds,
+        rows=files.start_after(done),
+        batch=plan.batch(sampling_seed, taken + 1),
+    )
+
+
+def _check_restored(
+    where: Path | None, done: int, state: TrainState, identity: JsonObject, trainer: Trainer
+) -> None:
+    """Refuses a checkpoint that is not of this run, or not of the step that it is named after."""
+    check_plan(where, identity["plan"], trainer.plan)
+    if int(state.step) != done:
+        raise ValueError(f"{where}/{done} is renamed: it is of step {state.step}")
+    if identity.get("init", "") != trainer.weights.digest:
+        raise ValueError(
+            f"{where} is of a run that began from other weights than those in "
+            f"{trainer.config.init_from} now; choose another --workdir"
+        )
+
+
+def _take(run: _Run, step: int) -> None:
+    """Takes a step. It is in the ledger before it begins, and on disk before anything is shown."""
+    started = time.perf_counter()
+    run.ledger.begin()
+    run.state = run.trainer.step(run.state, run.train, run.batch)
+    if step < run.end:  # while the devices are busy
+        run.batch = run.trainer.plan.batch(run.sampling_seed, step + 1)
+    run.ledger.force()
+    jax.block_until_ready(run.state.step)
+    run.seconds += time.perf_counter() - started
+
+
+def _measured(run: _Run, step: int) -> dict[str, float]:
+    """What is to be measured after a step, if anything."""
+    config = run.trainer.config
+    found: dict[str, float] = {}
+    if step == run.end or (step > 0 and _due(step, config.eval.every)):
+        found |= evaluate(run.trainer, whole_model(run.state))
+    if _due(step, config.diagnostics.every):
+        found |= not_private(run.trainer, run.state, run.train)
+    return found
+
+
+def _finish(run: _Run, seed: int | None) -> Result:
+    """Writes the summary, after the last row if that was lost, or steps that count were."""
+    last = run.rows[-1] if run.rows else {"step": -1}
+    if (last["step"], last.get("steps_begun")) != (run.end, run.ledger.begun):
+        last = run.add_row(run.end, evaluate(run.trainer, whole_model(run.state)))
+    summary = summarize(run.trainer, seed, last)
+    run.files.finish(summary)
+    return Result(run.state, run.rows, summary)
+
+
+def estimate_seconds(trainer: Trainer) -> float:
     """Seconds that a whole run trains on this device, roughly, from some timed steps.
 
     A step costs a part of its own, of noise and optimizer, and one for each example: it is timed
@@ -183,19 +252,19 @@ def estimate_seconds(experiment: Experiment) -> float:
     expected. The state is thrown away: nothing is released, no budget is spent. Evaluation,
     diagnostics and compilation are not counted.
     """
-    plan, num_devices = experiment.plan, experiment.mesh.size if experiment.mesh else 1
-    on_device = experiment.place(experiment.dataset.train)
-    state = experiment.init(0)
+    plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
+    on_device = trainer.place(trainer.dataset.train)
+    state = trainer.init(0)
 
     def timed(num_rows: int) -> float:
         nonlocal state
         batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
         started = time.perf_counter()
-        state = jax.block_until_ready(experiment.step(state, on_device, batch))
+        state = jax.block_until_ready(trainer.step(state, on_device, batch))
         return time.perf_counter() - started
 
     # A microbatch for every device.
-    fewest = min(experiment.config.microbatch_size * num_devices, plan.num_examples)
+    fewest = min(trainer.config.microbatch_size * num_devices, plan.num_examples)
     timed(fewest)  # compiles
     num_rows, least = fewest, timed(fewest)
     seconds = least
@@ -207,64 +276,27 @@ def estimate_seconds(experiment: Experiment) -> float:
     return (least + missing * per_example) * plan.training_steps
 
 
-def evaluate(experiment: Experiment, params: Params) -> dict[str, float]:
+def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     """On the test split: `test_accuracy` in [0, 1], mean cross-entropy `test_loss` in nats."""
-    images, labels = experiment.dataset.test
+    images, labels = trainer.dataset.test
     totals = np.zeros(2)
     for start in range(0, len(labels), 1000):
         chunk = slice(start, start + 1000)
-        rows = devices.share_rows((images[chunk], labels[chunk]), experiment.mesh)
-        totals += np.asarray(experiment.evaluate(params, *rows))
+        rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
+        totals += np.asarray(trainer.evaluate(params, *rows))
     accuracy, loss = totals / len(labels)
     return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
 
 
-def summarize(experiment: Experiment, seed: int | None, last_row: JsonObject) -> JsonObject:
-    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
-    plan = experiment.plan.to_json()
-    return {
-        "method": experiment.config.method.name,
-        "dataset": experiment.dataset.name,
-        "num_classes": experiment.dataset.num_classes,
-        "image_shape": list(experiment.dataset.train.images.shape[-3:]),
-        "mean": experiment.dataset.mean.tolist(),
-        "std": experiment.dataset.std.tolist(),
-        "features": experiment.config.features.name,
-        "model": experiment.config.model.name,
-        "num_params": experiment.num_params,
-        "num_frozen": experiment.num_frozen,
-        "init_digest": experiment.init_digest,
-        **{k: experiment.config[k] for k in ("microbatch_size", "convolution", "precision")},
-        **plan,
-        "clip": experiment.config.clip.name,
-        "sensitivity": experiment.sensitivity,
-        "seed": seed,
-        "noise_key": "operating system" if seed is None else "seed",
-        "noise": NOISE + _correlation(experiment.plan.drawing.strategy),
-        "sampling": experiment.plan.drawing.sampling,
-        "steps_taken": last_row["step"],
-        "steps_begun": last_row["steps_begun"],
-        "test_accuracy": last_row["test_accuracy"],
-        "seconds": last_row["seconds"],
-        "device": devices.name(),
-        "num_devices": experiment.mesh.size if experiment.mesh else 1,
-        "num_processes": jax.process_count(),
-        "versions": versions(),
-        "commit": git_commit(),
-    }
-
-
-def not_private(
-    experiment: Experiment, state: TrainState, train: datasets.Split
-) -> dict[str, float]:
+def not_private(trainer: Trainer, state: TrainState, train: datasets.Split) -> dict[str, float]:
     """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so.
 
-    `not_private/…` is what `experiment.diagnose` says of them, and the `num_nonfinite` so far.
+    `not_private/…` is what `trainer.diagnose` says of them, and the `num_nonfinite` so far.
     """
-    num_examples = experiment.plan.num_examples
-    num = min(experiment.config.diagnostics.num_examples, num_examples)
+    num_examples = trainer.plan.num_examples
+    num = min(trainer.config.diagnostics.num_examples, num_examples)
     rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
-    measured = experiment.diagnose(state, train, rows)
+    measured = trainer.diagnose(state, train, rows)
     named = {f"not_private/{k}": float(v) for k, v in measured.items()}
     return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 
@@ -272,15 +304,6 @@ def not_private(
 def whole_model(state: TrainState) -> Params:
     """The whole model's weights as they are judged and released."""
     return finetune.merge(state.averaged, state.frozen)
-
-
-def _row(
-    plan: PrivacyPlan, step: int, begun: int, measurements: dict[str, float], seconds: float
-) -> JsonObject:
-    """A row of `metrics.jsonl`; ε is that of the steps begun, None for a non-private run."""
-    spent = plan.epsilon_after(begun) if plan.private else None
-    row = {"step": step, "steps_begun": begun, "epsilon": spent}
-    return row | measurements | {"seconds": seconds}
 
 
 def _as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:
@@ -300,17 +323,6 @@ def _lost(plan: PrivacyPlan, lost: int, end: int) -> str:
     return (
         f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
         f"for that with --config.spare_steps={lost}"
-    )
-
-
-def _correlation(strategy: Sequence[float]) -> str:
-    """What is to be said of noise that is not independent, after what is said of all noise."""
-    if len(strategy) == 1:
-        return ""
-    weights = ", ".join(str(c) for c in strategy[1:])
-    return (
-        f"; a step's is fresh noise less the whole part of the last {len(strategy) - 1} steps' "
-        f"noise times {weights}"
     )
 
 

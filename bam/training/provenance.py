@@ -25,7 +25,7 @@ def git_commit() -> str:
 
     As it was when first asked for: the files may change while a process runs.
     """
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]

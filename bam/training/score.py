@@ -16,7 +16,7 @@ from bam.core import fixed_point
 from bam.core.pytree import Params
 from bam.data.datasets import Split
 from bam.training import devices
-from bam.training.trainer import Experiment
+from bam.training.trainer import Trainer
 
 
 def unit_of(noise_multiplier: float) -> int:
@@ -24,18 +24,18 @@ def unit_of(noise_multiplier: float) -> int:
     return math.floor(fixed_point.NOISE_STD / noise_multiplier)
 
 
-def num_correct(experiment: Experiment, params: Params, split: Split) -> int:
+def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
     """How many images of a split are classified correctly. NOT PRIVATE."""
 
     @jax.jit
     def count(params: Params, rows: Split) -> Array:
         def one(row: Split) -> Array:
             images, labels = (x[None] for x in row)
-            return experiment.evaluate(params, images, labels)[0]
+            return trainer.evaluate(params, images, labels)[0]
 
         return jnp.sum(jax.lax.map(one, rows))
 
-    return int(count(params, devices.replicate(split, experiment.mesh)))
+    return int(count(params, devices.replicate(split, trainer.mesh)))
 
 
 def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:

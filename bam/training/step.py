@@ -19,6 +19,7 @@ from bam.core.noise import NoiseState, first_noise, next_noise, renewed
 from bam.core.oracles import LossFn, Oracle
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
+from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
 
 # Separate random streams of one seed, by JAX. Noise and batches have keys of their own, which are
@@ -62,27 +63,26 @@ def private_step(
     state: TrainState,
     batch: PaddedBatch,
     example_at: ExampleAt,
-    *,
     oracle: Oracle,
     clip: BoundedTransformation,
-    noise_multiplier: float,
-    strategy: Sequence[float],
-    expected_batch_size: int,
-    optimizer: optax.GradientTransformation,
-    ema_decay: float,
+    plan: PrivacyPlan,
+    descend: Callable[[TrainState, Grads], TrainState],
+    *,
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> TrainState:
-    """A Poisson batch of examples -> the private gradient -> the next weights.
+    """A batch of examples -> the private gradient -> the next weights.
 
     `example_at` makes an example of its index, so that only a microbatch of images exists at a
     time. The clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S,
-    where σ is the noise multiplier, and the strategy says how it is correlated over steps; the
-    expected batch size is public. `optimizer` is any optax transform of the private gradient. An
-    `ema_decay` of 0 is none. Microbatches and mesh are as in `bam.clipped_sum`.
+    and is correlated over steps as the plan's strategy says; the sum is divided by the plan's l,
+    which is public. `descend` takes the step along the private gradient. Microbatches and mesh are
+    as in `bam.clipped_sum`.
     """
     key = step_key(state)
-    noise, noise_state = next_noise(state.noise, noise_multiplier, clip.sensitivity, strategy)
+    noise, noise_state = next_noise(
+        state.noise, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy
+    )
     noised, norms = clipped_sum(
         lambda params, index: oracle.grad(params, example_at(key, index)),
         clip,
@@ -94,10 +94,10 @@ def private_step(
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
-    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    mean = jax.tree.map(lambda x: x / plan.expected_batch_size, noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     # From here on everything is post-processing of private_grad.
-    return _descend(state, private_grad, optimizer, ema_decay)._replace(
+    return descend(state, private_grad)._replace(
         noise=noise_state,
         clip=clip_state,
         num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
@@ -108,11 +108,10 @@ def ordinary_step(
     state: TrainState,
     batch: PaddedBatch,
     example_at: ExampleAt,
-    *,
     loss: LossFn,
     expected_batch_size: int,
-    optimizer: optax.GradientTransformation,
-    ema_decay: float,
+    descend: Callable[[TrainState, Grads], TrainState],
+    *,
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> TrainState:
@@ -126,13 +125,20 @@ def ordinary_step(
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
-    mean = jax.tree.map(lambda x: x / expected_batch_size, total)
-    return _descend(state, mean, optimizer, ema_decay)
+    return descend(state, jax.tree.map(lambda x: x / expected_batch_size, total))
 
 
-def _descend(
-    state: TrainState, gradient: Grads, optimizer: optax.GradientTransformation, ema_decay: float
+def descend(
+    state: TrainState,
+    gradient: Grads,
+    *,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
 ) -> TrainState:
+    """The step along a gradient by any optax transform, and the average of the weights.
+
+    An `ema_decay` of 0 is no average.
+    """
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return state._replace(

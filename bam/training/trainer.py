@@ -1,73 +1,218 @@
-"""An experiment: everything a config says, checked, planned and turned into functions."""
+"""A run as one thing: everything a config says, checked, planned and made, once each."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, PyTree
 
 from bam import models
 from bam.core import oracles, pytree, sampling, strategy
-from bam.core.clipping import clip_by_l2_norm, finish
+from bam.core.clipping import BoundedTransformation, clip_by_l2_norm, finish
 from bam.core.noise import first_noise, next_noise
 from bam.core.pytree import Grads, Params
-from bam.data import augment, datasets, users
+from bam.data import datasets, users
 from bam.extras import needs
+from bam.models import layers
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
 from bam.training import devices, diagnostics, examples, finetune, public_clip, registry, tuning
-from bam.training.step import TrainState, first_state, ordinary_step, private_step, step_key
+from bam.training.config import check
+from bam.training.step import (
+    TrainState,
+    descend,
+    first_state,
+    ordinary_step,
+    private_step,
+    step_key,
+)
 
 with needs("train"):
     from ml_collections import ConfigDict
 
+Made = TypeVar("Made")
 
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """A checked, planned, ready-to-run experiment; it serves any number of seeds.
+
+def compiled(
+    method: Callable[..., Made], *, donate: tuple[int, ...] = ()
+) -> functools.cached_property[Callable[..., Made]]:
+    """A method that is compiled once for each object, when it is first called.
+
+    `donate` are those arguments, counted without `self`, whose memory the result may take.
+    """
+
+    def of_object(self: object) -> Callable[..., Made]:
+        return jax.jit(functools.partial(method, self), donate_argnums=donate)
+
+    return functools.cached_property(of_object)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trainer:
+    """A run's settings and parts, and the functions that they make; it serves any number of seeds.
 
     Attributes:
       config: the configuration it was built from, with what was chosen for its "auto" keys.
       dataset: the data, on the host; of users, see `users.grouped`.
       plan: the privacy plan of a run.
-      sensitivity: S of the per-example transform: the noise on the sum has deviation σ·S.
-      num_params: number of trained numbers.
-      num_frozen: number of those that are not trained.
-      init_digest: SHA-256 of the file of weights that training begins from; "": at random.
-      init: `seed -> TrainState`.
-      place: `split -> split`, on the devices as the functions below read it.
-      step: `(state, train split on device, padded batch) -> state`, compiled. It donates its state
-        and does not check the plan: `train` does.
-      evaluate: `(params, images, labels) -> (number correct, sum of losses)`, compiled; the
-        parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
-      means: `(state, train split on device, rows) -> (own, plain)`, compiled: the means of the
-        method's gradients over those training examples, and of the plain ones. NOT PRIVATE.
-      diagnose: `(state, train split on device, rows) -> {name: number}`, compiled: what
-        `diagnostics.describe` says of these means, and `plain/loss`, the mean loss. NOT PRIVATE.
+      model: the network as functions of its parameters, for per-example gradients.
+      dense_model: the same with XLA's own convolution, the fastest outside of loops and of those.
+      clip: the per-example transform; of a run that is not private one that bounds nothing.
+      optimizer: what follows the noise.
+      weights: those that training begins from, if they are not random.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
-      with_plan: `plan -> Experiment`, with another plan's noise multiplier.
     """
 
     config: ConfigDict
     dataset: datasets.Dataset
     plan: PrivacyPlan
-    sensitivity: float
-    num_params: int
-    num_frozen: int
-    init_digest: str
-    init: Callable[[int], TrainState]
-    place: Callable[[datasets.Split], datasets.Split]
-    step: Callable[..., TrainState]
-    evaluate: Callable[..., tuple[Array, Array]]
-    means: Callable[..., tuple[diagnostics.Means, diagnostics.Means]]
-    diagnose: Callable[..., dict[str, Array]]
+    model: models.Model
+    dense_model: models.Model
+    clip: BoundedTransformation
+    optimizer: optax.GradientTransformation
+    weights: finetune.Weights
     mesh: jax.sharding.Mesh | None
-    with_plan: Callable[[PrivacyPlan], "Experiment"]
+
+    def init(self, seed: int) -> TrainState:
+        """The state before the first step."""
+
+        def first_weights(key: Array) -> tuple[Params, Params]:
+            begun = finetune.begin(self.model.init(key), self.weights)
+            return finetune.split(begun, self.config.trainable)
+
+        noise_strategy = self.plan.drawing.strategy
+        state = first_state(seed, first_weights, self.optimizer, self.clip, noise_strategy)
+        return devices.replicate(state, self.mesh)
+
+    def place(self, split: datasets.Split) -> datasets.Split:
+        """A split on the devices, as the functions below read it."""
+        # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
+        rows = split.images.reshape(len(split.images), -1)
+        return devices.replicate(split._replace(images=rows), self.mesh)
+
+    @functools.partial(compiled, donate=(0,))
+    def step(
+        self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
+    ) -> TrainState:
+        """One step, of a train split on the devices. It does not check the plan: the loop does."""
+        loss, example_at = self.loss(state), self._examples(state, train)
+        after = functools.partial(
+            descend, optimizer=self.optimizer, ema_decay=self.config.ema_decay
+        )
+        if not self.plan.private:
+            size = self.plan.expected_batch_size
+            return ordinary_step(state, batch, example_at, loss, size, after, **self._sharing)
+        oracle = registry.make_oracle(self.config.method, loss)
+        return private_step(
+            state, batch, example_at, oracle, self.clip, self.plan, after, **self._sharing
+        )
+
+    @compiled
+    def evaluate(
+        self,
+        params: Params,
+        images: Num[Array | np.ndarray, "n h w c"],
+        labels: Int[Array | np.ndarray, " n"],
+    ) -> tuple[Array, Array]:
+        """The number of images classified correctly, and the sum of their losses.
+
+        The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
+        """
+        inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
+        logits = self.dense_model.logits(params, inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
+
+    @compiled
+    def means(
+        self, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
+    ) -> tuple[diagnostics.Means, diagnostics.Means]:
+        """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
+
+        The train split is on the devices; `indices` are its rows.
+        """
+        example_at = functools.partial(self._examples(state, train), step_key(state))
+
+        def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
+            return diagnostics.means(
+                lambda params, index: oracle.grad(params, example_at(index)),
+                self.clip,
+                oracle.ascend(state.params, state.private_grad),
+                indices,
+                clip_state=state.clip,
+                **self._sharing,
+            )
+
+        own = means_of(registry.make_oracle(self.config.method, self.loss(state)))
+        if registry.is_plain(self.config.method.name):
+            return own, own
+        return own, means_of(oracles.dp_sgd(self.loss(state)))
+
+    @compiled
+    def diagnose(
+        self, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
+    ) -> dict[str, Float[Array, ""]]:
+        """What `diagnostics.describe` says of `means`, and `plain/loss`, the loss. NOT PRIVATE."""
+        own, plain = self.means(state, train, indices)
+        example_at = functools.partial(self._examples(state, train), step_key(state))
+        params = finetune.merge(state.params, state.frozen)
+        losses = jax.lax.map(
+            lambda index: self.dense_model.loss(params, example_at(index)),
+            indices,
+            batch_size=self.config.microbatch_size,
+        )
+        plan = self.plan
+        noise_std = plan.noise_multiplier * self.sensitivity / plan.expected_batch_size
+        noise_std *= strategy.norm(strategy.noise_of(plan.drawing.strategy, plan.num_steps))
+        measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
+        return measured | {"plain/loss": jnp.mean(losses)}
+
+    def loss(self, state: TrainState) -> oracles.LossFn:
+        """The loss of one example as a function of the trained parameters."""
+        return finetune.with_frozen(self.model.loss, state.frozen)
+
+    def _examples(self, state: TrainState, train: datasets.Split) -> examples.ExampleAt:
+        return examples.example_at(self.config, self.dataset, train, state.step)
+
+    @property
+    def _sharing(self) -> dict[str, Any]:
+        return {"microbatch_size": self.config.microbatch_size, "mesh": self.mesh}
+
+    @functools.cached_property
+    def shapes(self) -> tuple[PyTree, PyTree]:
+        """Shapes of the parameters, of the trained and of the frozen ones."""
+        return finetune.split(_shapes(self.model), self.config.trainable)
+
+    @property
+    def num_params(self) -> int:
+        """Number of trained numbers."""
+        return pytree.num_params(self.shapes[0])
+
+    @property
+    def num_frozen(self) -> int:
+        """Number of those that are not trained."""
+        return pytree.num_params(self.shapes[1])
+
+    @property
+    def sensitivity(self) -> float:
+        """S of the per-example transform: the noise on the sum has deviation σ·S."""
+        return self.clip.sensitivity if self.plan.private else 0.0
+
+    def with_plan(self, plan: PrivacyPlan) -> "Trainer":
+        """The same run by another plan."""
+        return dataclasses.replace(self, plan=plan, **_parts_of(self.config, plan))
+
+    def with_step(self, step: Callable[..., TrainState]) -> "Trainer":
+        """The same run with another function for its step, for whoever watches or breaks it."""
+        changed = dataclasses.replace(self)
+        vars(changed)["step"] = step
+        return changed
 
 
 def build(
@@ -75,8 +220,8 @@ def build(
     dataset: datasets.Dataset | None = None,
     hardware: Sequence[jax.Device] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Experiment:
-    """Checks a config, loads its data, plans its privacy and prepares its functions.
+) -> Trainer:
+    """Checks a config, loads its data, plans its privacy and makes its parts.
 
     Before the plan is made nothing is compiled, and after it only what chooses a clip norm from
     public data or an "auto" key by timing; the functions are compiled when they are first called.
@@ -91,148 +236,46 @@ def build(
     Raises:
       ValueError: for any value that cannot be; the message names the fix.
     """
-    _check(config)
+    check(config)
     if dataset is None:
         dataset = registry.make_dataset(config.dataset, config.features, say)
     datasets.check(dataset)
     dataset = users.grouped(dataset, users.group_size(config))
-    shape = dataset.train.images.shape[-3:]
-    mesh = devices.mesh(devices.visible() if hardware is None else hardware)
-
-    plan = _plan(config, len(dataset.train.labels), config.clip_norm)
-    tuning.check_microbatch_size(config.microbatch_size, plan.num_examples)
+    shape, num_examples = dataset.train.images.shape[-3:], len(dataset.train.labels)
+    config = config.copy_and_resolve_references()
+    config.convolution = layers.formulation(config.convolution)
+    plan = _plan(config, num_examples, config.clip_norm)
+    tuning.check_microbatch_size(config.microbatch_size, num_examples)
     module = registry.make_model(config.model, dataset.num_classes)
     network = functools.partial(models.as_functions, module, shape, precision=config.precision)
     model = network(convolution=config.convolution)
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    weights = finetune.load(config.init_from, config.init_fresh, like)
-    _check_parts(config, model, plan, shape, dataset.num_classes)
-    if plan.private and config.public_clip.quantile:
-        plan = _plan(config, plan.num_examples, public_clip.clip_norm(config, shape))
-    config = tuning.tuned(config, dataset, mesh, say)
-    return _assemble(config, dataset, mesh, weights, plan)
-
-
-def _assemble(
-    config: ConfigDict, dataset: datasets.Dataset, mesh: jax.sharding.Mesh | None,
-    weights: finetune.Weights, plan: PrivacyPlan,
-) -> Experiment:  # fmt: skip
-    """The functions of what `build` has checked."""
-    shape = dataset.train.images.shape[-3:]
-    module = registry.make_model(config.model, dataset.num_classes)
-    network = functools.partial(models.as_functions, module, shape, precision=config.precision)
-    model = network(convolution=config.convolution)
-    # Outside of loops and per-example gradients XLA's own convolution is the fastest everywhere.
-    dense_model = network(convolution="xla")
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    trained, frozen = finetune.split(like, config.trainable)
-    optimizer = registry.make_optimizer(config.optimizer, plan)
-    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
-    sensitivity = clip.sensitivity if plan.private else 0.0
-    sharing = {"microbatch_size": config.microbatch_size, "mesh": mesh}
-
-    def first_weights(key: Array) -> tuple[Params, Params]:
-        return finetune.split(finetune.begin(model.init(key), weights), config.trainable)
-
-    def init(seed: int) -> TrainState:
-        return devices.replicate(
-            first_state(seed, first_weights, optimizer, clip, plan.drawing.strategy), mesh
-        )
-
-    def place(split: datasets.Split) -> datasets.Split:
-        # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
-        return devices.replicate(
-            split._replace(images=split.images.reshape(len(split.images), -1)), mesh
-        )
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch) -> TrainState:
-        given = state, batch, examples.example_at(config, dataset, train, state.step)
-        loss = finetune.with_frozen(model.loss, state.frozen)
-        options: dict[str, Any] = {
-            "expected_batch_size": plan.expected_batch_size,
-            "optimizer": optimizer,
-            "ema_decay": config.ema_decay,
-            **sharing,
-        }
-        if not plan.private:
-            return ordinary_step(*given, loss=loss, **options)
-        return private_step(
-            *given,
-            oracle=registry.make_oracle(config.method, loss),
-            clip=clip,
-            noise_multiplier=plan.noise_multiplier,
-            strategy=plan.drawing.strategy,
-            **options,
-        )
-
-    @jax.jit
-    def evaluate(
-        params: Params, images: Num[Array, "n h w c"], labels: Int[Array, " n"]
-    ) -> tuple[Array, Array]:
-        inputs = datasets.prepare(dataset, images, config.input_clip_norm)
-        logits = dense_model.logits(params, inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
-
-    @jax.jit
-    def means(
-        state: TrainState, train: datasets.Split, indices: Array
-    ) -> tuple[diagnostics.Means, diagnostics.Means]:
-        example_at = functools.partial(
-            examples.example_at(config, dataset, train, state.step), step_key(state)
-        )
-
-        def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
-            return diagnostics.means(
-                lambda params, index: oracle.grad(params, example_at(index)),
-                clip,
-                oracle.ascend(state.params, state.private_grad),
-                indices,
-                clip_state=state.clip,
-                **sharing,
-            )
-
-        loss = finetune.with_frozen(model.loss, state.frozen)
-        own, plain = means_of(registry.make_oracle(config.method, loss)), oracles.dp_sgd(loss)
-        return own, own if registry.is_plain(config.method.name) else means_of(plain)
-
-    @jax.jit
-    def diagnose(
-        state: TrainState, train: datasets.Split, indices: Array
-    ) -> dict[str, Float[Array, ""]]:
-        own, plain = means(state, train, indices)
-        example_at = functools.partial(
-            examples.example_at(config, dataset, train, state.step), step_key(state)
-        )
-        params = finetune.merge(state.params, state.frozen)
-        losses = jax.lax.map(
-            lambda index: dense_model.loss(params, example_at(index)),
-            indices,
-            batch_size=config.microbatch_size,
-        )
-        noise_std = plan.noise_multiplier * sensitivity / plan.expected_batch_size
-        noise_std *= strategy.norm(strategy.noise_of(plan.drawing.strategy, plan.num_steps))
-        measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
-        return measured | {"plain/loss": jnp.mean(losses)}
-
-    return Experiment(
+    trainer = Trainer(
         config=config,
         dataset=dataset,
         plan=plan,
-        sensitivity=sensitivity,
-        num_params=pytree.num_params(trained),
-        num_frozen=pytree.num_params(frozen),
-        init_digest=weights.digest,
-        init=init,
-        place=place,
-        step=step,
-        evaluate=evaluate,
-        means=means,
-        diagnose=diagnose,
-        mesh=mesh,
-        with_plan=functools.partial(_assemble, config, dataset, mesh, weights),
+        model=model,
+        dense_model=network(convolution="xla"),
+        weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
+        mesh=devices.mesh(devices.visible() if hardware is None else hardware),
+        **_parts_of(config, plan),
     )
+    _check_gradient(trainer)
+    if plan.private and config.public_clip.quantile:
+        plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
+        trainer = trainer.with_plan(plan)
+    with config.ignore_type():  # a number takes the place of "auto"
+        config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, say)
+    return trainer
+
+
+def _shapes(model: models.Model) -> PyTree:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> dict[str, Any]:
+    """What of a run depends on its plan."""
+    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+    return {"clip": clip, "optimizer": registry.make_optimizer(config.optimizer, plan)}
 
 
 def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPlan:
@@ -258,26 +301,19 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
     )
 
 
-def _check_parts(
-    config: ConfigDict,
-    model: models.Model,
-    plan: PrivacyPlan,
-    shape: tuple[int, ...],
-    num_classes: int,
-) -> None:
+def _check_gradient(trainer: Trainer) -> None:
     """Traces one example's gradient, so that what it cannot do is known before anything is run."""
-    clip = registry.make_clip(config.clip, plan) if plan.private else optax.identity()
-    registry.make_optimizer(config.optimizer, plan)
+    config, plan, clip = trainer.config, trainer.plan, trainer.clip
+    shape, num_classes = trainer.dataset.train.images.shape[-3:], trainer.dataset.num_classes
     example = registry.example_like(config, shape)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    logits = jax.eval_shape(model.logits, params, example["image"])
+    logits = jax.eval_shape(trainer.model.logits, _shapes(trainer.model), example["image"])
     if logits.shape != (inputs := registry.num_inputs(config), num_classes):
         raise ValueError(
             f"model {config.model.name} makes logits {logits.shape} of {inputs} "
             f"inputs: one row of {num_classes} for each is needed"
         )
-    trained, frozen = finetune.split(params, config.trainable)
-    gradient = registry.make_gradient(config.method, model.loss)
+    trained, frozen = trainer.shapes
+    gradient = registry.make_gradient(config.method, trainer.model.loss)
     grads = jax.eval_shape(gradient, trained, frozen, example)
     if not pytree.same_structure(grads, trained):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
@@ -295,44 +331,3 @@ def _check_parts(
         jax.eval_shape(drawn, trained)  # it has room for so many parameters
     if not pytree.same_structure(jax.eval_shape(private, trained, grads), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
-
-
-def _check(config: ConfigDict) -> None:
-    """Checks the values that nothing below checks at once."""
-    at_least = {
-        "seed": (0 if config.seed is None else config.seed, 0),
-        "expected_batch_size": (config.expected_batch_size, 1),
-        "num_steps": (config.num_steps, 0),
-        "dataset.num_classes": (config.dataset.num_classes, 0),
-        "spare_steps": (config.spare_steps, 0),
-        "dataset.holdout": (config.dataset.holdout, 0),
-        "num_epochs": (config.num_epochs, 0 if config.num_steps else 1),
-        "eval.every": (config.eval.every, 0),
-        "checkpoint.every": (config.checkpoint.every, 0),
-        "diagnostics.every": (config.diagnostics.every, 0),
-        "diagnostics.num_examples": (config.diagnostics.num_examples, 1),
-    }
-    for name, (value, least) in at_least.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if config.epsilon == math.inf and registry.is_private(config.method.name):
-        raise ValueError(
-            f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
-            "say --config=FILE:non_private"
-        )
-    learning_rate = config.optimizer.get("learning_rate", 1.0)
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
-    users.check(config)
-    augment.check(*(config.augment[k] for k in ("views", "shift", "flip")))
-    of_pixels = config.augment.views == 1 and config.augment.shift == 0
-    if config.features.name and not (of_pixels and config.augment.flip == "none"):
-        raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
-    if config.features.name and config.public_clip.quantile:
-        raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
-    if (config.init_from or config.trainable) and config.public_clip.quantile:
-        raise ValueError("public_clip trains all of a model from scratch: set clip_norm instead")
-    if not config.input_clip_norm >= 0:
-        raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
-    if not 0 <= config.ema_decay < 1:
-        raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")

@@ -27,7 +27,6 @@ from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import write_json
-from bam.models import layers
 from bam.training import devices, finetune, registry
 
 with needs("train"):
@@ -60,46 +59,40 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
         )
 
 
-def tuned(
+def microbatch_size(
     config: ConfigDict,
+    model: models.Model,
     dataset: datasets.Dataset,
     mesh: jax.sharding.Mesh | None,
     say: Callable[[str], None] = lambda line: None,
-) -> ConfigDict:
-    """A copy of a config with what will run as `microbatch_size` and `convolution`, if "auto".
+) -> int:
+    """The config's `microbatch_size`, or if that is "auto" the fastest for its model.
 
     Of the data only the number, the shape and the classes of the examples are read. `say` is called
     with a line for everything that takes time. Raises ValueError if not even one example fits the
     memory.
     """
-    config = config.copy_and_resolve_references()
-    config.convolution = layers.formulation(config.convolution)
     if config.microbatch_size != "auto":
-        return config
+        return int(config.microbatch_size)
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[-3:]
-    inputs = registry.num_inputs(config)
     platform = jax.default_backend()
-    on_cpu = platform == "cpu"
     largest = min(num_examples, config.expected_batch_size)
-    tried = CPU_SIZES if on_cpu else accelerator_sizes(platform, inputs)
+    inputs = registry.num_inputs(config)
+    tried = CPU_SIZES if platform == "cpu" else accelerator_sizes(platform, inputs)
     sizes = [size for size in tried if size <= largest] or [largest]
-    if on_cpu and _operations(config, dataset.num_classes, shape) > LARGE_EXAMPLE:
+    if platform == "cpu" and _operations(config, model, shape) > LARGE_EXAMPLE:
         sizes = sizes[:1]
-    if on_cpu and len(sizes) == 1:
-        size = sizes[0]
-    else:
-        sections = [config[key].to_dict() for key in ("model", "method", "augment")]
-        how = [config.precision, config.convolution, config.trainable]
-        size = fastest(
-            functools.partial(_sum, config, dataset.num_classes, shape, mesh),
-            [*sections, *how, dataset.num_classes, shape, inputs],
-            sizes,
-            mesh.size if mesh else 1,
-            say,
-        )
-    with config.ignore_type():  # a number takes the place of "auto"
-        config.microbatch_size = size
-    return config
+    if platform == "cpu" and len(sizes) == 1:
+        return sizes[0]
+    sections = [config[key].to_dict() for key in ("model", "method", "augment")]
+    how = [config.precision, config.convolution, config.trainable]
+    return fastest(
+        functools.partial(_sum, config, model, dataset.num_classes, shape, mesh),
+        [*sections, *how, dataset.num_classes, shape, inputs],
+        sizes,
+        mesh.size if mesh else 1,
+        say,
+    )
 
 
 def smaller(size: int) -> Iterator[int]:
@@ -117,12 +110,6 @@ def accelerator_sizes(platform: str, num_views: int) -> list[int]:
     return [factor * first for factor in GROW[kind]]
 
 
-def _model(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> models.Model:
-    module = registry.make_model(config.model, num_classes)
-    arithmetic = {"precision": config.precision, "convolution": config.convolution}
-    return models.as_functions(module, shape, **arithmetic)
-
-
 def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(1), index)
     views = jax.random.normal(key, (registry.num_inputs(config), *shape))
@@ -134,9 +121,8 @@ def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index
     return example
 
 
-def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) -> float:
+def _operations(config: ConfigDict, model: models.Model, shape: tuple[int, ...]) -> float:
     """Of an example's loss, as it is written; nothing is compiled."""
-    model = _model(config, num_classes, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     example = registry.example_like(config, shape)
     counted = jax.jit(model.loss).lower(params, example).cost_analysis()
@@ -145,6 +131,7 @@ def _operations(config: ConfigDict, num_classes: int, shape: tuple[int, ...]) ->
 
 def _sum(
     config: ConfigDict,
+    model: models.Model,
     num_classes: int,
     shape: tuple[int, ...],
     mesh: jax.sharding.Mesh | None,
@@ -152,7 +139,6 @@ def _sum(
     num_examples: int,
 ) -> Step:
     """The sum that a step spends its time on, over random images."""
-    model = _model(config, num_classes, shape)
     weights = finetune.split(model.init(jax.random.key(0)), config.trainable)
     how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
     example = functools.partial(_example, config, num_classes, shape)

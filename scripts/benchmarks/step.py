@@ -87,7 +87,7 @@ def main() -> None:
 
 def experiment_of(
     method: str, options: dict[str, Any], views: int, batch: int, width: int
-) -> trainer.Experiment:
+) -> trainer.Trainer:
     """ResNet-9 on random images of CIFAR-10's shape, as many as the largest batch needs."""
     config = cifar10.get_config(method)
     config.method.update(options)
@@ -111,7 +111,7 @@ def _random_images() -> datasets.Dataset:
     return datasets.Dataset("random", split, split, 10, channels, channels / 2)
 
 
-def step_of(built: trainer.Experiment, batch: int) -> tuple[Callable[[], Any], float]:
+def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], Any], float]:
     """One training step of exactly `batch` examples, compiled, and the seconds that took."""
     compiled, seconds, state, arguments = _compiled(built, batch)
 
@@ -123,7 +123,7 @@ def step_of(built: trainer.Experiment, batch: int) -> tuple[Callable[[], Any], f
     return call, seconds
 
 
-def _compiled(built: trainer.Experiment, batch: int) -> tuple[Any, float, Any, Any]:
+def _compiled(built: trainer.Trainer, batch: int) -> tuple[Any, float, Any, Any]:
     """A step, the seconds its compilation took, and what to call it with."""
     train = built.place(built.dataset.train)
     state, rows = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)

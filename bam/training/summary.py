@@ -1,0 +1,63 @@
+"""What a finished run says of itself: the facts in `summary.json`, which a release states again."""
+
+from collections.abc import Sequence
+
+import jax
+
+from bam.files import JsonObject
+from bam.training import devices
+from bam.training.provenance import git_commit, versions
+from bam.training.trainer import Trainer
+
+# What a release says of the randomness; a run records it, so that it is that of the code that ran.
+NOISE = (
+    "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so "
+    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
+    "ChaCha20 with a key of 256 bits"
+)
+
+
+def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonObject:
+    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
+    plan = trainer.plan.to_json()
+    return {
+        "method": trainer.config.method.name,
+        "dataset": trainer.dataset.name,
+        "num_classes": trainer.dataset.num_classes,
+        "image_shape": list(trainer.dataset.train.images.shape[-3:]),
+        "mean": trainer.dataset.mean.tolist(),
+        "std": trainer.dataset.std.tolist(),
+        "features": trainer.config.features.name,
+        "model": trainer.config.model.name,
+        "num_params": trainer.num_params,
+        "num_frozen": trainer.num_frozen,
+        "init_digest": trainer.weights.digest,
+        **{k: trainer.config[k] for k in ("microbatch_size", "convolution", "precision")},
+        **plan,
+        "clip": trainer.config.clip.name,
+        "sensitivity": trainer.sensitivity,
+        "seed": seed,
+        "noise_key": "operating system" if seed is None else "seed",
+        "noise": NOISE + _correlation(trainer.plan.drawing.strategy),
+        "sampling": trainer.plan.drawing.sampling,
+        "steps_taken": last_row["step"],
+        "steps_begun": last_row["steps_begun"],
+        "test_accuracy": last_row["test_accuracy"],
+        "seconds": last_row["seconds"],
+        "device": devices.name(),
+        "num_devices": trainer.mesh.size if trainer.mesh else 1,
+        "num_processes": jax.process_count(),
+        "versions": versions(),
+        "commit": git_commit(),
+    }
+
+
+def _correlation(strategy: Sequence[float]) -> str:
+    """What is to be said of noise that is not independent, after what is said of all noise."""
+    if len(strategy) == 1:
+        return ""
+    weights = ", ".join(str(c) for c in strategy[1:])
+    return (
+        f"; a step's is fresh noise less the whole part of the last {len(strategy) - 1} steps' "
+        f"noise times {weights}"
+    )
