@@ -48,9 +48,10 @@ def on_an_edge(size, tries=50):
 
 def noised_sum(size, keep_places, w, data, mask):
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    options = {"microbatch_size": size, "noise": noise, "keep_places": keep_places}
+    options = {"microbatch_size": size, "noise": noise, "mask": mask, "mesh": None}
     options |= {"then": clipping.bounded_by(CLIP, CLIP.init(w)), "sensitivity": 1.0}
-    return engine.per_example_sum(bam.dp_sgd(squared).grad, w, data, mask=mask, **options)[0]
+    summed = engine.sum_in_place if keep_places else engine.per_example_sum
+    return summed(bam.dp_sgd(squared).grad, w, data, **options)[0]
 
 
 def through_privatize(w, data, mask):

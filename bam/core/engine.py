@@ -4,14 +4,14 @@
 training's. Both are a `per_example_sum`, whose seams are a few lines each:
 
 * where a row stands in its microbatch: `bam.core.places`, in which no other row has a say;
-* how examples are grouped: `of_group` (a `vmap` over a microbatch, or none for one example);
-* how sums are reduced: `_sum_over_groups`, which runs only as many groups as hold an example;
-* how devices share them, and where the sum meets its noise: `of_device`.
+* how examples are grouped, and that no more groups run than hold one: `bam.core.microbatches`;
+* how devices share them, and where the sum meets its noise: `sum_in_place`.
 
 With noise, sum and noise are integers (`bam.core.fixed_point`) until they are added up.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -24,6 +24,7 @@ from bam.core import fixed_point, places, pytree
 from bam.core.chacha import check_step
 from bam.core.clipping import bounded_by
 from bam.core.fixed_point import GaussianNoise
+from bam.core.microbatches import Then, pad_rows, sum_of_group, sum_over_groups, wide
 from bam.core.pytree import Grads, Params
 
 
@@ -130,7 +131,7 @@ def plain_sum(
 
     groups: PyTree = jax.tree.map(
         lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),
-        _pad_rows((batch, mask), -batch_size % size),
+        pad_rows((batch, mask), -batch_size % size),
     )
     total, _ = per_example_sum(
         group_grad, params, groups, mask=jnp.any(groups[1], axis=1), microbatch_size=1, mesh=mesh
@@ -143,75 +144,74 @@ def per_example_sum(
     params: Params,
     batch: PyTree,
     *,
-    then: Callable[[Params, PyTree], tuple[PyTree, Float[Array, ""]]] | None = None,
+    then: Then | None = None,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
     sensitivity: float = math.inf,
-    keep_places: bool = False,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
     What all sums over examples are made of; it bounds nothing. Groups after the last real row are
-    not run. Devices take rows in turn, so that real rows, which stand first, are shared evenly.
+    not run. With noise, the rows' places in the groups are drawn: `bam.core.places`.
 
     Args, besides those of `clipped_sum`:
       fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
       then: `(params, made) -> (summands, number)` of what `fn` made, which is then in memory: all
         that is computed of it reads the same numbers.
       sensitivity: with noise, the most that the L2 norm of `summands` can be.
-      keep_places: with noise, whether rows stay at their places in the batch: the caller's law.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
-    num_rows, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
-    batch_size = num_rows
+    num_rows, size, mask = _groups(batch, mask, microbatch_size, mesh)
+    summed = functools.partial(
+        sum_in_place, fn, params, then=then, mesh=mesh, noise=noise, sensitivity=sensitivity
+    )
+    if noise is None or noise.std == 0 or num_rows == 0:
+        return summed(batch, mask=mask, microbatch_size=size)
+    check_step(noise.step)
+    size = min(size, fixed_point.rows_per_sum(sensitivity, noise.std, num_rows))
+    rows = places.drawn(noise, mask, size, mesh.size if mesh else 1)
+    batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(rows, num_rows - 1)], batch)
+    mask = mask.at[rows].get(mode="fill", fill_value=False)
+    total, numbers = summed(batch, mask=mask, microbatch_size=size)
+    # Back to where the rows stand in the batch.
+    return total, jnp.zeros(num_rows, numbers.dtype).at[rows].set(numbers, mode="drop")
+
+
+def sum_in_place(
+    fn: Callable[[Params, PyTree], PyTree],
+    params: Params,
+    batch: PyTree,
+    *,
+    then: Then | None,
+    mask: Bool[Array, " batch"] | None,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+    noise: GaussianNoise | None,
+    sensitivity: float,
+) -> tuple[PyTree, Float[Array, " batch"]]:
+    """`per_example_sum` of rows that stay at their places in the batch: the caller's law.
+
+    Devices take rows in turn, so that real rows, which stand first, are shared evenly.
+    """
+    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
     num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
     noise = noise if noise is not None and noise.std > 0 else None
-    rows_per_carry = rows = None
+    rows_per_carry = None
     if noise is not None:
         check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
         rows_per_carry = fixed_point.rows_per_sum(sensitivity, noise.std, batch_size)
         group_size = min(group_size, rows_per_carry)
-    if noise is not None and not keep_places and num_rows:
-        rows = places.drawn(noise, mask, group_size, num_devices)
-        batch_size = len(rows)
-        batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(rows, num_rows - 1)], batch)
-        mask = mask.at[rows].get(mode="fill", fill_value=False)
-
-    def wide(params: Params, made: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-        summands, number = made if then is None else then(params, made)
-        return jax.tree.map(pytree.at_least_float32, summands), number
-
-    def of_example(params: Params, made: PyTree, keep: Bool[Array, ""]) -> tuple[PyTree, Array]:
-        summands, number = wide(params, made)
-        kept = jax.tree.map(lambda x: jnp.where(keep, x, 0), summands)
-        if noise is not None:
-            kept = jax.tree.map(lambda x: fixed_point.cut(x, noise.spacing), kept)
-        return kept, jnp.where(keep, number, 0)
-
-    def of_group(
-        params: Params, examples: PyTree, keep: Bool[Array, " group"], total: PyTree
-    ) -> tuple[PyTree, Array]:
-        def add(made: PyTree, carry: tuple[PyTree, Array]) -> tuple[tuple[PyTree, Array], Array]:
-            kept, numbers = pytree.of_rows(of_example, group_size)(params, made, keep)
-            sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
-            total = jax.tree.map(jnp.add, carry[0], sums)
-            return (total, numbers.astype(carry[1].dtype)), jnp.any(numbers > 1)
-
-        made = pytree.of_rows(fn, group_size)(params, examples)
-        carry = total, jnp.zeros(keep.shape, jnp.result_type(float))
-        if then is None:
-            return add(made, carry)[0]
-        return pytree.once_in_memory(add, made, jnp.any(keep).astype(jnp.int32), carry)
+    of_group = sum_of_group(fn, then, None if noise is None else noise.spacing, group_size)
 
     def of_device(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, numbers = _sum_over_groups(
+        total, numbers = sum_over_groups(
             of_group, like, params, batch, mask, group_size, rows_per_carry
         )
         if noise is not None:
@@ -225,8 +225,8 @@ def per_example_sum(
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    like, _ = jax.eval_shape(wide, params, jax.eval_shape(fn, params, one_row))
-    shares = jax.tree.map(share_out, _pad_rows((batch, mask), -batch_size % num_devices))
+    like, _ = jax.eval_shape(lambda p, row: wide(then, p, fn(p, row)), params, one_row)
+    shares = jax.tree.map(share_out, pad_rows((batch, mask), -batch_size % num_devices))
     sum_of_shares: Callable[..., tuple[PyTree, Array]] = of_device
     if mesh:
         split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
@@ -246,10 +246,7 @@ def per_example_sum(
         )
         # What follows must not be merged into this rounding, or it would depend on what follows.
         total = jax.lax.optimization_barrier(total)
-    numbers = numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
-    if rows is not None:  # back to where the rows stand in the batch
-        numbers = jnp.zeros(num_rows, numbers.dtype).at[rows].set(numbers, mode="drop")
-    return total, numbers
+    return total, numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
 
 
 def _groups(
@@ -275,70 +272,3 @@ def _groups(
         raise ValueError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask)
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask
-
-
-def _sum_over_groups(
-    of_group: Callable[[Params, PyTree, Array, PyTree], tuple[PyTree, Array]],
-    like: PyTree,
-    params: Params,
-    batch: PyTree,
-    mask: Bool[Array, " batch"],
-    group_size: int,
-    rows_per_carry: int | None,
-) -> tuple[PyTree, Array]:
-    """Sums `of_group` over as many groups as hold a real row; its numbers, one for each padded row.
-
-    Whole numbers are carried over to their high part after every `rows_per_carry` rows.
-    """
-
-    def rows(tree_of_rows: PyTree, group: Array) -> PyTree:
-        begin = group * group_size
-        return jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, begin, group_size), tree_of_rows
-        )
-
-    batch_size = mask.shape[0]
-    num_padding = -batch_size % group_size if batch_size else group_size
-    padded_batch, padded_mask = _pad_rows((batch, mask), num_padding)
-
-    def add_group(group: Array, carry: PyTree) -> PyTree:
-        total, norms = carry
-        total, of_group_norms = of_group(
-            params, rows(padded_batch, group), rows(padded_mask, group), total
-        )
-        begin = group * group_size
-        return total, jax.lax.dynamic_update_slice_in_dim(norms, of_group_norms, begin, axis=0)
-
-    row_numbers = jnp.arange(padded_mask.shape[0])
-    rows_used = jnp.max(jnp.where(padded_mask, row_numbers + 1, 0), initial=0)
-    num_groups = (rows_used + group_size - 1) // group_size
-    norms = jnp.zeros(padded_mask.shape, jnp.result_type(float))
-    over_groups = jax.named_scope("microbatches")(jax.lax.fori_loop)
-    if rows_per_carry is None:
-        total, norms = over_groups(0, num_groups, add_group, (optax.tree.zeros_like(like), norms))
-        return total, norms
-
-    groups_per_carry = rows_per_carry // group_size
-
-    def add_groups(part: Array, carry: PyTree) -> PyTree:
-        high, low, norms = carry
-        begin = part * groups_per_carry
-        end = jnp.minimum(begin + groups_per_carry, num_groups)
-        low, norms = over_groups(begin, end, add_group, (low, norms))
-        high = jax.tree.map(lambda h, x: h + (x >> fixed_point.LIMB_BITS), high, low)
-        return high, jax.tree.map(lambda x: x & fixed_point.LIMB_MASK, low), norms
-
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
-    num_parts = (num_groups + groups_per_carry - 1) // groups_per_carry
-    over_parts = jax.named_scope("carries")(jax.lax.fori_loop)
-    high, low, norms = over_parts(0, num_parts, add_groups, (zero, zero, norms))
-    return jax.tree.map(fixed_point.Total, high, low), norms
-
-
-def _pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:
-    """Appends `num_rows` zero rows (False in a mask) to every leaf."""
-    if num_rows == 0:
-        return tree_of_rows
-    return jax.tree.map(
-        lambda x: jnp.concatenate([x, jnp.zeros((num_rows, *x.shape[1:]), x.dtype)]), tree_of_rows
-    )

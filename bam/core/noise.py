@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients, and all of DP-SGD's privacy in one optax transform.
 
-Seven files hold every line that privatises a gradient: `clipping.py`, `engine.py`, `places.py`,
-`fixed_point.py`, `strategy.py`, `chacha.py` and this one.
+Eight files hold every line that privatises a gradient: `clipping.py`, `engine.py`,
+`microbatches.py`, `places.py`, `fixed_point.py`, `strategy.py`, `chacha.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 from bam.core import fixed_point, pytree
 from bam.core.chacha import being_traced, check_key, check_step, claimed
 from bam.core.clipping import ROUNDING, bounded_by, finish, sensitivity_of
-from bam.core.engine import per_example_sum
+from bam.core.engine import sum_in_place
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT, norm
@@ -293,16 +293,16 @@ def privatize(
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
         noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
-        noised, _ = per_example_sum(
+        noised, _ = sum_in_place(
             lambda params, row: row,
             params,
             grads,
             then=bounded_by(clip, state.clip),
             mask=mask,
             microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            mesh=None,
             noise=noise,
             sensitivity=sensitivity,
-            keep_places=True,
         )
         mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
         private_grad, clip_state = finish(clip, mean, state.clip)
