@@ -17,7 +17,6 @@ import pytest
 
 import bam
 from bam.data import datasets
-from bam.privacy import mechanisms
 
 
 def random_images(name, num_train, num_test, mean, std):
@@ -79,12 +78,6 @@ def given_dataset(**options):
 def given_features(mirror=True, groups=2, **options):
     """A map that is told whether it mirrors, and divides by what it is told."""
     return lambda images: images[:, :, ::-1] if mirror else images / (groups + 1)
-
-
-def given_mechanism(num_examples, batch_size, warm=True, bands=7):
-    """Poisson batches, described as what was asked for."""
-    made = mechanisms.poisson(num_examples, batch_size)
-    return made._replace(batches=f"warm {warm}, bands {bands}")
 
 
 def digits_moved_by(path):

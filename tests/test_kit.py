@@ -1,5 +1,7 @@
 """The conformance kit accepts what is right, and says what is wrong with what is not."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ from examples import (
     slaclip,
 )
 from tests.cases import ORACLES
+from tests.check_mechanism import check_mechanism
 
 
 def of_four_bands(num_examples, batch_size):
@@ -361,11 +364,11 @@ def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd():
 
 @pytest.mark.parametrize("make", [mechanisms.poisson, of_four_bands])
 def test_our_mechanisms_conform(make):
-    testing.check_mechanism(make)
+    check_mechanism(make)
 
 
 def wrong_mechanism(**changes):
-    return lambda n, l: of_four_bands(n, l)._replace(**changes)  # noqa: E741
+    return lambda n, l: dataclasses.replace(of_four_bands(n, l), **changes)  # noqa: E741
 
 
 @pytest.mark.parametrize(
@@ -374,20 +377,20 @@ def wrong_mechanism(**changes):
         (wrong_mechanism(draw=mechanisms.poisson(1000, 50).draw), "twice within them"),
         (wrong_mechanism(draw=lambda seed, step: np.array([5, 3])), "sorted, different rows"),
         (wrong_mechanism(draw=lambda seed, step: np.arange(9)), "same batch"),
-        (wrong_mechanism(epsilon=mechanisms.poisson(1000, 50).epsilon), "worth"),
+        (wrong_mechanism(epsilon=mechanisms.poisson(1000, 50).epsilon), "of its dp_event"),
         (wrong_mechanism(epsilon=lambda **of: 1.0), "no step"),
     ],
 )
 def test_a_broken_mechanism_is_refused_and_told_why(make, message):
     with pytest.raises(AssertionError, match=message):
-        testing.check_mechanism(make)
+        check_mechanism(make)
 
 
 def test_noise_of_another_covariance_than_declared_is_refused(monkeypatch):
     right = next_noise
     monkeypatch.setattr(
-        "bam.testing.mechanisms.next_noise",
+        "tests.check_mechanism.next_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (*c[:-1], 0.0)),
     )
     with pytest.raises(AssertionError, match="another covariance"):
-        testing.check_mechanism(of_four_bands)
+        check_mechanism(of_four_bands)

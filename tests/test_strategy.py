@@ -177,7 +177,7 @@ def test_more_parameters_than_the_rounding_allows_are_refused():
 def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
     # All of a part in every one of its steps: a Gaussian of the norm of those columns of C.
     mechanism = mechanisms.make("banded", 100, 100 // bands, {"bands": bands})
-    assert mechanism.worth(1.0, num_steps).sampling_prob == pytest.approx(1.0, abs=0.02)
+    assert mechanism.dp_event(1.0, num_steps).sampling_prob == pytest.approx(1.0, abs=0.02)
     mechanism = mechanisms.make("banded", 12, 12 // bands, {"bands": bands})
     columns = [
         np.concatenate([np.zeros(i), mechanism.strategy, np.zeros(num_steps)])[:num_steps]
@@ -204,8 +204,8 @@ def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
         clip_norm=1.0, accountant=accountant, mechanism="banded", mechanism_options={"bands": 4},
     )  # fmt: skip
     assert 1.99 < plan.epsilon <= 2.0
-    assert plan.worth.num_steps == 9
-    assert plan.worth.sampling_prob == 4 * 50 / 1000
+    assert plan.dp_event.num_steps == 9
+    assert plan.dp_event.sampling_prob == 4 * 50 / 1000
     spent = [plan.epsilon_after(steps) for steps in (0, 1, 4, 5, 32, 33)]
     assert spent[0] == 0 < spent[1] == spent[2] < spent[3] < spent[4] < spent[5] == plan.epsilon
     assert bam.PrivacyPlan.of_record(plan.to_json()) == plan
@@ -355,8 +355,7 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
     assert built.plan.epsilon_after(10) == built.plan.epsilon
 
 
-def test_a_mechanism_without_a_period_cannot_go_on_without_a_seed(tmp_path):
-    own = mechanisms.banded(100, 10, bands=2)._replace(period=0)
+def test_the_steps_that_a_period_lacks_are_begun(tmp_path):
     plan = bam.make_plan(
         num_examples=100, expected_batch_size=10, num_steps=8, target_epsilon=9.0, delta=1e-5,
         clip_norm=1.0, accountant="rdp",
@@ -364,20 +363,12 @@ def test_a_mechanism_without_a_period_cannot_go_on_without_a_seed(tmp_path):
     path = tmp_path / "steps_begun"
     ledger.create(path)
     with contextlib.closing(ledger.Ledger(path, plan, 0, 0)) as counted:
-        counted.end_period(own.period)  # nothing is begun yet
+        counted.end_period(5)  # nothing is begun yet
         counted.begin()
-        with pytest.raises(ValueError, match="declares no period"):
-            counted.end_period(own.period)
         counted.end_period(5)
         assert counted.begun == path.stat().st_size == 5
         counted.end_period(5)
         assert counted.begun == 5
-    with pytest.raises(ValueError, match="period is shorter"):
-        mechanisms.make("tests.test_strategy:of_too_short_a_period", 100, 10)
-
-
-def of_too_short_a_period(num_examples, batch_size):
-    return mechanisms.banded(num_examples, batch_size, bands=3)._replace(period=2)
 
 
 def test_noise_without_room_for_the_parameters_is_refused_before_any_step():
@@ -445,7 +436,7 @@ def of_parts_as_a_whole():
 
 
 def epsilon_lower(config, num_trials):
-    worth = trainer.build(config, canary.canary_dataset(20)).plan.worth
+    worth = trainer.build(config, canary.canary_dataset(20)).plan.dp_event
     assert (worth.sampling_prob, worth.num_steps) == (1.0, 2)
     found = canary.lower_bound(
         *canary.scores(config, 20, num_trials), sampling_prob=1.0, num_steps=2, delta=config.delta

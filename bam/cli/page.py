@@ -102,7 +102,7 @@ class Run(NamedTuple):
 
     def worth_of(self, num_steps: int) -> PoissonSteps | None:
         """The Poisson-sampled Gaussians that so many steps are worth, if that is known."""
-        return PrivacyPlan.of_record(self.plan).worth_after(num_steps)
+        return PrivacyPlan.of_record(self.plan).dp_event_after(num_steps)
 
 
 def read(workdir: Path) -> Run:

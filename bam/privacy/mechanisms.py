@@ -4,6 +4,7 @@ The loop, the plan, the audit and a release's statement read the same record, so
 can speak of another mechanism than the one that ran.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -35,8 +36,9 @@ class PoissonSteps(NamedTuple):
     num_steps: int
 
 
-class Mechanism(NamedTuple):
-    """A way to draw batches, and to correlate Gaussian noise over steps, with what it is worth.
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """A way to draw batches, and to correlate Gaussian noise over steps, with the ε that it earns.
 
     Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum over
     S, the longest that the bounded gradient of *one* example can be, whatever the neighbours are.
@@ -57,9 +59,9 @@ class Mechanism(NamedTuple):
         `draw` must never have an example twice within so many steps as it has numbers.
       period: steps in which draws and noise of one seed hang together. A run without a seed has
         another seed whenever it goes on; the steps that a period then lacks count as begun, so ε
-        must cover T steps in pieces of whole periods. 0: not known, and such a run cannot go on.
-      worth: `(σ, T) -> PoissonSteps` that show an attacker no less, of Gaussian noise that is not
-        correlated; None where there are none, or they are not known. Replace it with `epsilon`.
+        must cover T steps in pieces of whole periods.
+      dp_event: `(σ, T) -> PoissonSteps` that dominate T of its own, with independent noise; None
+        where none are known.
     """
 
     adjacency: str
@@ -70,14 +72,14 @@ class Mechanism(NamedTuple):
     epsilon: Callable[..., float]
     noise_multiplier: Callable[..., float]
     strategy: tuple[float, ...] = strategies.INDEPENDENT
-    period: int = 0
-    worth: Callable[[float, int], PoissonSteps] | None = None
+    period: int = 1
+    dp_event: Callable[[float, int], PoissonSteps] | None = None
 
 
 def make(
     name: str, num_examples: int, batch_size: int, options: Mapping[str, Any] | None = None
 ) -> Mechanism:
-    """The mechanism of a name in `MECHANISMS`, or of your own MODULE:FUNCTION, called likewise.
+    """The mechanism of a name in `MECHANISMS`.
 
     Args:
       name: as of a config's `mechanism` section.
@@ -88,27 +90,10 @@ def make(
     Raises:
       ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
-    maker = MECHANISMS.get(name)
-    if maker is None:
-        if ":" not in name:
-            raise ValueError(
-                f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}, or "
-                "MODULE:FUNCTION"
-            )
-        maker = named.imported("mechanism", name)
-    mechanism = named.call(f"mechanism {name}", maker, num_examples, batch_size, **(options or {}))
-    if not isinstance(mechanism, Mechanism):
-        raise ValueError(f"mechanism {name} returns a {type(mechanism).__name__}, no Mechanism")
-    if mechanism.adjacency not in ADJACENCIES:
-        raise ValueError(f"mechanism {name}: its adjacency must be one of {', '.join(ADJACENCIES)}")
-    try:
-        strategies.check(mechanism.strategy)
-        known = mechanism.period == 0 or mechanism.period >= len(mechanism.strategy)
-    except TypeError as error:
-        raise ValueError(f"mechanism {name}: {error}") from None
-    if not known:
-        raise ValueError(f"mechanism {name}: its period is shorter than its strategy; 0: not known")
-    return mechanism
+    if name not in MECHANISMS:
+        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
+    given = options or {}
+    return named.call(f"mechanism {name}", MECHANISMS[name], num_examples, batch_size, **given)
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
@@ -126,8 +111,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         epsilon=functools.partial(accounting.epsilon, sampling_prob=prob),
         noise_multiplier=functools.partial(accounting.noise_multiplier, sampling_prob=prob),
-        period=1,
-        worth=lambda sigma, num_steps: PoissonSteps(sigma, prob, num_steps),
+        dp_event=lambda sigma, num_steps: PoissonSteps(sigma, prob, num_steps),
     )
 
 
@@ -137,8 +121,9 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     Each example is, once and at random, put in one of b parts, independently of all others. Step t
     draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
     example is twice within b steps, and on the whole each is in a batch with probability q. The
-    noise is $C^{-1} z$ of `strategy.square_root(b)`. T steps are worth ⌈T/b⌉ Poisson-sampled
-    Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$, by any accountant.
+    noise is $C^{-1} z$ of `strategy.square_root(b)`. ⌈T/b⌉ Poisson-sampled
+    Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$ dominate T steps, by any
+    accountant.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size
     and given; here what part the others are in does not depend on an example that is added.
@@ -157,18 +142,18 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     prob = batch_size / num_examples
     of_part = min(1.0, bands * batch_size / num_examples)
 
-    def worth(noise_multiplier: float, num_steps: int) -> PoissonSteps:
+    def dp_event(noise_multiplier: float, num_steps: int) -> PoissonSteps:
         return PoissonSteps(noise_multiplier / length, of_part, -(-num_steps // bands))
 
     def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
         accounting.check_noise_multiplier(noise_multiplier)
-        steps = worth(noise_multiplier, num_steps)
+        steps = dp_event(noise_multiplier, num_steps)
         return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
 
     def noise_multiplier(
         *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        steps = worth(1.0, num_steps)
+        steps = dp_event(1.0, num_steps)
         of_one = accounting.noise_multiplier(
             target_epsilon=target_epsilon,
             delta=delta,
@@ -191,7 +176,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         noise_multiplier=noise_multiplier,
         strategy=strategy,
         period=bands,
-        worth=worth,
+        dp_event=dp_event,
     )
 
 
@@ -224,7 +209,6 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
         capacity=lambda probability: batch_size,
         epsilon=epsilon,
         noise_multiplier=_searched(epsilon),
-        period=1,
     )
 
 
@@ -234,7 +218,8 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
         raise ValueError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"
         )
-    return poisson(num_examples, num_examples)._replace(
+    return dataclasses.replace(
+        poisson(num_examples, num_examples),
         batches=f"all {num_examples} examples in every step",
         sampling="none: every batch is all of the examples",
         draw=lambda seed, step: np.arange(num_examples),

@@ -46,8 +46,7 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or your own
-        "MODULE:FUNCTION".
+      mechanism: how batches are drawn: "poisson", "banded", "fixed_size" or "full_batch".
       mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
@@ -133,8 +132,10 @@ class PrivacyPlan:
         drawing = mechanisms.make(
             self.mechanism, self.num_examples, self.expected_batch_size, self.mechanism_options
         )
-        return drawing._replace(
-            batches=worded(drawing.batches, self.unit), sampling=worded(drawing.sampling, self.unit)
+        return dataclasses.replace(
+            drawing,
+            batches=worded(drawing.batches, self.unit),
+            sampling=worded(drawing.sampling, self.unit),
         )
 
     @property
@@ -143,14 +144,14 @@ class PrivacyPlan:
         return self.epsilon < math.inf
 
     @property
-    def worth(self) -> PoissonSteps | None:
-        """The Poisson-sampled Gaussians that all T steps are worth; None: none, or not known."""
-        return self.worth_after(self.num_steps)
+    def dp_event(self) -> PoissonSteps | None:
+        """Poisson-sampled Gaussians that dominate all T steps; None where none are known."""
+        return self.dp_event_after(self.num_steps)
 
-    def worth_after(self, num_steps: int) -> PoissonSteps | None:
+    def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
         """The same of so many of its steps."""
-        worth = self.drawing.worth
-        return None if worth is None else worth(self.noise_multiplier, num_steps)
+        dp_event = self.drawing.dp_event
+        return None if dp_event is None else dp_event(self.noise_multiplier, num_steps)
 
     @functools.cached_property
     def capacity(self) -> int:

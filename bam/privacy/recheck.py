@@ -22,7 +22,7 @@ def check(plan: Mapping[str, Any]) -> str:
     less = f"\nThe commands have δ less {overflow:g}, which covers draws that outgrow their rows.\n"
     correlated = ""
     if plan.get("mechanism") == "banded":
-        sigma, prob, steps = PrivacyPlan.of_record(plan).worth or (sigma, prob, steps)
+        sigma, prob, steps = PrivacyPlan.of_record(plan).dp_event or (sigma, prob, steps)
         correlated = CORRELATED.format(bands=plan["mechanism_options"]["bands"])
     num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
     poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"

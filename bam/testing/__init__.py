@@ -1,18 +1,15 @@
-"""A conformance kit for your own transforms, oracles and mechanisms: call it from pytest.
+"""A conformance kit for your own transforms and oracles: call it from pytest.
 
-`check_transform`, `check_oracle` and `check_mechanism` raise an `AssertionError` that says what is
+`check_transform` and `check_oracle` raise an `AssertionError` that says what is
 wrong. What they cannot show is that a mistake is absent: they try gradients and examples that broke
 real code.
 
 >>> import bam
 >>> check_transform(bam.clip_by_l2_norm(1.0))
 >>> check_oracle(lambda loss_fn: bam.bam_sam(loss_fn, 0.1))
->>> from bam.privacy import mechanisms
->>> check_mechanism(mechanisms.poisson)
 """
 
-from bam.testing.mechanisms import check_mechanism
 from bam.testing.oracles import check_oracle
 from bam.testing.transforms import check_transform
 
-__all__ = ["check_mechanism", "check_oracle", "check_transform"]
+__all__ = ["check_oracle", "check_transform"]

@@ -41,7 +41,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.public_clip = ConfigDict({"quantile": 0.0, **data, "num_steps": 20})
     config.expected_batch_size = 256  # l
     # How batches are drawn, and so who neighbours are and what ε a noise earns: "poisson" with
-    # q = l/N, "fixed_size", "full_batch" or your own (see bam/privacy/mechanisms.py). "banded" also
+    # q = l/N, "fixed_size" or "full_batch" (see bam/privacy/mechanisms.py). "banded" also
     # correlates the noise of so many steps.
     config.mechanism = ConfigDict({"name": "poisson", "bands": config_dict.placeholder(int)})
 

@@ -98,17 +98,9 @@ class Ledger:
         self.begun += 1
 
     def end_period(self, length: int) -> None:
-        """Counts as begun what is left of a period; none where lost steps cost nothing.
-
-        ValueError if steps were begun and the length is 0: then it is not known what going on adds.
-        """
+        """Counts as begun what is left of a period; none where lost steps cost nothing."""
         if not self._path or not self.begun:
             return
-        if not length:
-            raise ValueError(
-                "a run without a seed cannot go on with a mechanism that declares no period: its "
-                "draws begin anew, and what that adds is not known; choose another --workdir"
-            )
         while self.begun % length and self.begun < self._plan.num_steps:
             self.begin()
 

@@ -72,14 +72,14 @@ def _row(
     independent: dict[int, sweep.Run],
 ) -> dict[str, Any]:
     plan = loop.build(next(iter(group.values()))).plan
-    assert plan.worth is not None  # Poisson batches and banded ones have it
+    assert plan.dp_event is not None  # Poisson batches and banded ones have it
     in_sums = strategy.noise_in_sums(plan.drawing.strategy, plan.training_steps)
     return {
         "method": method,
         "bands": bands,
         "epsilon": plan.epsilon,
         "num_steps": plan.training_steps,
-        "part_prob": plan.worth.sampling_prob,
+        "part_prob": plan.dp_event.sampling_prob,
         "noise_multiplier": plan.noise_multiplier,
         "noise_in_sums": plan.noise_multiplier * in_sums,
         **sweep.judged(runs, independent),

@@ -25,7 +25,7 @@ NUM_STEPS = 40
 def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
     """Checks that a mechanism draws and correlates as its record says.
 
-    `make` is the function of N and l that a config names, which is called with 1000 and 50.
+    `make` is a function of N and l, which is called with 1000 and 50.
 
     * batches are sorted rows of the data, each at most once; a seed and step give the same again,
       and another seed or step another (unless a batch is all of the data);
@@ -34,7 +34,7 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
     * the noise that `bam.next_noise` makes of the strategy has the covariance that it declares:
       $C n$ is independent, with deviation σ·S, over steps and entries;
     * ε is 0 for no step, grows with the steps, falls with σ, and `noise_multiplier` is enough; it
-      is that of the Poisson-sampled steps that the record says it is worth, if it does.
+      is that of the Poisson-sampled steps that its record says dominate it, if it does.
 
     What it cannot show is that ε is right.
     """
@@ -59,13 +59,12 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
         target_epsilon=1.0, num_steps=NUM_STEPS, delta=delta, accountant=accountant
     )
     require(epsilon(sigma, NUM_STEPS) <= 1.0, "its noise_multiplier is too small for its own ε")
-    if mechanism.worth is not None:
-        steps = mechanism.worth(2.0, NUM_STEPS)
+    if mechanism.dp_event is not None:
+        steps = mechanism.dp_event(2.0, NUM_STEPS)
         of_these = accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
         require(
             math.isclose(of_these, over_steps[-1], rel_tol=1e-6),
-            "its ε is not that of the steps it says it is worth: with another ε or draw, another "
-            "worth, or None",
+            "its ε is not that of its dp_event",
         )
 
 
