@@ -1,6 +1,6 @@
 """CIFAR-100 with ResNet-9: Table 1 and Table 2 of arXiv 2308.12018.
 
-Command:   python -m bam.cli.train --config=configs/cifar100.py:METHOD --workdir=DIR
+Command:   bam train --config=configs/cifar100.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.path=FOLDER
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; EPSILON is 1, 2 or 10, δ = 1e-5.
 Hardware:  as configs/cifar10.py. Time: not run.

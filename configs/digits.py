@@ -1,6 +1,6 @@
 """Handwritten digits (8×8, inside scikit-learn): the demo.
 
-Command:   python -m bam.cli.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+Command:   bam train --config=configs/digits.py:bam_sam --workdir=runs/digits
 Hardware:  any CPU.
 Strengths: the best of 0.005, 0.01, 0.02, 0.05 and 0.1 on 200 held-out training images, five seeds
            (the larger, where two are equal), as docs/demo/search.md has them:

@@ -1,6 +1,6 @@
 """The worked extensions of `examples/` on digits (or MNIST), beside DP-SGD and BAM.
 
-Command:   python -m bam.cli.train --config=configs/extensions.py:NAME --workdir=DIR
+Command:   bam train --config=configs/extensions.py:NAME --workdir=DIR
            NAME is a key of EXTENSIONS below, or one with "mnist_" before it (and
            --config.dataset.path=FOLDER).
 Hardware:  any CPU.

@@ -1,6 +1,6 @@
 """ImageNet32 with WRN-16-4: Table 1 and Table 2 of arXiv 2308.12018.
 
-Command:   python -m bam.cli.train --config=configs/imagenet32.py:METHOD --workdir=DIR
+Command:   bam train --config=configs/imagenet32.py:METHOD --workdir=DIR
              --config.dataset.path=FOLDER
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; ε = 10, δ = 8e-7 in the paper.
 Hardware:  several GPUs are meant. Time: not run.

@@ -1,7 +1,7 @@
 """Breast cancer (scikit-learn) with logistic regression by noisy gradient descent, full batch.
 
-Command:   python -m bam.cli.train --config=configs/logistic.py:dp_sgd --workdir=DIR
-           python -m bam.cli.train --config=configs/logistic.py:dp_sgd,inputs --workdir=DIR
+Command:   bam train --config=configs/logistic.py:dp_sgd --workdir=DIR
+           bam train --config=configs/logistic.py:dp_sgd,inputs --workdir=DIR
 Hardware:  any CPU. Accuracy: docs/results.md (python -m scripts.paper.logistic).
 
 After a comma, what is clipped: "gradients" (the default), or "inputs". The logistic loss is

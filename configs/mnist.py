@@ -1,6 +1,6 @@
 """MNIST with LeNet-5.
 
-Command:   python -m bam.cli.train --config=configs/mnist.py:METHOD --workdir=DIR
+Command:   bam train --config=configs/mnist.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
 Hardware:  any CPU. DP-SGD: 97.35 % at ε = 3, 8 minutes on one core with
            --config.microbatch_size=1 (docs/results.md). DP-SAT and BAM: not run.

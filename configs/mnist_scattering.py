@@ -1,6 +1,6 @@
 """MNIST, private, on fixed scattering features: a linear model or a small CNN.
 
-Command:   python -m bam.cli.train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
+Command:   bam train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
            The CNN: --config.model.name=tanh_cnn --config.model.width=32
 Hardware:  one CPU core. A run of DP-SGD: 79 to 94 s.

@@ -6,7 +6,7 @@ Writes such a folder, as `Dataset.to_parquet` of Hugging Face would, then does i
 command does. Files that do not name their classes need `--config.dataset.num_classes` too: it is
 public, and not counted from private labels.
 
-python -m bam.cli.train --config=configs/digits.py:bam_sam --workdir=runs/own \
+bam train --config=configs/digits.py:bam_sam --workdir=runs/own \
   --config.dataset.name=folder --config.dataset.source=parquet --config.dataset.path=FOLDER
 """
 

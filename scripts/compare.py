@@ -104,7 +104,7 @@ def train_all() -> list[sweep.Run]:
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
     )  # fmt: skip
 
-    def on_built(built: Mapping[str, loop.Experiment]) -> None:
+    def on_built(built: Mapping[str, loop.Trainer]) -> None:
         private = [e for e in built.values() if e.plan.to_json()["epsilon"] is not None]
         if private:
             screen.print(private[0].plan.describe(), highlight=False, soft_wrap=True)

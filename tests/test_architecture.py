@@ -56,6 +56,8 @@ def test_no_import_is_part_of_a_cycle():
 def wrong_imports(imported):
     """Pairs of modules of bam, of which the first must not import the second."""
     for name, others in imported.items():
+        if name == "bam.__main__":  # the command
+            continue
         folder = name.split(".")[1] if "." in name else ""
         for other in others - ({"bam"} if folder in (*ENDS, "release", "audit") else set()):
             theirs = other.split(".")[1] if "." in other else ""
@@ -99,4 +101,4 @@ def test_nothing_in_bam_imports_what_uses_it():
 def test_no_file_of_the_library_is_longer_than_350_lines():
     lengths = {name: len(file.read_text().splitlines()) for name, file in modules("bam").items()}
     assert len(lengths) > 30
-    assert {name for name, length in lengths.items() if length > 350} <= {"bam.cli.page"}
+    assert {name for name, length in lengths.items() if length > 350} == set()

@@ -437,7 +437,7 @@ def test_the_same_run_gives_the_same_files(finished, release, tmp_path):
 
 def test_the_command_refuses_a_seed_in_one_line_and_writes_beside_a_run(seeded, tmp_path):
     run = shutil.copytree(seeded, tmp_path / "run")
-    command = ("bam.cli.export", f"--workdir={run}", f"--out={run}/release")
+    command = ("bam", "export", f"--workdir={run}", f"--out={run}/release")
     refused = run_command(*command)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "--nominal" in refused.stderr and not (run / "release").exists()

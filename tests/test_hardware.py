@@ -256,7 +256,7 @@ def test_a_gather_of_the_data_would_be_seen():
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
 def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
-    command = [sys.executable, "-m", "bam.cli.hardware", "--config=configs/digits.py:dp_sgd"]
+    command = [sys.executable, "-m", "bam", "hardware", "--config=configs/digits.py:dp_sgd"]
     command += ["--config.dataset.name=mnist", "--config.model.width=4", "--target=v5e:2x4"]
     file = tmp_path / "answer.json"
     done = subprocess.run([*command, f"--json={file}"], capture_output=True, text=True)

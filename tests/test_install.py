@@ -93,7 +93,8 @@ def wheel(tmp_path_factory):
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "bam", source / "bam", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("bam", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
     built = run(sys.executable, "-c", build, out, cwd=source)
     assert built.returncode == 0, built.stderr
@@ -132,8 +133,39 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
     ]
 
 
+def test_bam_privacy_needs_no_extra(core, tmp_path):
+    arguments = ("--target_epsilon=2", "--sampling_prob=0.1", "--num_steps=20")
+    answer = run(core.with_name("bam"), "privacy", *arguments, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "ε =   2.0" in answer.stdout or "ε =   1.9" in answer.stdout
+    assert "| false positives | composed (PLD) |" in answer.stdout
+    answer = run(core.with_name("bam"), "privacy", *arguments, "--plot=a.png", cwd=tmp_path)
+    assert answer.returncode == 2 and "pip install '.[" in answer.stderr
+
+
+def test_the_wheels_commands_and_configs_work_away_from_any_clone(core, tmp_path):
+    (packages,) = core.parents[1].glob("lib/python*/site-packages")
+    environ = os.environ | {"PYTHONPATH": str(packages)}  # before what the extras bring
+
+    def bam(*arguments):
+        command = [sys.executable, "-m", "bam", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+        )
+
+    planned = bam("train", "--config=cifar10_small:bam_sam", "--config.dry_run=true")
+    assert planned.returncode == 2 and "cifar10" in planned.stderr  # its data are not there
+    settings = ("--config=digits:bam_sam", "--config.num_steps=2", "--config.model.name=linear")
+    trained = bam("train", *settings, "--workdir=run", "--config.accountant=rdp")
+    assert trained.returncode == 0, trained.stderr
+    for command in (("report", "--workdir=run"), ("export", "--workdir=run", "--out=release")):
+        done = bam(*command)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/report.html").exists() and (tmp_path / "release/PRIVACY.md").exists()
+
+
 def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
-    answer = run(core, "-m", "bam.cli.train", "--config=configs/digits.py", cwd=ROOT)
+    answer = run(core.with_name("bam"), "train", "--config=digits", cwd=ROOT)
     assert answer.returncode == 2
     assert (
         answer.stderr
@@ -142,8 +174,8 @@ def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
 
 
 def test_so_is_one_that_misses_a_package_only_later():
-    without = "import sys, runpy; sys.modules['sklearn'] = None; sys.argv[0] = 'bam.cli.train'; "
-    without += "runpy.run_module('bam.cli.train', run_name='__main__', alter_sys=True)"
+    without = "import sys; sys.modules['sklearn'] = None; sys.argv.insert(1, 'train'); "
+    without += "from bam.cli.main import main; main()"
     arguments = ("--config=configs/digits.py", "--config.dry_run=true")
     answer = run(sys.executable, "-c", without, *arguments, cwd=ROOT)
     assert answer.returncode == 2

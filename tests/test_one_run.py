@@ -159,7 +159,7 @@ def test_the_command_prints_the_bound_beside_the_claim_and_keeps_it(tmp_path):
     old[0] |= bounds
     out.write_text(json.dumps(old), encoding="utf-8")
     command = (
-        "bam.cli.audit", "--one_run", "--config=configs/digits.py:dp_sgd", "--canaries=100",
+        "bam", "audit", "--one_run", "--config=configs/digits.py:dp_sgd", "--canaries=100",
         "--config.model.name=linear", "--config.dataset.holdout=1337", "--config.num_steps=2",
         "--config.expected_batch_size=200", "--config.seed=0", f"--out={out}",
     )  # fmt: skip
@@ -175,6 +175,6 @@ def test_the_command_prints_the_bound_beside_the_claim_and_keeps_it(tmp_path):
 
 
 def test_the_command_says_in_one_line_what_is_missing():
-    done = cases.run_command("bam.cli.audit", "--one_run")
+    done = cases.run_command("bam", "audit", "--one_run")
     assert done.returncode == 2
     assert done.stderr == ("error: --one_run and --config=configs/NAME.py:METHOD belong together\n")

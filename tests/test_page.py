@@ -13,7 +13,7 @@ from PIL import Image
 
 from bam.cli import page
 from bam.privacy.plan import make_plan
-from bam.release import export, statement
+from bam.release import export, records, statement
 from bam.training import config as base
 from bam.training import provenance, rundir
 from configs import digits
@@ -53,7 +53,7 @@ def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, beg
 
 
 def of(folder, public=False):
-    return page.page(page.read(folder), public=public, made_by="bam, commit 1d4e")
+    return page.page(records.read(folder), public=public, made_by="bam, commit 1d4e")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_page_to_pass_on_has_no_figure_of_the_data_no_path_and_no_name(run):
 
 
 def test_the_words_on_the_page_are_those_of_the_statement(run):
-    recorded = page.read(run)
+    recorded = records.read(run)
     config = export.settings(recorded.config, "digits")
     text = re.sub(r"<[^>]+>", "", of(run, public=True))
     for part in (
@@ -128,11 +128,11 @@ def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
     (folder / "steps_begun").write_bytes(b"...")  # one was lost
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 4, "steps_be')
-    text, spent = of(folder), page.read(folder).epsilon_after(3)
+    text, spent = of(folder), records.read(folder).epsilon_after(3)
     assert "not finished" in text and "3 of the 4 steps" in text
     assert "BAM (SAM) ·" in text  # of which data is recorded at the end
     shown = float(key_numbers(text)["ε so far"])
-    assert spent <= shown < 1.001 * spent < page.read(folder).plan["epsilon"]
+    assert spent <= shown < 1.001 * spent < records.read(folder).plan["epsilon"]
     (folder / "steps_begun").unlink()
     (folder / "metrics.jsonl").unlink()
     assert "nothing is spent" in of(folder)
@@ -244,51 +244,49 @@ def test_code_that_the_records_name_is_not_run(tmp_path):
         evil = text.replace('"mechanism": "poisson"', '"mechanism": "os:kill"')
         (folder / f"{name}.json").write_text(evil)
     assert "os:kill" in (folder / "plan.json").read_text()
-    with pytest.raises(ValueError, match="'os:kill', code of one's own, is not computed again"):
+    with pytest.raises(ValueError, match="'os:kill', code of one's own, is unknown here"):
         of(folder)
 
 
 def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
     config = rundir.as_json(base.get_config("dp_sat"))
-    command, missing = page.command_of(config)
+    command, missing = records.command_of(config)
     assert (command.count("--config"), missing) == (1, [])
     config["epsilon"], config["optimizer"]["momentum"] = 1.5, 0.9
     config["dataset"]["path"] = "/my data;ls"
-    command, missing = page.command_of(config)
-    assert "--config=bam/training/config.py:dp_sat" in command and "--config.epsilon=1.5" in command
+    command, missing = records.command_of(config)
+    assert "--config=base:dp_sat" in command and "--config.epsilon=1.5" in command
     assert "'--config.dataset.path=/my data;ls'" in command
     assert missing == ["optimizer.momentum"]
 
 
 def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
     folder = write(tmp_path / "run", seed=SEED)
-    found = re.search(r"<code>(python -m bam.cli.train.*?)</code>", of(folder), re.DOTALL)
+    found = re.search(r"<code>(bam train.*?)</code>", of(folder), re.DOTALL)
     command = html.unescape(found[1])
-    python, module, script, *arguments = shlex.split(command)
-    assert (python, module, script) == ("python", "-m", "bam.cli.train")
+    name, train, *arguments = shlex.split(command)
+    assert (name, train) == ("bam", "train")
     here = [f"--workdir={folder}" if "NEW_FOLDER" in x else x for x in arguments]
-    same = run_command(script, *here)
-    other = run_command(script, *here, "--config.delta=1e-6")
+    same = run_command("bam", "train", *here)
+    other = run_command("bam", "train", *here, "--config.delta=1e-6")
     assert "already holds a finished run" in same.stderr
     assert "holds a run with delta = 1.4e-05, not 1e-06" in other.stderr
 
 
 def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
-    done = run_command("bam.cli.report", f"--workdir={copy}")
+    done = run_command("bam", "report", f"--workdir={copy}")
     assert (done.returncode, done.stderr) == (0, "") and "not for passing on" in done.stdout
     assert "NOT PRIVATE" in (copy / "report.html").read_text(encoding="utf-8")
-    done = run_command(
-        "bam.cli.report", f"--workdir={copy}", "--public", f"--out={tmp_path}/p.html"
-    )
+    done = run_command("bam", "report", f"--workdir={copy}", "--public", f"--out={tmp_path}/p.html")
     assert done.returncode == 0, done.stderr
     assert "NOT PRIVATE" not in (tmp_path / "p.html").read_text(encoding="utf-8")
     bare = write(tmp_path / "bare", private=False)
-    done = run_command("bam.cli.report", f"--workdir={bare}", "--public")
+    done = run_command("bam", "report", f"--workdir={bare}", "--public")
     assert done.returncode == 0 and done.stdout.endswith(": not for passing on\n")
     (copy / "summary.json").write_text('{"versions": 5}')
-    broken = run_command("bam.cli.report", f"--workdir={copy}")
-    nothing = run_command("bam.cli.report", f"--workdir={tmp_path}")
+    broken = run_command("bam", "report", f"--workdir={copy}")
+    nothing = run_command("bam", "report", f"--workdir={tmp_path}")
     for refused, message in ((nothing, "has no config.json"), (broken, "are damaged")):
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1
         assert message in refused.stderr

@@ -145,10 +145,10 @@ def test_an_epsilon_that_is_not_tight_says_so_in_one_line_that_is_shown_once(run
 
 def test_a_command_shows_it_as_one_line():
     settings = ("--sampling_prob=0.01", "--num_steps=3000")
-    done = run_command("bam.cli.privacy", "--noise_multiplier=2", "--delta=1e-9", *settings)
+    done = run_command("bam", "privacy", "--noise_multiplier=2", "--delta=1e-9", *settings)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("warning: after 2249 steps accountant pld no longer resolves")
-    done = run_command("bam.cli.privacy", "--noise_multiplier=2", "--delta=1e-13", *settings)
+    done = run_command("bam", "privacy", "--noise_multiplier=2", "--delta=1e-13", *settings)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: accountant pld cannot resolve delta 1e-13 after 3000")

@@ -264,7 +264,7 @@ def test_what_cannot_be_is_refused_before_anything_is_timed(overrides, message, 
 
 def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path):
     done = run_command(
-        "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}/run",
+        "bam", "train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}/run",
         "--config.trainable=NoSuchLayer",
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -60,7 +60,7 @@ def by_slurm(i):
 def two_processes(workdir, launcher=by_hand, **changes):
     """Both processes of a run, each with two devices; they do not outlive the block."""
     arguments = [
-        "bam.cli.train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
+        "bam", "train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
         *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -131,7 +131,7 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
         wait_for_rows(workdir, processes, 3)
         processes[1].send_signal(signal.SIGTERM)  # not the one that writes
         done = [process.wait(timeout=60) for process in processes]
-    assert [process.returncode for process in done] == [0, 0], done
+    assert [process.returncode for process in done] == [3, 3], done
     assert "the same command goes on from there" in done[0].stdout
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
@@ -176,7 +176,7 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
 )
 def test_processes_that_cannot_be_are_one_line(tmp_path, arguments, message):
     done = run_command(
-        "bam.cli.train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
+        "bam", "train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
     )
     assert done.returncode == 2
     assert message in done.stderr

@@ -149,7 +149,7 @@ def test_a_command_says_so_too_and_refuses_in_one_line(now, tmp_path):
     with pytest.raises(loop.StoppedError):
         loop.train(now, None, tmp_path, should_stop=stop_after(1))
     command = [
-        "bam.cli.train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
+        "bam", "train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
         "--config.accountant=rdp", "--config.num_steps=3", f"--workdir={tmp_path}",
     ]  # fmt: skip
     sigma = now.plan.noise_multiplier

@@ -18,7 +18,7 @@ from tests.cases import Command, run_command
 def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
     workdir = tmp_path / "run"
     done = run_command(
-        "bam.cli.train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
+        "bam", "train", "--config=configs/digits.py:bam_sam", f"--workdir={workdir}",
         "--config.epsilo=3",
     )  # fmt: skip
     assert done.returncode == 2
@@ -52,16 +52,16 @@ def test_of_an_unknown_key_the_nearest_is_named(key, nearest, monkeypatch):
 def test_a_config_file_that_does_not_run_is_not_taken_for_an_unknown_key(tmp_path):
     file = tmp_path / "mistaken.py"
     file.write_text("def get_config(method):\n    return {}['nothing']\n")
-    done = run_command("bam.cli.train", f"--config={file}:dp_sgd", "--workdir=w")
+    done = run_command("bam", "train", f"--config={file}:dp_sgd", "--workdir=w")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "the config file does not run: KeyError('nothing')" in done.stderr
 
 
 def test_with_debug_an_error_shows_its_traceback_and_then_its_line(tmp_path):
     for command, frame, line in (
-        (("bam.cli.export", f"--workdir={tmp_path}", "--out=o"), "_read_run", "it has no config"),
+        (("bam", "export", f"--workdir={tmp_path}", "--out=o"), "_read_run", "it has no config"),
         (
-            ("bam.cli.train", "--config=configs/digits.py:dp_sgd", "--config.epsilo=3"),
+            ("bam", "train", "--config=configs/digits.py:dp_sgd", "--config.epsilo=3"),
             "_parse_flags",
             "no key 'epsilo'",
         ),
@@ -132,7 +132,7 @@ def test_a_required_flag_that_is_missing_or_empty_is_one_line_that_says_what_it_
     for command, message in (
         (("scripts.search", "--workdir=w"), "--config is required: configs/NAME.py"),
         (("scripts.paper.logistic", "--out=o", "--workdir="), "--workdir is required: folder"),
-        (("bam.cli.export", "--workdir=w"), "--out is required: folder to write"),
+        (("bam", "export", "--workdir=w"), "--out is required: folder to write"),
     ):
         done = run_command(*command)
         assert done.returncode == 2

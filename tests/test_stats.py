@@ -1,5 +1,7 @@
 """Intervals that can be checked against a table of Student's t."""
 
+import doctest
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -88,3 +90,8 @@ def test_every_row_of_the_markdown_table_has_all_columns():
     lines = tables.markdown(table1.COLUMNS, rows, table1.LEFT).splitlines()
     assert lines[1].startswith("|---|---:|---|---:|")
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_docstrings_examples_are_right():
+    found = doctest.testmod(stats, optionflags=doctest.ELLIPSIS)
+    assert found.attempted >= 4 and found.failed == 0

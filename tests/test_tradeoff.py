@@ -116,7 +116,7 @@ def test_arguments_out_of_range_are_refused():
 
 def test_the_privacy_command_prints_the_golden_epsilons_and_writes_what_it_drew(tmp_path):
     done = run_command(
-        "bam.cli.privacy", "--noise_multiplier=1.5", "--sampling_prob=0.04", "--num_steps=2250",
+        "bam", "privacy", "--noise_multiplier=1.5", "--sampling_prob=0.04", "--num_steps=2250",
         "--delta=1e-5", f"--json={tmp_path}/p.json", f"--plot={tmp_path}/p.png",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -132,13 +132,13 @@ def test_the_privacy_command_prints_the_golden_epsilons_and_writes_what_it_drew(
 
 def test_the_privacy_command_finds_the_noise_for_an_epsilon_and_refuses_nonsense_in_a_line():
     mechanism = ("--sampling_prob=1", "--num_steps=10", "--delta=1e-5")
-    done = run_command("bam.cli.privacy", "--target_epsilon=2", *mechanism)
+    done = run_command("bam", "privacy", "--target_epsilon=2", *mechanism)
     assert "ε =   2.0000   PLD" in done.stdout
     for bad, message in (
         ((), "give one of"),
         (("--target_epsilon=2", "--noise_multiplier=1"), "give one of"),
         (("--noise_multiplier=0",), "noise_multiplier must be positive"),
     ):
-        done = run_command("bam.cli.privacy", *bad, *mechanism)
+        done = run_command("bam", "privacy", *bad, *mechanism)
         assert done.returncode == 2
         assert message in done.stderr and done.stderr.count("\n") == 1

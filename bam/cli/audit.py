@@ -1,11 +1,11 @@
 """Audits what the code that trains gives away: lower bounds on ε beside the claim.
 
-python -m bam.cli.audit --out=docs/audit.json --trials=4000
+bam audit --out=docs/audit.json --trials=4000
 
 of every method, from thousands of short runs with and without a canary; and of whole runs, cut and
 resumed, what the proof assumes of noise and batches. Or, of a run of your own, from training once:
 
-python -m bam.cli.audit --one_run --config=configs/digits.py:dp_sgd
+bam audit --one_run --config=configs/digits.py:dp_sgd
 
 adds canaries to the training data. It is for the audit alone: nothing of it may be released.
 """

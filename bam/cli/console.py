@@ -21,6 +21,10 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
+from bam.cli import configs
+
+STOPPED = 3  # exit status of a run that the same command goes on with
+
 flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 
 
@@ -36,7 +40,8 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     given = {argument.lstrip("-").partition("=")[0] for argument in sys.argv[1:]}
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help has it
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
-    sys.argv[1:1] = added  # there, because that is where config flags look for their overrides
+    with one_line_errors():  # in sys.argv, because that is where config flags look for overrides
+        sys.argv[1:] = configs.with_files([*added, *sys.argv[1:]])
     app.run(lambda argv: _quietly(main), flags_parser=_parse_flags)
 
 

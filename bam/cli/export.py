@@ -1,6 +1,6 @@
 """Writes what may be released of a finished run: weights, settings and a privacy statement.
 
-python -m bam.cli.export --workdir=runs/digits --out=release
+bam export --workdir=runs/digits --out=release
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Compiles a config's step for a TPU or GPU that is not there, and says what the compiler thinks.
 
-python -m bam.cli.hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
+bam hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
 
 TARGET is v4, v5e, v5p or v6e with a topology, or a100, h100, h200 or b200 alone or with a number of
 devices, as h100:8. It needs the vendor's compiler, not the device: `bam[tpu]` or `bam[cuda]`. The

@@ -5,24 +5,18 @@ What it says of privacy is what `bam.release.statement` says of a release, in th
 
 import html
 import json
-import math
-import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bam.cli import markup
 from bam.cli.svg import Line, chart
-from bam.files import JsonObject, as_object, one_line, read_json
+from bam.files import JsonObject, one_line
 from bam.privacy import accounting, recheck, tradeoff
-from bam.privacy.mechanisms import PoissonSteps
-from bam.privacy.plan import PrivacyPlan
 from bam.privacy.units import unit_of, worded
 from bam.release import export, statement
+from bam.release.records import Run, command_of
 from bam.release.statement import rounded
-from bam.training import config as base
 from bam.training import registry
-from bam.training.rundir import as_json, flat
+from bam.training.rundir import flat
 
 # Charts of what diagnostics measured: title -> label -> name of a measurement.
 MEASURED = {
@@ -34,11 +28,6 @@ MEASURED = {
     "Clipping bias, and the gradient": {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm"},
     "What clipping keeps": {"cosine": "cosine", "‖bias‖/‖ĝ‖": "relative_bias"},
 }  # fmt: skip
-
-_NUMBERS = (
-    "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
-    "delta",
-)  # fmt: skip
 
 _PUBLIC = """\
 **This page may be passed on.** Nothing on it was computed from the data: it repeats the settings,
@@ -66,80 +55,6 @@ says which of two
 given examples took part in the place of the other. However clever the attack, this is how often at
 most it is right where the one took part, by how often it is wrong where the other did.""",
 }
-
-
-class Run(NamedTuple):
-    """The records of a run.
-
-    Attributes:
-      name: of its folder.
-      config, plan, summary: the files, in texts of one line each; the summary is empty while the
-        run is not finished.
-      rows: of `metrics.jsonl`, each with its finite numbers.
-      begun: steps begun, lost ones included.
-    """
-
-    name: str
-    config: JsonObject
-    plan: JsonObject
-    summary: JsonObject
-    rows: Sequence[Mapping[str, float]]
-    begun: int
-
-    @property
-    def private(self) -> bool:
-        """Whether it has a finite ε."""
-        return export.is_private(self.config, self.plan)
-
-    @property
-    def nominal(self) -> bool:
-        """Whether noise and batches came from a seed."""
-        return self.summary.get("seed", self.config.get("seed")) is not None
-
-    def epsilon_after(self, num_steps: int) -> float:
-        """ε once so many steps are begun, by the run's own accountant."""
-        return PrivacyPlan.of_record(self.plan).epsilon_after(num_steps)
-
-    def worth_of(self, num_steps: int) -> PoissonSteps | None:
-        """The Poisson-sampled Gaussians that so many steps are worth, if that is known."""
-        return PrivacyPlan.of_record(self.plan).dp_event_after(num_steps)
-
-
-def read(workdir: Path) -> Run:
-    """The records of a run; a ValueError, in one line, for a folder that holds none."""
-    if not (workdir / "config.json").exists():
-        raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
-    config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
-    for section in filter(None, export.SETTINGS):
-        if not isinstance(config.setdefault(section, {}), dict):
-            raise ValueError(f"{workdir}/config.json is damaged: {section} is no section")
-    wrong = [key for key in _NUMBERS if not _is_number(plan.get(key))]
-    wrong += [key for key in ("epsilon", "clip_norm") if not _is_number(plan.get(key) or 0)]
-    if wrong:
-        raise ValueError(f"{workdir}/plan.json is damaged: {', '.join(wrong)}")
-    metrics, summary = workdir / "metrics.jsonl", workdir / "summary.json"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    # Of a run that goes on the last line may be half written.
-    found = [as_object(line, metrics) for line in lines if line.endswith("}")]
-    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in found]
-    rows = [row for row in rows if "step" in row]
-    # The ledger has the steps begun; without one, at least those that the other files know of.
-    begun = [int(row.get("steps_begun", row["step"])) for row in rows]
-    begun += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
-    ledger = workdir / "steps_begun"
-    begun += [ledger.stat().st_size] if ledger.exists() else []
-    return Run(
-        name=workdir.resolve().name,
-        config=one_line(config, without=""),  # with the bars of regular expressions
-        plan=one_line(plan),
-        summary=one_line(read_json(summary)) if summary.exists() else {},
-        rows=rows,
-        begun=min(max(begun, default=0), int(plan["num_steps"])),
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def page(run: Run, *, public: bool, made_by: str) -> str:
@@ -256,9 +171,9 @@ def _privacy(run: Run, epsilon: float) -> str:
         if len(chosen) > 1
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan["delta"], rate)}
-    worth = None if plan.get("selection") else run.worth_of(begun)
-    if worth and worth.noise_multiplier >= accounting.LEAST_PLD_NOISE:
-        f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **worth._asdict())
+    event = None if plan.get("selection") else run.dp_event_after(begun)
+    if event and event.noise_multiplier >= accounting.LEAST_PLD_NOISE:
+        f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **event._asdict())
         alone = limits["ε and δ alone"]
         best = lambda rate: min(alone(rate), tradeoff.best_true_positive_rate(f, rate))  # noqa: E731
         limits = {"this training": best, **limits}
@@ -363,7 +278,7 @@ def _again(run: Run, config: JsonObject, public: bool) -> str:
     own = ""
     if missing:
         lacks = ", ".join(one_line(missing))
-        own = f" `bam/training/config.py` lacks {lacks}: name a config file that has them."
+        own = f" the base config lacks {lacks}: name a config file that has them."
     made_with = ""
     if not public:  # the statement has what may be said of them
         keys = ("commit", "device", "num_devices", "num_processes")
@@ -374,18 +289,6 @@ def _again(run: Run, config: JsonObject, public: bool) -> str:
 <p>{markup.inline(f"This {same}. `NEW_FOLDER` is for its files.{own}")}</p>
 {markup.code(command)}
 {made_with}"""
-
-
-def command_of(config: JsonObject) -> tuple[str, list[str]]:
-    """The command for a recorded config, and its keys that the base config does not have."""
-    method = config["method"]["name"]
-    file = method if method in base.METHODS else "dp_sgd"
-    known = flat(as_json(base.get_config(file)))
-    other = {k: v for k, v in flat(config).items() if k not in known or known[k] != v}
-    arguments = [f"--config=bam/training/config.py:{file}", "--workdir=NEW_FOLDER"]
-    arguments += [f"--config.{key}={value}" for key, value in other.items() if key in known]
-    quoted = [shlex.quote(argument) for argument in arguments]
-    return " \\\n  ".join(["python -m bam.cli.train", *quoted]), sorted(other.keys() - known.keys())
 
 
 def _notice(text: str, kind: str = "") -> str:

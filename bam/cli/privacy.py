@@ -1,7 +1,7 @@
 """What DP-SGD's noise is worth: ε by three accountants, or σ for an ε, and what an attacker gains.
 
-python -m bam.cli.privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
-python -m bam.cli.privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
+bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
+bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
 """
 
 import math
@@ -12,10 +12,9 @@ import numpy as np
 from absl import flags
 
 from bam import files
-from bam.cli import console, plotting, tables
+from bam.cli import console, tables
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.training import registry
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
 _TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")
@@ -135,6 +134,9 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draws trade-off curves beside ε over training, from what `analyse` found."""
+    from bam.cli import plotting  # a picture needs what an extra brings
+    from bam.training import registry
+
     style = {name: method.style for name, method in registry.METHODS.items()}
     alpha = found["tradeoff"]["type_1_error"]
     lines = [

@@ -1,7 +1,7 @@
 """Writes one HTML page about a run, finished or not: privacy, accuracy, settings.
 
-python -m bam.cli.report --workdir=runs/digits
-python -m bam.cli.report --workdir=runs/digits --public --out=page.html
+bam report --workdir=runs/digits
+bam report --workdir=runs/digits --public --out=page.html
 
 The page is one file; it needs no network and runs nothing. With --public it can be passed on.
 """
@@ -13,7 +13,7 @@ from absl import flags
 import bam
 from bam.cli import console, page
 from bam.files import write_text
-from bam.release import export
+from bam.release import export, records
 from bam.training.provenance import git_commit
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")
@@ -33,7 +33,7 @@ def main() -> None:
         out = Path(_OUT.value or workdir / f"report{'_public' * public}.html")
         made_by = f"bam {bam.__version__}, commit {git_commit()}"
         try:
-            run = page.read(workdir)
+            run = records.read(workdir)
             if public:
                 export.check_chosen(workdir, run.plan)
             text = page.page(run, public=public, made_by=made_by)

@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from bam import files
 from bam.cli import stats
 
@@ -39,15 +35,22 @@ def show(
     keep: Path | None = None,
 ) -> None:
     """Prints a table, and keeps it in a file for documents, whose folder is made."""
+    if keep:
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(keep, markdown(columns, rows, left))
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+    except ModuleNotFoundError:  # an extra brings it
+        print(*filter(None, (title, markdown(columns, rows, left))), sep="\n\n")
+        return
     table = Table(title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in columns:
         justify: Any = "left" if _is_left(columns, name, left) else "right"
         table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))
-    if keep:
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(keep, markdown(columns, rows, left))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

@@ -1,12 +1,13 @@
 """Trains one model privately.
 
-python -m bam.cli.train --config=configs/digits.py:bam_sam --workdir=runs/digits
+bam train --config=digits:bam_sam --workdir=runs/digits
 
 All devices of this machine share the work; those of several, too, if started on each of them with
 --coordinator (docs/scaling.md).
 """
 
 import functools
+import sys
 from pathlib import Path
 
 import jax
@@ -17,7 +18,9 @@ from bam.cli import console
 from bam.privacy.accounting import rounded_up
 from bam.training import devices, loop, rundir
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD"
+)
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "folder for the run's files; an unfinished run there goes on"
 )
@@ -67,11 +70,11 @@ def main() -> None:
             )
     except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
-        return
+        sys.exit(console.STOPPED)
     show(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
 
 
-def describe(experiment: loop.Experiment) -> str:
+def describe(experiment: loop.Trainer) -> str:
     """A few lines that say what will run and what it will cost."""
     config = experiment.config
     return (
@@ -84,7 +87,7 @@ def describe(experiment: loop.Experiment) -> str:
     )
 
 
-def _frozen(experiment: loop.Experiment) -> str:
+def _frozen(experiment: loop.Trainer) -> str:
     """How many parameters are not trained; nothing if all are."""
     return f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
 
@@ -103,7 +106,7 @@ def _features(name: str) -> str:
     return made if name else ""
 
 
-def devices_of(experiment: loop.Experiment) -> str:
+def devices_of(experiment: loop.Trainer) -> str:
     """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
     many = f"{experiment.mesh.size} × " if experiment.mesh else ""
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""

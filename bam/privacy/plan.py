@@ -100,9 +100,7 @@ class PrivacyPlan:
     def _of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
         name = record.get("mechanism", "poisson")
         if name not in mechanisms.MECHANISMS:
-            raise ValueError(
-                f"the ε of mechanism {name!r}, code of one's own, is not computed again"
-            )
+            raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
         names = {field.name for field in dataclasses.fields(cls)}
         facts = {name: value for name, value in record.items() if name in names}
         if not isinstance(facts.get("mechanism_options", {}), dict):

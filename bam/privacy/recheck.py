@@ -74,7 +74,7 @@ The third, from the root of bam's code, prints what any attacker can gain from t
 tighter limit than ε and δ alone give (column "composed"):
 
 ```console
-python -m bam.cli.privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
+bam privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
 --delta={delta}
 ```
 """

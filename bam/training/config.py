@@ -61,7 +61,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
     config.method = ConfigDict({"name": method, **registry.METHODS[method].options})
     config.model = ConfigDict({"name": "convnet", "width": 16})
-    # Weights to begin from: a safetensors file, or a folder that bam.cli.export wrote; "": random.
+    # Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": random.
     # Nobody but you can say that they were made without the private data: only then are they free.
     config.init_from = ""
     # Regular expressions, searched for in names like "Dense_0/kernel": what begins at random all

@@ -29,9 +29,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-Experiment = Trainer
-
-
 class Result(NamedTuple):
     """What a run leaves in memory: the final state, the metrics rows, the summary.
 

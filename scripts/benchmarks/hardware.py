@@ -2,7 +2,7 @@
 
 python -m scripts.benchmarks.hardware    (`make hardware` builds the environments that it needs)
 
-A file in benchmarks/hardware/ for each config, method and target, by `bam.cli.hardware`; what is
+A file in benchmarks/hardware/ for each config, method and target, by `bam hardware`; what is
 there already is not compiled again, so it goes on where it was stopped.
 """
 
@@ -91,11 +91,11 @@ def _row(config: str, method: str, target: str, views: int = 0) -> Row:
 
 
 def _compile(row: Row, path: Path) -> str:
-    """Has `bam.cli.hardware` write the file; returns a word on how it went."""
+    """Has `bam hardware` write the file; returns a word on how it went."""
     started = time.perf_counter()
     python = _PYTHON[targets.kind_of(row.target).platform].value
     method = row.method.removesuffix("_one_view")
-    command = [python, "-m", "bam.cli.hardware", f"--config=configs/{row.config}.py:{method}"]
+    command = [python, "-m", "bam", "hardware", f"--config=configs/{row.config}.py:{method}"]
     command += [f"--target={row.target}", f"--json={path}", f"--config.precision={PRECISION}"]
     if _PROGRAMS.value:
         command += [f"--program={Path(_PROGRAMS.value) / row.name}.txt"]

@@ -3,7 +3,7 @@
 python -m scripts.benchmarks.scaling --out=benchmarks/scaling_cpu.json \
   --train="--config=configs/digits.py:bam_sam --config.accountant=rdp" [--train=…]
 
-Every run is `python -m bam.cli.train` with these arguments, on one core and on all of them. What is
+Every run is `bam train` with these arguments, on one core and on all of them. What is
 compared is the time of a step, without compilation, in the second half of `--num_steps`.
 """
 
@@ -21,7 +21,7 @@ from absl import flags
 
 from bam.cli import console, sweep, tables, timing
 
-_TRAIN = flags.DEFINE_multi_string("train", None, "arguments of bam.cli.train, one flag for each")
+_TRAIN = flags.DEFINE_multi_string("train", None, "arguments of bam train, one flag for each")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 12, "steps of each run", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "every placement runs so often, in turn", lower_bound=1)
@@ -88,7 +88,7 @@ def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> tuple[f
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("localhost", 0))
         command = [
-            *(sys.executable, "-m", "bam.cli.train", *arguments, f"--workdir={folder}/run"),
+            *(sys.executable, "-m", "bam", "train", *arguments, f"--workdir={folder}/run"),
             *(f"--config.num_steps={steps}", f"--config.eval.every={steps // 2}"),
             *("--config.checkpoint.every=0", "--config.seed=0"),
         ]

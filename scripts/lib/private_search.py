@@ -175,9 +175,7 @@ def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(
-    path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Experiment
-) -> dict[str, Any]:
+def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer) -> dict[str, Any]:
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
     The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
@@ -217,7 +215,7 @@ def _drawn(
     return drawn
 
 
-def _as_drawn(path: Path, experiment: loop.Experiment) -> loop.Experiment:
+def _as_drawn(path: Path, experiment: loop.Trainer) -> loop.Trainer:
     """The experiment with the noise that the search has, whatever the accountant chooses today."""
     plan = experiment.plan
     recorded = files.read_json(path).get("plan", {}) | {"clip_norm": plan.clip_norm}
@@ -230,9 +228,7 @@ def _as_drawn(path: Path, experiment: loop.Experiment) -> loop.Experiment:
     return experiment if settled == plan else experiment.with_plan(settled)
 
 
-def noised_score(
-    experiment: loop.Experiment, seed: int, folder: Path, noise_multiplier: float
-) -> int:
+def noised_score(experiment: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
     state = sweep.last_state(experiment, seed, folder)
     if state is None:
@@ -241,7 +237,7 @@ def noised_score(
     return score.noised(count, noise_multiplier, secret_key())
 
 
-def _judged_on(experiment: loop.Experiment) -> Any:
+def _judged_on(experiment: loop.Trainer) -> Any:
     dataset = experiment.dataset
     return dataset.test if experiment.config.dataset.holdout else dataset.train
 
@@ -264,7 +260,7 @@ def _choose(
     right = chosen["num_correct_noised"]
     say(
         f"chosen: {chosen['setting']}, with about {right:.0f} images right\n"
-        f"release it, and nothing else of {workdir}: python -m bam.cli.export --workdir={link} "
+        f"release it, and nothing else of {workdir}: bam export --workdir={link} "
         "--out=FOLDER"
     )
     return link

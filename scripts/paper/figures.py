@@ -209,7 +209,7 @@ def _by_batch_size(series: Series) -> list[dict[str, Any]]:
     return series.measured(f"by_batch_size_{_EXAMPLES.value}.json", measure)
 
 
-def _group_means(experiment: loop.Experiment, state: Any) -> Iterator[Any]:
+def _group_means(experiment: loop.Trainer, state: Any) -> Iterator[Any]:
     """Means over disjoint random groups of training examples, the same for every run."""
     num_examples = experiment.plan.num_examples
     order = np.random.default_rng(0).permutation(num_examples)[: _EXAMPLES.value]
@@ -269,12 +269,12 @@ def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
     ]
 
 
-def _built(series: Series) -> Callable[[], loop.Experiment]:
+def _built(series: Series) -> Callable[[], loop.Trainer]:
     """The series' experiment, built when it is first asked for."""
     return functools.cache(lambda: loop.build(next(iter(series.configs.values()))))
 
 
-def _state(experiment: loop.Experiment, seed: int, folder: Path, stage: str) -> Any:
+def _state(experiment: loop.Trainer, seed: int, folder: Path, stage: str) -> Any:
     """The state of a finished run before its first or after its last step."""
     if stage == "start":
         return experiment.init(seed)

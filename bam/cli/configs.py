@@ -1,0 +1,46 @@
+"""Configs by their names: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def shipped() -> dict[str, Path]:
+    """Name -> file of every config that comes with bam: those of the checkout, or of the wheel."""
+    folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
+    folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
+    found = {file.stem: file for file in folder.glob("[a-z]*.py")}
+    return found | {"base": ROOT / "training" / "config.py"}
+
+
+def with_files(argv: Sequence[str]) -> list[str]:
+    """Arguments whose `--config=NAME:METHOD` has the file of the shipped config NAME instead."""
+    found, is_value = [], False
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config", "-config") and equals:
+            argument = f"{flag}={file_of(value)}"
+        elif is_value:
+            argument = file_of(argument)
+        is_value = argument in ("--config", "-config")
+        found.append(argument)
+    return found
+
+
+def file_of(value: str) -> str:
+    """FILE:METHOD of what `--config` is given; ValueError for no file and no shipped config."""
+    name, colon, method = value.partition(":")
+    if name.endswith(".py") or "/" in name or Path(name).exists():
+        return value
+    known = shipped()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "name a file, or"
+        raise ValueError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
+    # Configs import each other. At the end of the path, so that a checkout's own come first.
+    if (folder := str(known["cifar10"].parents[1])) not in sys.path:
+        sys.path.append(folder)
+    return f"{known[name]}{colon}{method}"

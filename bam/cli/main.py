@@ -1,0 +1,91 @@
+"""`bam COMMAND`: one command, whose names are those of the modules of this folder."""
+
+import difflib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+from bam import __version__, extras
+from bam.cli.configs import shipped
+
+COMMANDS = {
+    "train": "trains one model privately, and goes on with one that was stopped",
+    "report": "writes a page about a run: its privacy, accuracy and settings",
+    "export": "writes what may be released of a run, with a privacy statement",
+    "audit": "bounds from below what runs, or one of yours, give away",
+    "privacy": "says what ε a noise earns, or what noise an ε needs",
+    "hardware": "compiles a run for GPUs or TPUs that are not there, and estimates its time",
+}
+HELP = f"""\
+bam {__version__}: differentially private image classifiers, and a statement that anyone can check
+
+  bam train --config=digits:bam_sam --workdir=runs/digits
+
+{{commands}}
+
+`bam COMMAND --help` shows the flags of a command, `bam completion bash|zsh|fish` what a shell
+runs to complete them. --debug shows the traceback of an error. Exit status: 0; 2 for bad input;
+3 for a run that was stopped, which the same command goes on with.
+"""
+BASH = """\
+_bam() {
+  local cur="${COMP_WORDS[COMP_CWORD]}"; [ "$cur" = "=" ] && cur=""
+  COMPREPLY=($(compgen -W "$(bam completion words "${COMP_WORDS[@]:1:COMP_CWORD-1}")" -- "$cur"))
+}
+complete -o default -o nospace -F _bam bam
+"""
+COMPLETION = {
+    "bash": BASH,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
+    "fish": "complete -c bam -f -a '(bam completion words (commandline -opc)[2..])'\n",
+}
+
+
+def main() -> None:
+    """Runs the command that the first argument names."""
+    sys.excepthook = extras.one_line
+    name, *arguments = sys.argv[1:] or ["help"]
+    if name in COMMANDS:
+        run(name)
+    elif name in ("help", "--help", "-h"):
+        width = max(map(len, COMMANDS)) + 2
+        print(HELP.format(commands="\n".join(f"  {k:{width}}{v}" for k, v in COMMANDS.items())))
+    elif name == "--version":
+        print(f"bam {__version__}")
+    elif name == "completion" and arguments[:1] == ["words"]:
+        print("\n".join(words(arguments[1:])))
+    elif name == "completion" and arguments[:1] and arguments[0] in COMPLETION:
+        print(COMPLETION[arguments[0]], end="")
+    else:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(COMMANDS)}"
+        print(f"error: bam has no command {' '.join(sys.argv[1:])!r}: {hint}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(name: str) -> None:
+    """Runs a command with the rest of the arguments, as `bam NAME` does."""
+    sys.excepthook = extras.one_line
+    if sys.argv[1:2] == [name]:
+        del sys.argv[1]
+    if name != "privacy":
+        with extras.needs("train"):
+            import ml_collections  # noqa: F401
+            import rich  # noqa: F401
+    runpy.run_module(f"bam.cli.{name}", run_name="__main__", alter_sys=True)
+
+
+def words(typed: list[str]) -> list[str]:
+    """What can follow the words that are typed: commands, flags, or names of configs."""
+    typed = [word for word in typed if word != "="]
+    if typed[-1:] == ["--config"]:
+        return sorted(shipped())
+    if typed[:1] and typed[0] in COMMANDS:
+        text = Path(__file__).with_name(f"{typed[0]}.py").read_text(encoding="utf-8")
+        return [f"--{name}=" for name in re.findall(r'\bDEFINE_\w+\(\s*"(\w+)"', text)]
+    return list(COMMANDS) if not typed else []
+
+
+if __name__ == "__main__":
+    main()
