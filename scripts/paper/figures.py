@@ -1,12 +1,11 @@
-"""The paper's figures 2 and 4 to 7, each from runs that this command makes or finds in its workdir.
+"""The paper's figures 2 and 4 to 6, each from runs that this command makes or finds in its workdir.
 
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
 Figures 5 and 6 are of the weights before and after that training (scripts.paper.batches trains with
-each batch size), "lambda" (bias against λ) of DP-SGD's; "method" is of three descents in two
-dimensions. All of them read private data and are NOT PRIVATE, but for 7 and method, which have
-none. Figure 3 is scripts.benchmarks.depth's.
+each batch size), "lambda" (bias against λ) of DP-SGD's. All of them read private data and are NOT
+PRIVATE. Figure 3 is scripts.benchmarks.depth's; figure 7 was drawn at the tag one-offs.
 """
 
 import functools
@@ -21,10 +20,10 @@ from ml_collections import ConfigDict
 from bam import files
 from bam.cli import console, plotting, sweep, tables
 from bam.training import diagnostics, loop, registry
-from scripts.paper import effects, sketch
+from scripts.paper import effects
 
 _FIGURE = flags.DEFINE_enum(
-    "figure", None, ["2", "4", "5", "6", "7", "lambda", "method"], "the paper's number, or these"
+    "figure", None, ["2", "4", "5", "6", "lambda"], "the paper's number, or these"
 )
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
 _METHODS = flags.DEFINE_list(
@@ -36,14 +35,7 @@ _EXAMPLES = flags.DEFINE_integer(
     "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
 )
 flags.adopt_module_key_flags(sweep)
-# Those that need no runs.
-SKETCHES = {"7": sketch.draw, "method": sketch.draw_descent}
-console.require("figure")
-console.ensure(
-    ("figure", "workdir"),
-    lambda figure, workdir: figure in SKETCHES or workdir,
-    "--workdir is required: the folder for the runs, which figures share",
-)
+console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096
 STAGES = {"start": "before the first step", "end": "after the last step"}
@@ -80,14 +72,11 @@ def main() -> None:
         out, figure = Path(_OUT.value), str(_FIGURE.value)
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
-        if figure in SKETCHES:
-            tables.write_csv(path.with_suffix(".csv"), SKETCHES[figure](path.with_suffix(".png")))
-        else:
-            series = [_series(name) for name in _METHODS.value]
-            runs = sweep.run_missing({s.slug: s.configs for s in series})
-            if any(len(runs[s.slug]) < len(s.configs) for s in series):
-                return
-            DRAW[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
+        series = [_series(name) for name in _METHODS.value]
+        runs = sweep.run_missing({s.slug: s.configs for s in series})
+        if any(len(runs[s.slug]) < len(s.configs) for s in series):
+            return
+        DRAW[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
     print(f"{path}.png and .csv")
 
 
