@@ -3,8 +3,8 @@
 Command:   bam train --config=configs/cifar10.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.path=FOLDER
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; EPSILON is 1, 2 or 10, δ = 1e-5.
-Data:      `python -m scripts.prepare_data --name=cifar10 --path=FOLDER --archive=FILE`, or
-           `--config.dataset.source=parquet` or `=archive` with a local folder.
+Data:      `--config.dataset.source=archive`, the official file, `=parquet` a local folder, or what
+           tensorflow-datasets prepared as array_record.
 Hardware:  one GPU with 40 GB or more is meant. Time: not run.
 
 Accuracy, %, mean ± SD of 3 seeds in the paper:

@@ -20,7 +20,8 @@ from PIL import Image
 
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
-from bam.data.sources import archives, parquet, prepared, safe_pickle
+from bam.data.sources import archives, parquet, safe_pickle
+from tests import prepared_folder
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -489,7 +490,7 @@ def test_mnist_faults_name_the_file(mnist):
 def test_what_is_written_is_read_back_without_tensorflow(name, stock, split, tmp_path):
     import tensorflow_datasets as tfds
 
-    prepared.write(name, TRAIN, TEST, tmp_path)
+    prepared_folder.write(name, TRAIN, TEST, tmp_path)
     found = datasets.load(name, "tfds", tmp_path)
     assert_is_toy(found, found.num_classes)
     # It also is what tensorflow-datasets itself would look for.
@@ -501,18 +502,18 @@ def test_what_is_written_is_read_back_without_tensorflow(name, stock, split, tmp
 
 def test_grey_images_survive_preparation(tmp_path):
     train, test = (Split(s.images[:, :28, :28, :1], s.labels) for s in (TRAIN, TEST))
-    prepared.write("mnist", train, test, tmp_path)
+    prepared_folder.write("mnist", train, test, tmp_path)
     found = datasets.load("mnist", path=tmp_path)
     np.testing.assert_array_equal(found.train.images, train.images)
 
 
 def test_tfds_without_a_path_reads_its_own_default_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    fails("cifar10 is not prepared here; run python -m scripts.prepare_data", "cifar10", "", "")
+    fails("cifar10 is not prepared here; without tensorflow-datasets, fetch", "cifar10", "", "")
 
 
 def test_damaged_prepared_files_are_refused(tmp_path):
-    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    folder = prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     file = next(folder.glob("*-train.array_record*"))
     whole = file.read_bytes()
     for content in (b"", whole[: len(whole) // 2], whole[:-65536]):
@@ -526,7 +527,7 @@ def test_damaged_prepared_files_are_refused(tmp_path):
     file.write_bytes(whole)
     fails("3.0.2: test: no such split", "cifar10", "tfds", tmp_path)
     info.write_text(json.dumps(described | {"fileFormat": "tfrecord"}))
-    fails("prepared as tfrecord, not array_record; prepare it again", "cifar10", "tfds", tmp_path)
+    fails("prepared as tfrecord, not array_record: prepare it again", "cifar10", "tfds", tmp_path)
     info.write_text("{")
     fails("3.0.2: not a prepared data set", "cifar10", "tfds", tmp_path)
 

@@ -23,10 +23,11 @@ from PIL import Image
 from bam.cli import console
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
-from bam.data.sources import archives, parquet, prepared, safe_pickle
+from bam.data.sources import archives, parquet, safe_pickle
 from bam.training import registry, trainer
 from bam.training.checkpoint import Checkpoints
 from configs import digits
+from tests import prepared_folder
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -109,7 +110,7 @@ def named_inside(features):
 def test_a_prepared_folder_imports_no_module_that_it_names(rename, tmp_path, evil):
     import tensorflow_datasets as tfds
 
-    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    folder = prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     features, info = folder / "features.json", folder / "dataset_info.json"
     features.write_text(json.dumps(rename(json.loads(features.read_text()))))
     described = json.loads(info.read_text())
@@ -124,8 +125,8 @@ def test_a_prepared_folder_imports_no_module_that_it_names(rename, tmp_path, evi
 
 def test_a_prepared_folder_names_no_file_outside_itself(tmp_path):
     stranger, own = tmp_path / "stranger", tmp_path / "own"
-    prepared.write("cifar10", Split(255 - TRAIN.images, TRAIN.labels), TEST, own)
-    folder = prepared.write("cifar10", TRAIN, TEST, stranger)
+    prepared_folder.write("cifar10", Split(255 - TRAIN.images, TRAIN.labels), TEST, own)
+    folder = prepared_folder.write("cifar10", TRAIN, TEST, stranger)
     info = folder / "dataset_info.json"
     described = json.loads(info.read_text())
     for split in described["splits"]:
@@ -321,7 +322,7 @@ def test_a_cifar_batch_takes_what_its_rows_can(file, tmp_path, small):
 
 
 def test_descriptions_and_devices_are_not_read_to_their_end(tmp_path, small):
-    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    folder = prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     info = folder / "dataset_info.json"
     info.write_text("[" * 500_000)
     fails("3.0.2: not a prepared data set", "cifar10", "tfds", tmp_path)
@@ -333,7 +334,7 @@ def test_descriptions_and_devices_are_not_read_to_their_end(tmp_path, small):
 
 
 def test_a_prepared_split_has_no_more_rows_than_the_official_one(tmp_path, monkeypatch):
-    prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     monkeypatch.setitem(archives.ROWS, "cifar10", (9, 2))
     fails("train: 10 rows, the official split has 9", "cifar10", "tfds", tmp_path)
 
@@ -341,7 +342,7 @@ def test_a_prepared_split_has_no_more_rows_than_the_official_one(tmp_path, monke
 def test_prepared_rows_are_no_larger_than_images(tmp_path):
     from array_record.python import array_record_module
 
-    folder = prepared.write("cifar10", TRAIN, TEST, tmp_path)
+    folder = prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     file = next(folder.glob("*-train.array_record*"))
     writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
     for _ in range(10):

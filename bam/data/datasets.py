@@ -90,8 +90,8 @@ def load(
 
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
-      source: "sklearn": inside scikit-learn, the only source of the first two. "tfds": prepared by
-        `scripts/prepare_data.py`, the default of the others. "parquet": a folder with
+      source: "sklearn": inside scikit-learn, the only source of the first two. "tfds": array_record
+        files of tensorflow-datasets, the default of the others. "parquet": a folder with
         `train.parquet` and `test.parquet`, the default of "folder". "archive": the official files
         as downloaded, see `archives.read`. None or "": the default.
       path: the folder (or archive) to read. None or "": with source "tfds", the environment

@@ -1,17 +1,12 @@
-"""Data sets prepared by tensorflow-datasets, read and written without TensorFlow.
-
-Reading needs array_record files: `scripts/prepare_data.py` makes them from an official archive.
+"""Data sets that tensorflow-datasets prepared as array_record files, read without TensorFlow.
 
 tensorflow-datasets itself would import the modules that a folder's `features.json` names, and read
 the files that its `dataset_info.json` names. Here neither is used: what a row holds is known.
 """
 
-import io
 import json
 import math
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +60,8 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
     versions = sorted((path / stock.folder).glob("*/dataset_info.json"))
     if not versions:
         raise DataError(
-            f"{path}: {stock.folder} is not prepared here; run "
-            f"python -m scripts.prepare_data --name={name} --path={path} --archive=FILE"
+            f"{path}: {stock.folder} is not prepared here; without tensorflow-datasets, fetch "
+            f"{stock.url} and set dataset.source=archive dataset.path=FILE_OR_FOLDER"
         )
     folder = versions[-1].parent
     content = read_file(folder / "dataset_info.json", MAX_INFO)
@@ -79,65 +74,14 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
         raise DataError(f"{folder}: not a prepared data set: {error!r:.200}") from error
     if file_format != "array_record":
         raise DataError(
-            f"{folder}: prepared as {file_format!s:.20}, not array_record; prepare it again in "
-            "another folder with scripts/prepare_data.py"
+            f"{folder}: prepared as {file_format!s:.20}, not array_record: prepare it again with "
+            "file_format=array_record"
         )
     train, test = (
         _read_split(stock, folder, split, rows.get(split), official)
         for split, official in zip(("train", stock.test_split), archives.ROWS[name], strict=True)
     )
     return train, test
-
-
-def write(name: str, train: Split, test: Split, path: Path) -> Path:
-    """Writes a data set in STOCK as array_record files, as if tensorflow-datasets had prepared it.
-
-    `path` is the folder that tensorflow-datasets calls `data_dir`; returns the data set's own,
-    `path/NAME/VERSION`, of which nothing is to be seen before it is whole. DataError if it is
-    there.
-    """
-    with needs("data"):
-        import tensorflow_datasets as tfds
-
-    stock = _stock(name)
-    base, _, config = stock.folder.partition("/")
-    splits = {"train": train, stock.test_split: test}
-    features = tfds.features.FeaturesDict(
-        {
-            "id": tfds.features.Text(),
-            "image": tfds.features.Image(shape=train.images.shape[1:]),
-            "label": tfds.features.ClassLabel(num_classes=stock.num_classes),
-        }
-    )
-
-    def examples(split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        for row, (image, label) in enumerate(zip(*splits[split], strict=True)):
-            encoded = io.BytesIO(_png(image))
-            yield row, {"id": f"{split}_{row:05d}", "image": encoded, "label": int(label)}
-
-    # tfds.dataset_builders.store_as_tfds_dataset would import TensorFlow; this class does not.
-    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-        VERSION = tfds.core.Version(stock.version)
-        BUILDER_CONFIGS = (
-            [tfds.core.BuilderConfig(name=config, version=stock.version)] if config else []
-        )
-
-        def _info(self) -> Any:
-            return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
-
-        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            del dl_manager
-            return {split: examples(split) for split in splits}
-
-        def _generate_examples(self) -> None:
-            """Never called: the splits are given as iterators."""
-
-    Builder.name = base
-
-    def make(partial: Path) -> None:
-        Builder(data_dir=partial, file_format="array_record").download_and_prepare()
-
-    return _in_one_move(path, stock.folder, make)
 
 
 def _stock(name: str) -> _Stock:
@@ -190,28 +134,3 @@ def _records(open_reader: Any, file: Path, num_rows: int, limit: int) -> Iterato
             yield record
     finally:
         reader.close()
-
-
-def _in_one_move(path: Path, inner: str, make: Callable[[Path], object]) -> Path:
-    """Makes `path/inner/VERSION` in a sibling folder of its own, then renames it into place."""
-    if there := sorted((path / inner).glob("*/dataset_info.json")):
-        raise DataError(f"{there[-1].parent}: is there already; remove it to prepare it again")
-    path.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(suffix=".partial", dir=path))
-    try:
-        make(partial)
-        made = next((partial / inner).glob("*/dataset_info.json")).parent
-        target = path / inner / made.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return made.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _png(image: np.ndarray) -> bytes:
-    with needs("data"):
-        from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")
-    return file.getvalue()
