@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bam import files
-from bam.cli import console, plotting, stats, sweep, tables
+from bam.cli import console, plotting, stats, sweeps, tables
 from bam.privacy.accounting import rounded_up
 from bam.training import loop, registry
 
@@ -27,7 +27,7 @@ _RUNS = flags.DEFINE_list(
     "runs", "", "train nothing: compare the finished runs in and below these folders"
 )
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete the same methods' earlier runs")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("workdir")
 console.ensure(
     ("config", "runs"),
@@ -50,12 +50,12 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains and compares methods, or compares runs that exist."""
-    workdir = Path(sweep.WORKDIR.value)
+    workdir = Path(sweeps.WORKDIR.value)
     with console.one_line_errors():
         runs = existing([Path(folder) for folder in _RUNS.value]) if _RUNS.value else train_all()
         if not runs:
             return
-        groups: dict[str, list[sweep.Run]] = {}
+        groups: dict[str, list[sweeps.Run]] = {}
         for run in runs:
             groups.setdefault(registry.full_label(run.method), []).append(run)
         names = {label: of_label[0].method["name"] for label, of_label in groups.items()}
@@ -76,7 +76,7 @@ def main() -> None:
     print(f"Bias is measured on training examples and is not private. Files in {workdir}/")
 
 
-def existing(folders: list[Path]) -> list[sweep.Run]:
+def existing(folders: list[Path]) -> list[sweeps.Run]:
     """The finished runs in and below folders."""
     runs = []
     for folder in folders:
@@ -84,18 +84,18 @@ def existing(folders: list[Path]) -> list[sweep.Run]:
         paths = [path for path in paths if (path / "metrics.jsonl").exists()]
         if not paths:
             raise ValueError(f"{folder} holds no finished run (one that has a summary.json)")
-        runs += [sweep.read(path) for path in paths]
+        runs += [sweeps.read(path) for path in paths]
     return runs
 
 
-def train_all() -> list[sweep.Run]:
+def train_all() -> list[sweeps.Run]:
     """Trains what is missing, method by method, showing how far it is; nothing if it was stopped.
 
     Every experiment is built first, so that a mistake costs nothing.
     """
     if not _METHODS.value:
         raise ValueError("--methods is empty: name at least one")
-    groups = {m: sweep.of_seeds(m, sweep.method_config(m)) for m in _METHODS.value}
+    groups = {m: sweeps.of_seeds(m, sweeps.method_config(m)) for m in _METHODS.value}
     all_cells = {name: config for group in groups.values() for name, config in group.items()}
     screen = Console()
     tasks: dict[str, Any] = {}
@@ -131,17 +131,17 @@ def train_all() -> list[sweep.Run]:
 
     console.use_compilation_cache()
     with Progress(*columns, console=screen) as progress:
-        sweep.run(
-            all_cells, Path(sweep.WORKDIR.value), console.stop_after(sweep.MAX_SECONDS.value),
+        sweeps.run(
+            all_cells, Path(sweeps.WORKDIR.value), console.stop_after(sweeps.MAX_SECONDS.value),
             on_event, on_row, on_built, _OVERWRITE.value,
         )  # fmt: skip
-    runs = sweep.runs_of(groups)
+    runs = sweeps.runs_of(groups)
     if any(len(runs[method]) < len(group) for method, group in groups.items()):
         return []
     return [run for of_seed in runs.values() for run in of_seed.values()]
 
 
-def title(runs: list[sweep.Run]) -> str:
+def title(runs: list[sweeps.Run]) -> str:
     """What was trained on what, by how many seeds, at which budgets."""
     summaries = [run.summary for run in runs]
     private = {s["epsilon"]: s["delta"] for s in summaries if s["epsilon"] is not None}
@@ -155,7 +155,7 @@ def title(runs: list[sweep.Run]) -> str:
     return text
 
 
-def summarize(name: str, runs: list[sweep.Run]) -> dict[str, Any]:
+def summarize(name: str, runs: list[sweeps.Run]) -> dict[str, Any]:
     """Means over the seeds of one method, as `summary.json` keeps them."""
     first = runs[0].summary
     accuracy = stats.estimate([run.summary["test_accuracy"] for run in runs])

@@ -15,7 +15,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, plotting, sweep, tables
+from bam.cli import console, plotting, sweeps, tables
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
 from bam.training import finetune, loop, registry
@@ -30,7 +30,7 @@ _METHOD = flags.DEFINE_enum(
 )
 _HEAD = flags.DEFINE_string("head", "Dense_0", "name of the last layer, which begins afresh")
 _PUBLIC_STEPS = flags.DEFINE_integer("public_steps", 1000, "of training on the public classes", 1)
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("workdir", "out")
 
 FROM_SCRATCH = "all, from scratch"
@@ -59,10 +59,10 @@ def main() -> None:
         if weights is None:
             return
         groups = {
-            trained: sweep.of_seeds(trained.replace(", ", "_").replace(" ", "_"), config)
+            trained: sweeps.of_seeds(trained.replace(", ", "_").replace(" ", "_"), config)
             for trained, config in configs(weights).items()
         }
-        runs = {trained: found for trained, found in sweep.run_missing(groups).items() if found}
+        runs = {trained: found for trained, found in sweeps.run_missing(groups).items() if found}
         if not runs:
             return
         rows = [row(trained, found, runs.get(FROM_SCRATCH, {})) for trained, found in runs.items()]
@@ -75,7 +75,7 @@ def main() -> None:
 
 def public_weights() -> Path | None:
     """The file of the weights that the public classes gave; None if training was stopped."""
-    config = sweep.method_config("non_private", {"init_from", "init_fresh", "trainable"})
+    config = sweeps.method_config("non_private", {"init_from", "init_fresh", "trainable"})
     of = config.dataset.of
     if of not in datasets.DATASETS:
         raise ValueError(f"dataset.of {of!r} is not one of {', '.join(datasets.DATASETS)}")
@@ -83,14 +83,14 @@ def public_weights() -> Path | None:
     config.dataset.classes = tuple(sorted(set(range(datasets.DATASETS[of].num_classes)) - private))
     config.num_steps = _PUBLIC_STEPS.value
     config.checkpoint.every = config.num_steps
-    group = sweep.of_seeds("public", config, num=1)
-    if not sweep.run_missing({"public": group})["public"]:
+    group = sweeps.of_seeds("public", config, num=1)
+    if not sweeps.run_missing({"public": group})["public"]:
         return None
-    workdir = Path(sweep.WORKDIR.value)
+    workdir = Path(sweeps.WORKDIR.value)
     file = workdir / "public.safetensors"
     if not file.exists():
         [(folder, config)] = group.items()
-        state = sweep.last_state(loop.build(config), 0, workdir / folder)
+        state = sweeps.last_state(loop.build(config), 0, workdir / folder)
         finetune.save(loop.whole_model(state), file)
     return file
 
@@ -99,7 +99,7 @@ def configs(weights: Path) -> dict[str, ConfigDict]:
     """What is trained -> the config of it; but for that they are the same."""
     found = {}
     for trained in STYLES:
-        config = sweep.method_config(_METHOD.value, {"init_from", "init_fresh", "trainable"})
+        config = sweeps.method_config(_METHOD.value, {"init_from", "init_fresh", "trainable"})
         if trained != FROM_SCRATCH:
             config.init_from, config.init_fresh = str(weights), _HEAD.value
             config.trainable = TRAINED[trained].format(head=_HEAD.value)
@@ -108,11 +108,11 @@ def configs(weights: Path) -> dict[str, ConfigDict]:
 
 
 def row(
-    trained: str, runs: dict[int, sweep.Run], from_scratch: dict[int, sweep.Run]
+    trained: str, runs: dict[int, sweeps.Run], from_scratch: dict[int, sweeps.Run]
 ) -> dict[str, Any]:
     """The facts of a set of runs, and their gain over those from scratch, paired by seed."""
     first = next(iter(runs.values())).summary
-    found = sweep.judged(runs, from_scratch)
+    found = sweeps.judged(runs, from_scratch)
     facts = ("method", "num_params", "num_frozen", "epsilon", "delta", "clip_norm", "num_steps")
     return {
         "trained": trained,
@@ -122,7 +122,7 @@ def row(
     }
 
 
-def draw(runs: dict[str, dict[int, sweep.Run]], path: Path) -> None:
+def draw(runs: dict[str, dict[int, sweeps.Run]], path: Path) -> None:
     """Draws test accuracy over training, mean ± SD over seeds."""
     lines = []
     for trained, of_seeds in runs.items():

@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, stats, sweep, tables
+from bam.cli import console, stats, sweeps, tables
 from bam.training import registry
 from scripts.lib import private_search
 
@@ -42,7 +42,7 @@ _VALUES = {
 _BEST = flags.DEFINE_integer(
     "best", 0, "trials of each method that get all seeds, the best with the first; 0: all", 0
 )
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 flags.adopt_module_key_flags(private_search)
 console.require("config", "workdir")
 
@@ -88,10 +88,10 @@ def main() -> None:
         if private_search.PRIVATE.value:
             _search_privately(trials)
             return
-        found = sweep.run_missing({trial: _runs(*trial, _BEST.value and 1) for trial in trials})
+        found = sweeps.run_missing({trial: _runs(*trial, _BEST.value and 1) for trial in trials})
         if _BEST.value and all(found.values()):
             chosen = _best(found)
-            found |= sweep.run_missing({trial: _runs(*trial) for trial in chosen})
+            found |= sweeps.run_missing({trial: _runs(*trial) for trial in chosen})
         rows = []
         for (method, strength, settings), runs in found.items():
             accuracies = [100 * run.summary["test_accuracy"] for run in runs.values()]
@@ -100,7 +100,7 @@ def main() -> None:
             row |= {name: float(value) for name, value in settings}
             row |= {"num_runs": len(runs), "accuracy": accuracy and accuracy.mean}
             rows.append(row | {"accuracies": accuracies})
-        workdir = Path(sweep.WORKDIR.value)
+        workdir = Path(sweeps.WORKDIR.value)
         files.write_json(workdir / "search.json", rows)
     absent = {name.replace("_", " ") for name in SETTINGS if name not in wanted}
     columns = {name: cell for name, cell in COLUMNS.items() if name not in absent}
@@ -109,7 +109,7 @@ def main() -> None:
 
 def _search_privately(trials: list[Trial]) -> None:
     """Trains, scores and chooses as `private_search` does."""
-    if _BEST.value or sweep.NUM_SEEDS.value > 1:
+    if _BEST.value or sweeps.NUM_SEEDS.value > 1:
         raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
     holdout = _HOLDOUT.value if private_search.SCORE.value == "held_out" else 0
     grid = {
@@ -117,9 +117,9 @@ def _search_privately(trials: list[Trial]) -> None:
         for trial in trials
     }
     console.use_compilation_cache()
-    should_stop = console.stop_after(sweep.MAX_SECONDS.value)
+    should_stop = console.stop_after(sweeps.MAX_SECONDS.value)
     show = functools.partial(print, flush=True)
-    private_search.search(grid, Path(sweep.WORKDIR.value), should_stop, show)
+    private_search.search(grid, Path(sweeps.WORKDIR.value), should_stop, show)
 
 
 def _name(trial: Trial) -> str:
@@ -128,9 +128,9 @@ def _name(trial: Trial) -> str:
     return f"{method}/{'_'.join([strength, *(f'{name}{value}' for name, value in settings)])}"
 
 
-def _best(found: Mapping[Trial, Mapping[int, sweep.Run]]) -> list[Trial]:
+def _best(found: Mapping[Trial, Mapping[int, sweeps.Run]]) -> list[Trial]:
     """The `--best` trials of each method by the first seed; of equals the first."""
-    first = {trial: sweep.percent(runs)[FIRST_SEED] for trial, runs in found.items()}
+    first = {trial: sweeps.percent(runs)[FIRST_SEED] for trial, runs in found.items()}
     return [
         trial
         for method in dict.fromkeys(trial[0] for trial in found)
@@ -140,10 +140,10 @@ def _best(found: Mapping[Trial, Mapping[int, sweep.Run]]) -> list[Trial]:
     ]
 
 
-def _runs(method: str, strength: str, settings: Settings, num: int = 0) -> sweep.Cells:
+def _runs(method: str, strength: str, settings: Settings, num: int = 0) -> sweeps.Cells:
     """The runs of one trial: `num` of them, 0 for `--num_seeds`."""
     config = _config(method, strength, settings, _HOLDOUT.value)
-    return sweep.of_seeds(_name((method, strength, settings)), config, FIRST_SEED, num)
+    return sweeps.of_seeds(_name((method, strength, settings)), config, FIRST_SEED, num)
 
 
 def _config(
@@ -151,7 +151,7 @@ def _config(
 ) -> ConfigDict:
     """A trial's config; `fixed` are further keys that the command line must not set."""
     fixed = {*FIXED, *fixed, *(SETTINGS[name] for name, _ in settings)}
-    config = sweep.method_config(method, fixed)
+    config = sweeps.method_config(method, fixed)
     if config.public_clip.quantile and "clip_norm" in dict(settings):
         raise ValueError("--clip_norms: public_clip sets C unless public_clip.quantile is 0")
     config.dataset.holdout = holdout

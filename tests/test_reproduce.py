@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bam.cli import sweep
+from bam.cli import sweeps
 from bam.training import loop, rundir
 from configs import digits
 from tests.cases import run_command
@@ -27,7 +27,7 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
     monkeypatch.setattr(loop, "build", lambda config: built.append(1) or build(config))
 
     def run(all_cells):
-        sweep.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))
+        sweeps.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))
 
     run({"a/seed0": tiny(0), "a/seed1": tiny(1)})
     assert events == ["a/seed0", "a/seed1"]
@@ -36,7 +36,7 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
     run({"a/seed0": tiny(0), "a/seed1": tiny(1), "a/seed2": tiny(2)})
     assert events == ["a/seed0", "a/seed1", "a/seed2"]
     assert (tmp_path / "a/seed0/summary.json").read_bytes() == first
-    assert set(sweep.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
+    assert set(sweeps.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
 
     with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
         run({"a/seed0": tiny(0, epsilon=1.0)})
@@ -48,7 +48,7 @@ def test_overwriting_deletes_earlier_runs_of_the_group_and_nothing_else(tmp_path
         (tmp_path / folder / "config.json").write_text("{}")
     (tmp_path / "a" / "notes.txt").write_text("mine")
     events = []
-    sweep.run(
+    sweeps.run(
         {"a/seed0": tiny(0)}, tmp_path, lambda: False, lambda name, text: events.append(name),
         overwrite=True,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_run_that_another_process_trains_is_not_deleted_nor_any_beside_it(tmp_
     for path in recorded:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
-    overwrite = lambda: sweep.run(  # noqa: E731
+    overwrite = lambda: sweeps.run(  # noqa: E731
         {"a/seed0": tiny(0)}, tmp_path, lambda: False, lambda name, text: None, overwrite=True
     )
     with (recorded[1].parent / "lock").open("a") as lock:
@@ -94,11 +94,11 @@ def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
     answers = iter([False, False, False, False, True])
 
     def run(should_stop):
-        sweep.run(all_cells, tmp_path, should_stop, lambda name, text: events.append((name, text)))
+        sweeps.run(all_cells, tmp_path, should_stop, lambda name, text: events.append((name, text)))
 
     run(lambda: next(answers))
     assert events == [("a", "stopped after step 1 of 2")]
-    assert sweep.finished(all_cells, tmp_path) == {}
+    assert sweeps.finished(all_cells, tmp_path) == {}
     run(lambda: False)
     assert [name for name, _ in events] == ["a", "a", "b"]
     assert (tmp_path / "a/checkpoints/2").is_dir()
@@ -109,7 +109,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
     events = []
 
     def intrude():
-        sweep.run(
+        sweeps.run(
             {"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False,
             lambda name, text: events.append(name),
         )  # fmt: skip
@@ -128,14 +128,14 @@ def test_a_cell_that_becomes_free_is_trained_after_all(tmp_path):
         events.append(name)
         holder.__exit__()  # the other process ends while this one trains b
 
-    sweep.run({"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False, on_event)
+    sweeps.run({"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False, on_event)
     assert events == ["b", "a"]
-    assert set(sweep.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
+    assert set(sweeps.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
 
 
 def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):
     with pytest.raises(ValueError, match="expected_batch_size"):
-        sweep.run(
+        sweeps.run(
             {"a": tiny(0), "b": tiny(0, expected_batch_size=0)}, tmp_path, lambda: False, print
         )
     assert not (tmp_path / "a").exists()

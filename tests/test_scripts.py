@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from bam.cli import console, sweep, tables
+from bam.cli import console, sweeps, tables
 from bam.training import config as base
 from scripts import compare
 from scripts.paper import logistic, table1
@@ -108,7 +108,7 @@ def test_comparing_two_methods_makes_the_table_and_the_picture(tmp_path):
 
 def test_a_comparison_rounds_epsilon_and_delta_up():
     summary = {"dataset": "digits", "seed": 0, "epsilon": 1.2341, "delta": 1.44441e-5}
-    assert "(1.24, 1.45e-05)-DP" in compare.title([sweep.Run({}, [], summary)])
+    assert "(1.24, 1.45e-05)-DP" in compare.title([sweeps.Run({}, [], summary)])
     row = {key: None for key in (
         "bias_norm_mean", "gradient_norm_mean", "relative_bias_mean", "cosine_mean",
         "test_accuracy_sd",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bam.cli import console, sweep, tables, timing
+from bam.cli import console, sweeps, tables, timing
 
 _TRAIN = flags.DEFINE_multi_string("train", None, "arguments of bam train, one flag for each")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
@@ -108,7 +108,7 @@ def run(arguments: list[str], processes: list[tuple[list[int], int]]) -> tuple[f
             _, errors = process.communicate()
             if process.returncode:
                 raise SystemExit(errors.decode())
-        middle, last = sweep.read(Path(folder) / "run").rows[-2:]
+        middle, last = sweeps.read(Path(folder) / "run").rows[-2:]
     per_step = (last["seconds"] - middle["seconds"]) / (last["step"] - middle["step"])
     return per_step, last["test_accuracy"]
 

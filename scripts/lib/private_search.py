@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, sweep, tables
+from bam.cli import console, sweeps, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.privacy import accounting
@@ -96,7 +96,7 @@ def search(
       ValueError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
-    built = sweep.build(grid, lambda: False)
+    built = sweeps.build(grid, lambda: False)
     if (workdir / "trials.json").exists():
         built = {name: _as_drawn(workdir / "trials.json", each) for name, each in built.items()}
     first = next(iter(built.values()))
@@ -230,7 +230,7 @@ def _as_drawn(path: Path, experiment: loop.Trainer) -> loop.Trainer:
 
 def noised_score(experiment: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
-    state = sweep.last_state(experiment, seed, folder)
+    state = sweeps.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
     count = score.num_correct(experiment, loop.whole_model(state), _judged_on(experiment))

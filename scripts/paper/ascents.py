@@ -9,9 +9,9 @@ from typing import Any
 from absl import flags
 
 from bam import files
-from bam.cli import console, stats, sweep, tables
+from bam.cli import console, stats, sweeps, tables
 
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir")
 
 # Label -> method and its options.
@@ -40,24 +40,26 @@ COLUMNS: tables.Columns = {
 def main() -> None:
     """Trains what is missing, then writes and prints the table."""
     with console.one_line_errors():
-        found = sweep.run_missing({label: _runs(label) for label in VARIANTS})
+        found = sweeps.run_missing({label: _runs(label) for label in VARIANTS})
         rows = [_row(label, runs, found["DP-SGD"]) for label, runs in found.items()]
-        workdir = Path(sweep.WORKDIR.value)
+        workdir = Path(sweeps.WORKDIR.value)
         files.write_json(workdir / "ascents.json", rows)
     tables.show(COLUMNS, rows, keep=workdir / "ascents.md")
 
 
-def _runs(label: str) -> sweep.Cells:
+def _runs(label: str) -> sweeps.Cells:
     method, options = VARIANTS[label]
-    config = sweep.method_config(method, {"method.ascent_views", "method.ascent_params"})
+    config = sweeps.method_config(method, {"method.ascent_views", "method.ascent_params"})
     config.method.update(options)
     if not config.diagnostics.every:
         config.diagnostics.every = config.num_steps or 100
-    return sweep.of_seeds(label.replace(" ", "_").replace(",", ""), config)
+    return sweeps.of_seeds(label.replace(" ", "_").replace(",", ""), config)
 
 
-def _row(label: str, runs: dict[int, sweep.Run], baseline: dict[int, sweep.Run]) -> dict[str, Any]:
-    ours, theirs = sweep.percent(runs), sweep.percent(baseline)
+def _row(
+    label: str, runs: dict[int, sweeps.Run], baseline: dict[int, sweeps.Run]
+) -> dict[str, Any]:
+    ours, theirs = sweeps.percent(runs), sweeps.percent(baseline)
     last = [
         [row for row in run.rows if "not_private/bias_norm" in row][-1] for run in runs.values()
     ]

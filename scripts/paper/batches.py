@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from bam.cli import console, plotting, sweep, tables
+from bam.cli import console, plotting, sweeps, tables
 from bam.training import registry
 from scripts.paper import effects
 
 _SIZES = flags.DEFINE_list("sizes", "256,1024,4096,16384", "expected batch sizes to train with")
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to train")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the picture and the numbers")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir", "methods", "sizes")
 console.ensure(
     ("sizes",),
@@ -38,7 +38,7 @@ def main() -> None:
     with console.one_line_errors():
         sizes = [int(size) for size in _SIZES.value]
         groups = {(m, size): _cells(m, size) for m in _METHODS.value for size in sizes}
-        found = sweep.run_missing(groups)
+        found = sweeps.run_missing(groups)
         if any(len(found[key]) < len(groups[key]) for key in groups):
             return
         config = next(iter(groups[_METHODS.value[0], sizes[0]].values()))
@@ -63,24 +63,24 @@ def main() -> None:
         title = (
             f"Clipping bias against the batch size that was trained with\n{config.dataset.name}, "
             f"{config.model.name}, {config.num_epochs} epochs, ε = {config.epsilon:g}, "
-            f"{sweep.NUM_SEEDS.value} seeds (± SD)"
+            f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
         )
         plotting.panels(charts, path.with_suffix(".png"), title)
         tables.write_csv(path.with_suffix(".csv"), table)
     print(f"{path}.png and .csv")
 
 
-def _cells(method: str, size: int) -> sweep.Cells:
-    config = sweep.method_config(method, FIXED)
+def _cells(method: str, size: int) -> sweeps.Cells:
+    config = sweeps.method_config(method, FIXED)
     examples = len(registry.make_dataset(config.dataset, config.features).train.labels)
     config.optimizer.learning_rate *= size / config.expected_batch_size
     config.expected_batch_size = config.diagnostics.num_examples = size
     config.num_steps = config.num_epochs * max(1, examples // size)
     config.diagnostics.every = max(1, config.num_steps // MEASUREMENTS)
-    return sweep.of_seeds(f"{method}/batch{size}", config)
+    return sweeps.of_seeds(f"{method}/batch{size}", config)
 
 
-def _mean(run: sweep.Run, quantity: str) -> float:
+def _mean(run: sweeps.Run, quantity: str) -> float:
     """Over training, after its beginning; of the accuracy the last."""
     if quantity == "test_accuracy":
         return float(run.summary[quantity])

@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, stats, sweep, tables
+from bam.cli import console, stats, sweeps, tables
 from bam.privacy.accounting import rounded_up
 from bam.training import devices, loop
 from configs import extensions
@@ -30,7 +30,7 @@ _ENTRIES = flags.DEFINE_list("entries", "", "names to compare; empty: all, dp_sg
 _LEARNING_RATES = flags.DEFINE_list("learning_rates", "", "to try; empty: the config's")
 _HOLDOUT = flags.DEFINE_integer("holdout", 5000, "training images to choose on", 1)
 _SEARCH_SEEDS = flags.DEFINE_integer("search_seeds", 1, "runs of each trial, from seed 1000 on", 1)
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir", "out")
 
 
@@ -90,16 +90,16 @@ def main() -> None:
         if unknown := [name for name in names if name not in ENTRIES]:
             raise ValueError(f"--entries: no {unknown[0]}; choose from {', '.join(ENTRIES)}")
         trials = {(name, trial): _search(name, trial) for name in names for trial in _trials(name)}
-        tried = sweep.run_missing(trials)
+        tried = sweeps.run_missing(trials)
         if any(len(runs) < _SEARCH_SEEDS.value for runs in tried.values()):
             return
-        judged = {key: float(np.mean(list(sweep.percent(r).values()))) for key, r in tried.items()}
+        judged = {key: float(np.mean(list(sweeps.percent(r).values()))) for key, r in tried.items()}
         best = {
             name: max(_trials(name), key=lambda trial, name=name: judged[name, trial])  # type: ignore[misc]
             for name in names
         }
         finals = {name: _final(name, best[name]) for name in names}
-        found = sweep.run_missing(finals)
+        found = sweeps.run_missing(finals)
         rows = [_row(name, best[name], finals, found) for name in names if found[name]]
         searched = [
             {"name": name, "tried": dict(trial), "accuracy": accuracy}
@@ -127,7 +127,7 @@ def _trials(name: str) -> list[Trial]:
 
 def _config(name: str, trial: Trial) -> ConfigDict:
     entry = ENTRIES[name]
-    config = sweep.method_config(entry.method, SET_HERE | {entry.key})
+    config = sweeps.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
         section, option = key.split(".")
@@ -141,25 +141,25 @@ def _folder(name: str, trial: Trial) -> str:
     return "_".join([name, *(f"{key.split('.')[-1]}{value:g}" for key, value in trial)])
 
 
-def _search(name: str, trial: Trial) -> sweep.Cells:
+def _search(name: str, trial: Trial) -> sweeps.Cells:
     config = _config(name, trial)
     config.dataset.holdout = _HOLDOUT.value
     config.checkpoint.every = 0
     folder = f"search/{_folder(name, trial)}"
-    return sweep.of_seeds(folder, config, FIRST_SEED, _SEARCH_SEEDS.value)
+    return sweeps.of_seeds(folder, config, FIRST_SEED, _SEARCH_SEEDS.value)
 
 
-def _final(name: str, trial: Trial) -> sweep.Cells:
-    return sweep.of_seeds(f"final/{_folder(name, trial)}", _config(name, trial))
+def _final(name: str, trial: Trial) -> sweeps.Cells:
+    return sweeps.of_seeds(f"final/{_folder(name, trial)}", _config(name, trial))
 
 
 def _row(
     name: str,
     trial: Trial,
-    finals: Mapping[str, sweep.Cells],
-    found: Mapping[str, Mapping[int, sweep.Run]],
+    finals: Mapping[str, sweeps.Cells],
+    found: Mapping[str, Mapping[int, sweeps.Run]],
 ) -> dict[str, Any]:
-    judged = sweep.judged(found[name], found["dp_sgd"])
+    judged = sweeps.judged(found[name], found["dp_sgd"])
     summaries = [run.summary for run in found[name].values()]
     seconds = [run.summary["seconds"] for run in found["dp_sgd"].values()]
     done = found[name].keys() & found["dp_sgd"].keys()  # others have no last step yet
@@ -181,7 +181,7 @@ def _row(
     }
 
 
-def _of(group: sweep.Cells, seeds: set[int]) -> sweep.Cells:
+def _of(group: sweeps.Cells, seeds: set[int]) -> sweeps.Cells:
     return {name: config for name, config in group.items() if config.seed in seeds}
 
 
@@ -194,19 +194,19 @@ def _unit(summary: Mapping[str, Any]) -> float:
     )
 
 
-def _bias(own: sweep.Cells, baseline: sweep.Cells) -> list[dict[str, float]]:
+def _bias(own: sweeps.Cells, baseline: sweeps.Cells) -> list[dict[str, float]]:
     """Per seed what is said of an entry at DP-SGD's weights, and with its own state of the clip."""
     built = functools.cache(lambda: loop.build(next(iter(own.values()))))
     plain = functools.cache(lambda: loop.build(next(iter(baseline.values()))))
     found = []
-    workdir = Path(sweep.WORKDIR.value)
+    workdir = Path(sweeps.WORKDIR.value)
     for (name, config), at in zip(own.items(), baseline, strict=True):
         file = workdir / name / "bias.json"
         where = {"at": at, "num_examples": config.diagnostics.num_examples}
         kept = files.read_json(file) if file.exists() else {}
         if kept.get("where") != where:  # another search may have found DP-SGD another best
-            ours = sweep.last_state(built(), config.seed, workdir / name)
-            theirs = sweep.last_state(plain(), config.seed, workdir / at)
+            ours = sweeps.last_state(built(), config.seed, workdir / name)
+            theirs = sweeps.last_state(plain(), config.seed, workdir / at)
             if ours is None or theirs is None:
                 continue
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from bam import files
-from bam.cli import console, sweep, tables
+from bam.cli import console, sweeps, tables
 from bam.core import strategy
 from bam.privacy.accounting import rounded_up
 from bam.training import loop, registry
@@ -20,7 +20,7 @@ from bam.training import loop, registry
 _BANDS = flags.DEFINE_list("bands", "2,4", "steps to correlate noise over, besides 1")
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to train")
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir", "methods", "out")
 console.ensure(
     ("bands",),
@@ -46,7 +46,7 @@ def main() -> None:
     with console.one_line_errors():
         bands = [1, *(int(b) for b in _BANDS.value)]
         groups = {(m, b): _cells(m, b) for m in _METHODS.value for b in bands}
-        found = sweep.run_missing(groups)
+        found = sweeps.run_missing(groups)
         rows = [_row(m, b, groups[m, b], found[m, b], found[m, 1]) for m, b in groups]
         by_method = {row["method"]: row["noise_in_sums"] for row in rows if row["bands"] == 1}
         for row in rows:  # relative to independent noise
@@ -57,19 +57,19 @@ def main() -> None:
     tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
 
 
-def _cells(method: str, bands: int) -> sweep.Cells:
-    config = sweep.method_config(method, {"mechanism.name", "mechanism.bands"})
+def _cells(method: str, bands: int) -> sweeps.Cells:
+    config = sweeps.method_config(method, {"mechanism.name", "mechanism.bands"})
     if bands > 1:
         config.mechanism.update({"name": "banded", "bands": bands})
-    return sweep.of_seeds(f"{method}/bands{bands}", config)
+    return sweeps.of_seeds(f"{method}/bands{bands}", config)
 
 
 def _row(
     method: str,
     bands: int,
-    group: sweep.Cells,
-    runs: dict[int, sweep.Run],
-    independent: dict[int, sweep.Run],
+    group: sweeps.Cells,
+    runs: dict[int, sweeps.Run],
+    independent: dict[int, sweeps.Run],
 ) -> dict[str, Any]:
     plan = loop.build(next(iter(group.values()))).plan
     assert plan.dp_event is not None  # Poisson batches and banded ones have it
@@ -82,7 +82,7 @@ def _row(
         "part_prob": plan.dp_event.sampling_prob,
         "noise_multiplier": plan.noise_multiplier,
         "noise_in_sums": plan.noise_multiplier * in_sums,
-        **sweep.judged(runs, independent),
+        **sweeps.judged(runs, independent),
     }
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from absl import flags
 
 from bam import files
-from bam.cli import console, sweep, tables
+from bam.cli import console, sweeps, tables
 from bam.privacy.accounting import rounded_up
 from bam.training import devices
 from configs.extensions import EXTENSIONS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
 _DATASET = flags.DEFINE_enum("dataset", "digits", ["digits", "mnist"], "what to train on")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("workdir", "out")
 
 COLUMNS: tables.Columns = {
@@ -35,13 +35,13 @@ FACTS = ("epsilon", "delta", "noise_multiplier", "num_steps", "sensitivity")
 def main() -> None:
     """Trains what is missing; runs with one seed share batches and noise."""
     with console.one_line_errors():
-        found = sweep.run_missing({name: _runs(name) for name in EXTENSIONS})
+        found = sweeps.run_missing({name: _runs(name) for name in EXTENSIONS})
         rows = []
         for name, runs in found.items():
             if runs:
                 summary = next(iter(runs.values())).summary
                 facts = {key: summary[key] for key in FACTS}
-                rows.append({"name": name, **facts, **sweep.judged(runs, found["dp_sgd"])})
+                rows.append({"name": name, **facts, **sweeps.judged(runs, found["dp_sgd"])})
         if not rows:
             return
         out = Path(_OUT.value)
@@ -50,10 +50,10 @@ def main() -> None:
     tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
 
 
-def _runs(name: str) -> sweep.Cells:
-    config = sweep.method_config("mnist_" + name if _DATASET.value == "mnist" else name)
+def _runs(name: str) -> sweeps.Cells:
+    config = sweeps.method_config("mnist_" + name if _DATASET.value == "mnist" else name)
     config.eval.every = config.checkpoint.every = 0
-    return sweep.of_seeds(f"{_DATASET.value}/{name}", config)
+    return sweeps.of_seeds(f"{_DATASET.value}/{name}", config)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, plotting, sweep, tables
+from bam.cli import console, plotting, sweeps, tables
 from bam.training import diagnostics, loop, registry
 from scripts.paper import effects
 
@@ -34,7 +34,7 @@ _METHODS = flags.DEFINE_list(
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
 )
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096
@@ -47,7 +47,7 @@ class Series(NamedTuple):
 
     slug: str  # the folder of the runs
     method: dict[str, Any]
-    configs: sweep.Cells  # in the order of the seeds
+    configs: sweeps.Cells  # in the order of the seeds
     rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
 
     @property
@@ -59,7 +59,7 @@ class Series(NamedTuple):
         """What `measure(config, folder)` says of each run, kept as JSON in the run's folder."""
         found = []
         for cell, config in self.configs.items():
-            folder = Path(sweep.WORKDIR.value) / cell
+            folder = Path(sweeps.WORKDIR.value) / cell
             if not (folder / name).exists():
                 files.write_json(folder / name, measure(config, folder))
             found.append(files.read_json(folder / name))
@@ -73,7 +73,7 @@ def main() -> None:
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
-        runs = sweep.run_missing({s.slug: s.configs for s in series})
+        runs = sweeps.run_missing({s.slug: s.configs for s in series})
         if any(len(runs[s.slug]) < len(s.configs) for s in series):
             return
         DRAW[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
@@ -82,14 +82,14 @@ def main() -> None:
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = sweep.strength_config(name)
+    config = sweeps.strength_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    return Series(slug, config.method.to_dict(), sweep.of_seeds(slug, config), [])
+    return Series(slug, config.method.to_dict(), sweeps.of_seeds(slug, config), [])
 
 
-def _rows(series: Series, runs: Mapping[int, sweep.Run]) -> list[list[dict[str, Any]]]:
+def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[dict[str, Any]]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
@@ -267,7 +267,7 @@ def _state(experiment: loop.Trainer, seed: int, folder: Path, stage: str) -> Any
     """The state of a finished run before its first or after its last step."""
     if stage == "start":
         return experiment.init(seed)
-    state = sweep.last_state(experiment, seed, folder)
+    state = sweeps.last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} has no checkpoint: train with --config.checkpoint.every > 0")
     return state
@@ -290,7 +290,7 @@ def _write(
     title = (
         f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
         f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
-        f"{sweep.NUM_SEEDS.value} seeds (± SD)"
+        f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
     )
     plotting.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
     tables.write_csv(path.with_suffix(".csv"), table)

@@ -11,13 +11,13 @@ from absl import flags
 from sklearn.linear_model import LogisticRegression
 
 from bam import files
-from bam.cli import console, plotting, stats, sweep, tables
+from bam.cli import console, plotting, stats, sweeps, tables
 from bam.cli.plotting import PercentFormatter, plt
 from bam.data import datasets
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("workdir", "out")
 
 # What is clipped -> the method whose line it is drawn with.
@@ -34,7 +34,7 @@ def main() -> None:
             for clipping in CLIPPINGS
             for epsilon in _EPSILONS.value
         }
-        rows = [_row(*key, runs) for key, runs in sweep.run_missing(groups).items() if runs]
+        rows = [_row(*key, runs) for key, runs in sweeps.run_missing(groups).items() if runs]
         if not rows:
             return
         ceiling = non_private_accuracy()
@@ -93,14 +93,14 @@ def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
     plotting.save(figure, path)
 
 
-def _runs(clipping: str, epsilon: float) -> sweep.Cells:
-    config = sweep.method_config(f"dp_sgd,{clipping}", {"epsilon"})
+def _runs(clipping: str, epsilon: float) -> sweeps.Cells:
+    config = sweeps.method_config(f"dp_sgd,{clipping}", {"epsilon"})
     config.epsilon = epsilon
     config.eval.every = config.checkpoint.every = 0
-    return sweep.of_seeds(f"{clipping}/epsilon{epsilon:g}", config)
+    return sweeps.of_seeds(f"{clipping}/epsilon{epsilon:g}", config)
 
 
-def _row(clipping: str, epsilon: float, runs: dict[int, sweep.Run]) -> dict[str, Any]:
+def _row(clipping: str, epsilon: float, runs: dict[int, sweeps.Run]) -> dict[str, Any]:
     first = next(iter(runs.values())).summary
     accuracy = stats.estimate([run.summary["test_accuracy"] for run in runs.values()])
     assert accuracy is not None

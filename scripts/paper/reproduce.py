@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, plotting, sweep, tables
+from bam.cli import console, plotting, sweeps, tables
 from bam.cli.plotting import plt
 from bam.training import registry, rundir
 from scripts.paper import table1
@@ -23,7 +23,7 @@ _DATASETS = flags.DEFINE_list(
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
 _TRAIN = flags.DEFINE_bool("train", True, "train what is missing; --notrain: only print the table")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("workdir")
 console.ensure(
     ("datasets", "methods"),
@@ -52,19 +52,19 @@ def main() -> None:
             for epsilon in _epsilons(name)
             for method in _METHODS.value
         }
-        found = (sweep.run_missing if _TRAIN.value else sweep.runs_of)(groups)
+        found = (sweeps.run_missing if _TRAIN.value else sweeps.runs_of)(groups)
         rows, facts, configs = [], {}, {}
         for (name, epsilon, method), runs in found.items():
             group = groups[name, epsilon, method]
             first = next(iter(group.values()))
-            ours, baseline = (sweep.percent(found[name, epsilon, m]) for m in (method, "dp_sgd"))
+            ours, baseline = (sweeps.percent(found[name, epsilon, m]) for m in (method, "dp_sgd"))
             rows.append(table1.row(name, first.dataset.name, epsilon, method, ours, baseline))
             configs[_folder(name, epsilon, method)] = _of_any_seed(first)
             for cell, config in group.items():
                 if config.seed in runs:
                     summary = runs[config.seed].summary
                     facts[cell] = {key: summary.get(key) for key in FACTS}
-        workdir = Path(sweep.WORKDIR.value)
+        workdir = Path(sweeps.WORKDIR.value)
         table = {"rows": rows, "runs": facts, "configs": configs}
         files.write_json(workdir / "table1.json", table)
         for name in _DATASETS.value:
@@ -130,14 +130,14 @@ def _config(name: str, method: str) -> ConfigDict:
         raise ValueError(f"--datasets: no config {path}")
     # One folder cannot hold several data sets, though a reader might take one for another.
     fixed = FIXED | ({"dataset.path"} if len(_DATASETS.value) > 1 else set())
-    return sweep.method_config(method, fixed, str(path))
+    return sweeps.method_config(method, fixed, str(path))
 
 
-def _seeds_of(name: str, epsilon: float, method: str) -> sweep.Cells:
+def _seeds_of(name: str, epsilon: float, method: str) -> sweeps.Cells:
     """The runs behind one number of the table."""
     config = _config(name, method)
     config.epsilon = epsilon
-    return sweep.of_seeds(_folder(name, epsilon, method), config)
+    return sweeps.of_seeds(_folder(name, epsilon, method), config)
 
 
 def _folder(name: str, epsilon: float, method: str) -> str:

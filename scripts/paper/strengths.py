@@ -14,13 +14,13 @@ from typing import Any
 from absl import flags
 
 from bam import files
-from bam.cli import console, plotting, sweep, tables
+from bam.cli import console, plotting, sweeps, tables
 from bam.cli.plotting import plt
 from bam.training import registry
 
 _METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
 _OUT = flags.DEFINE_string("out", "docs/figures/strengths", "files to write, less .png, .md, .json")
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir")
 console.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
 
@@ -37,10 +37,10 @@ def main() -> None:
     """Trains what is missing, then writes and prints the table and draws the figure."""
     with console.one_line_errors():
         groups = {
-            name: sweep.of_seeds(name.replace(":", "_"), sweep.strength_config(name))
+            name: sweeps.of_seeds(name.replace(":", "_"), sweeps.strength_config(name))
             for name in _METHODS.value
         }
-        found = sweep.run_missing(groups)
+        found = sweeps.run_missing(groups)
         rows = []
         for name, runs in found.items():
             method = next(iter(groups[name].values())).method
@@ -48,7 +48,7 @@ def main() -> None:
                 {
                     "method": method.name,
                     "strength": registry.strength(method),
-                    **sweep.judged(runs, found["dp_sgd"]),
+                    **sweeps.judged(runs, found["dp_sgd"]),
                 }
             )
         out = Path(_OUT.value)

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, sweep, tables
+from bam.cli import console, sweeps, tables
 from bam.privacy import accounting, groups
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.training import provenance, registry
@@ -26,7 +26,7 @@ from bam.training import provenance, registry
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; its table goes beside it")
 _EPSILONS = flags.DEFINE_list("epsilons", "3,8", "ε to promise, at the config's δ")
 _GROUP_SIZE = flags.DEFINE_integer("group_size", 4, "examples of each user", 2)
-flags.adopt_module_key_flags(sweep)
+flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir", "out", "epsilons")
 
 FIXED = {"epsilon", "delta", "accountant", "mechanism.name", "expected_batch_size", "num_steps"}
@@ -47,21 +47,21 @@ def main() -> None:
     """Trains what is missing, then writes and prints the table."""
     with console.one_line_errors():
         console.check_writable(_OUT.value)
-        base = sweep.method_config("dp_sgd", FIXED)
+        base = sweeps.method_config("dp_sgd", FIXED)
         base.eval.every = 0
         num_examples = len(registry.make_dataset(base.dataset, base.features).train.labels)
         base.num_steps = base.num_epochs * (num_examples // base.expected_batch_size)
         ids = _deal(num_examples, _GROUP_SIZE.value)
         epsilons = [float(epsilon) for epsilon in _EPSILONS.value]
         found = {epsilon: _configs(base, epsilon, num_examples, ids) for epsilon in epsilons}
-        runs = sweep.run_missing(
+        runs = sweeps.run_missing(
             {
-                (epsilon, what): sweep.of_seeds(f"epsilon{epsilon:g}/{i}", config)
+                (epsilon, what): sweeps.of_seeds(f"epsilon{epsilon:g}/{i}", config)
                 for epsilon, configs in found.items()
                 for i, (what, config) in enumerate(configs.items())
             }
         )
-        if any(len(of_seeds) < sweep.NUM_SEEDS.value for of_seeds in runs.values()):
+        if any(len(of_seeds) < sweeps.NUM_SEEDS.value for of_seeds in runs.values()):
             return
         rows = [_row(what, list(of_seeds.values())) for (_, what), of_seeds in runs.items()]
         out = Path(_OUT.value)
@@ -74,7 +74,7 @@ def _deal(num_examples: int, group_size: int) -> Path:
     """A file of ids: every user gets so many rows, drawn at random, and the last what is left."""
     ids = np.empty(num_examples, np.int64)
     ids[np.random.default_rng(0).permutation(num_examples)] = np.arange(num_examples) // group_size
-    path = Path(sweep.WORKDIR.value) / f"ids{group_size}.npy"
+    path = Path(sweeps.WORKDIR.value) / f"ids{group_size}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, ids)
     return path
@@ -113,7 +113,7 @@ def _changed(base: ConfigDict, epsilon: float, delta: float) -> ConfigDict:
     return config
 
 
-def _row(what: str, runs: list[sweep.Run]) -> dict[str, Any]:
+def _row(what: str, runs: list[sweeps.Run]) -> dict[str, Any]:
     """A row of the table; a user's ε is that of the run's own noise, at the δ that is promised."""
     first = runs[0].summary
     facts = ("epsilon", "delta", "noise_multiplier", "sampling_prob", "num_steps", "unit")
@@ -121,7 +121,7 @@ def _row(what: str, runs: list[sweep.Run]) -> dict[str, Any]:
     row |= {key: first[key] for key in (*facts, "expected_batch_size", "num_examples")}
     if first["unit"] == "example":
         mechanism = {k: first[k] for k in ("noise_multiplier", "sampling_prob", "num_steps")}
-        delta = max(first["delta"], float(sweep.method_config("dp_sgd", FIXED).delta))
+        delta = max(first["delta"], float(sweeps.method_config("dp_sgd", FIXED).delta))
         row["user_epsilon"] = groups.epsilon_of_group(
             delta=delta, group_size=_GROUP_SIZE.value, **mechanism
         )
