@@ -229,11 +229,17 @@ def _unknown_key(argv: list[str]) -> str:
     keys = list(rundir.flat(config.to_dict()))
     for name in (name.removeprefix("config.") for name, _ in given if name.startswith("config.")):
         if name not in keys:
-            same_name = [key for key in keys if key.endswith(f".{name.rpartition('.')[2]}")]
-            near = same_name or difflib.get_close_matches(name, keys, 2)
-            hint = f": did you mean {' or '.join(near)}?" if near else ""
-            return f"the config has no key {name!r}{hint}"
+            return unknown_key(name, keys)
     raise ValueError("no key is unknown")
+
+
+def unknown_key(name: str, keys: Sequence[str]) -> str:
+    """What is said of a key that a config lacks, with those that are most like it."""
+    same_name = [key for key in keys if key.endswith(f".{name.rpartition('.')[2]}")]
+    near = same_name or difflib.get_close_matches(name, keys, 2)
+    return f"the config has no key {name!r}" + (
+        f": did you mean {' or '.join(near)}?" if near else ""
+    )
 
 
 def _fail(message: str) -> NoReturn:

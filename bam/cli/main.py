@@ -11,6 +11,7 @@ from bam.cli.configs import shipped
 
 COMMANDS = {
     "train": "trains one model privately, and goes on with one that was stopped",
+    "sweep": "trains methods at many settings and seeds, and compares them",
     "report": "writes a page about a run: its privacy, accuracy and settings",
     "export": "writes what may be released of a run, with a privacy statement",
     "audit": "bounds from below what runs, or one of yours, give away",

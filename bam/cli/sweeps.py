@@ -4,6 +4,7 @@ A cell is one run: the config of it, by its path inside the folder. Commands lay
 groups, the cells behind one number of a table, which differ by their seed alone.
 """
 
+import ast
 import contextlib
 import itertools
 import runpy
@@ -248,13 +249,33 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
     return config
 
 
-def strength_config(name: str) -> ConfigDict:
-    """The config of METHOD or METHOD:STRENGTH, as an item of a flag `--methods` names it."""
+def strength_config(name: str, fixed: Iterable[str] = ()) -> ConfigDict:
+    """The config of METHOD:STRENGTH, or of METHOD with the strength that its config file has.
+
+    So an item of a flag `--methods` names it; `fixed` as of `method_config`.
+    """
     method, _, strength = name.partition(":")
     key = registry.METHODS[method].strength if method in registry.METHODS else ""
-    if bool(strength) != bool(key):
-        raise ValueError(f"--methods={name}: {method} takes {'a' if key else 'no'} strength")
-    config = method_config(method, {"method.radius", "method.penalty"})
-    if key:
+    if strength and not key:
+        raise ValueError(f"--methods={name}: {method} takes no strength")
+    config = method_config(method, {*fixed, *({f"method.{key}"} if strength else ())})
+    if strength:
         config.method[key] = float(strength)
     return config
+
+
+def set_key(config: ConfigDict, key: str, text: str) -> None:
+    """Sets a key to a value as `--set` has it; ValueError for one that the key cannot have."""
+    flat = rundir.flat(config.to_dict())
+    if key not in flat:
+        raise ValueError(f"--set: {console.unknown_key(key, list(flat))}")
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        value = text
+    if isinstance(flat[key], float) and type(value) is int:
+        value = float(value)
+    try:
+        config.update_from_flattened_dict({key: value})
+    except TypeError as error:
+        raise ValueError(f"--set={key}={text}: {error}") from None

@@ -13,9 +13,9 @@ from typing import Any
 
 from absl import flags
 
-from bam import files
-from bam.cli import console, plotting, sweeps, tables
+from bam.cli import console, plotting, sweeps
 from bam.cli.plotting import plt
+from bam.cli.study import Study, carry_out
 from bam.training import registry
 
 _METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
@@ -24,39 +24,16 @@ flags.adopt_module_key_flags(sweeps)
 console.require("config", "workdir")
 console.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods must have dp_sgd")
 
-COLUMNS: tables.Columns = {
-    "method": lambda row: registry.label(row["method"]),
-    "strength": lambda row: f"{row['strength']:g}" if row["strength"] else "–",
-    "seeds": lambda row: str(len(row["accuracies"])),
-    "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
-    **tables.gain("gain", lambda row: row["method"] == "dp_sgd"),
-}
-
 
 def main() -> None:
     """Trains what is missing, then writes and prints the table and draws the figure."""
     with console.one_line_errors():
-        groups = {
-            name: sweeps.of_seeds(name.replace(":", "_"), sweeps.strength_config(name))
-            for name in _METHODS.value
-        }
-        found = sweeps.run_missing(groups)
-        rows = []
-        for name, runs in found.items():
-            method = next(iter(groups[name].values())).method
-            rows.append(
-                {
-                    "method": method.name,
-                    "strength": registry.strength(method),
-                    **sweeps.judged(runs, found["dp_sgd"]),
-                }
-            )
-        out = Path(_OUT.value)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(Path(f"{out}.json"), rows)
-        config = next(iter(groups["dp_sgd"].values()))
-        draw(rows, Path(f"{out}.png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
-    tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
+        groups = {name: sweeps.strength_config(name) for name in _METHODS.value}
+        strength = {name: registry.strength(config.method) for name, config in groups.items()}
+        study = Study(groups, lambda name: "dp_sgd", facts=lambda x, _: {"strength": strength[x]})
+        rows = carry_out(study, Path(_OUT.value))
+        config = groups["dp_sgd"]
+        draw(rows, Path(f"{_OUT.value}.png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
 
 
 def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
@@ -65,8 +42,8 @@ def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
     stronger = sorted(
         (row for row in rows if row["strength"] and row["gain"]), key=lambda row: row["strength"]
     )
-    for method in dict.fromkeys(row["method"] for row in stronger):
-        own = [row for row in stronger if row["method"] == method]
+    for method in dict.fromkeys(row["method"]["name"] for row in stronger):
+        own = [row for row in stronger if row["method"]["name"] == method]
         plotting.error_bars(
             axis,
             [row["strength"] for row in own],
