@@ -153,6 +153,11 @@ def test_the_wheels_commands_and_configs_work_away_from_any_clone(core, tmp_path
             command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
         )
 
+    # Neither a folder of a config's name nor another package called configs is taken for it.
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/__init__.py").touch()
+    (tmp_path / "configs/cifar10.py").write_text("raise SystemExit('a stranger')")
     planned = bam("train", "--config=cifar10_small:bam_sam", "--config.dry_run=true")
     assert planned.returncode == 2 and "cifar10" in planned.stderr  # its data are not there
     settings = ("--config=digits:bam_sam", "--config.num_steps=2", "--config.model.name=linear")

@@ -1,6 +1,7 @@
 """Configs by their names: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
 
 import difflib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,14 +34,24 @@ def with_files(argv: Sequence[str]) -> list[str]:
 def file_of(value: str) -> str:
     """FILE:METHOD of what `--config` is given; ValueError for no file and no shipped config."""
     name, colon, method = value.partition(":")
-    if name.endswith(".py") or "/" in name or Path(name).exists():
+    if name.endswith(".py") or "/" in name or Path(name).is_file():
         return value
     known = shipped()
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "name a file, or"
         raise ValueError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
-    # Configs import each other. At the end of the path, so that a checkout's own come first.
-    if (folder := str(known["cifar10"].parents[1])) not in sys.path:
-        sys.path.append(folder)
+    _import_from(known["cifar10"].parent)
     return f"{known[name]}{colon}{method}"
+
+
+def _import_from(folder: Path) -> None:
+    """Configs import each other from `configs`: these, not a package of that name elsewhere."""
+    found = sys.modules.get("configs")
+    if found is None or str(folder) not in (found.__path__ or ()):
+        spec = importlib.util.spec_from_file_location(
+            "configs", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules["configs"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["configs"])
