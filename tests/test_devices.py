@@ -97,7 +97,7 @@ def test_each_device_adds_its_noise_before_the_sums_are_added_up(use):
     body = shared.params["jaxpr"]
     sums = [e for e in body.eqns if "psum" in e.primitive.name]
     reduced = {v for e in sums for v in e.outvars}
-    assert len(reduced) == 6  # two for each leaf: high and low parts of whole numbers
+    assert len(reduced) == 6  # two for each leaf: high and low parts of integers
     assert all(v.aval.dtype == jnp.int32 for v in reduced)
     assert reduced <= set(body.outvars)
 

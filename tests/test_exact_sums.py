@@ -45,7 +45,7 @@ def noised_sum(rows, mask, microbatch_size, mesh=None, noise=NOISE):
 
 
 def change(rows, removed, microbatch_size, mesh=None, noise=NOISE):
-    """What removing one row does to the sum, in 64-bit floats, which show whole numbers exactly."""
+    """What removing one row does to the sum, in 64-bit floats, which show integers exactly."""
     with jax.enable_x64(True):
         rows = jnp.asarray(rows, jnp.float64)[:, None]
         masks = jnp.ones(len(rows), bool), jnp.arange(len(rows)) != removed

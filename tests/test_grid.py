@@ -113,7 +113,7 @@ def test_the_variance_is_that_of_a_gaussian_and_of_its_rounding():
 
 
 def reach(values):
-    """How far, on both sides, every whole number that is a draw has others within one step."""
+    """How far, on both sides, every integer that is a draw has others within one step."""
     return min(-values.min(), values.max()) / fixed_point.NOISE_STD
 
 
@@ -267,7 +267,7 @@ def test_tails_have_the_counts_of_the_normal_law():
     assert not np.all(plausible(truncated))
 
 
-# Whole numbers.
+# Integers.
 
 
 def test_cutting_never_lengthens_and_keeps_whole_multiples():

@@ -73,8 +73,8 @@ def test_the_square_root_is_the_series_that_jax_privacy_has_in_256ths():
     [
         ((), "begins with 1"),
         ((0.5, 1.0), "begins with 1"),
-        ((1.0, 0.3), "256ths"),
-        ((1.0, math.nan), "256ths"),
+        ((1.0, 0.3), "multiple of 1/256"),
+        ((1.0, math.nan), "multiple of 1/256"),
         (NO_FIT, "grows"),
         ((1.0, -2.0), "grows"),
         ((1.0, 255 / 256), "grows"),

@@ -14,7 +14,6 @@ from tests.cases import assert_close
 @pytest.fixture(autouse=True)
 def nothing_found_yet(monkeypatch):
     monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(tuning, "_file", lambda: None)
 
 
 def never(*unused):
@@ -141,20 +140,6 @@ def test_no_clip_norm_is_computed_for_a_step_that_cannot_be(monkeypatch, overrid
     monkeypatch.setattr(public_clip, "clip_norm", never)
     with pytest.raises(ValueError, match=message):
         loop.build(tiny(**overrides, public_clip={"quantile": 0.5}))
-
-
-def test_the_answer_outlives_the_process_and_a_broken_file_is_found_again(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(tuning, "_seconds_per_example", costs({4: 1.0}, asked))
-    monkeypatch.setattr(tuning, "_file", lambda: tmp_path / "new" / "tuning.json")
-    for num_asked in (1, 1):
-        tuning._chosen.clear()
-        assert tuning.fastest(never, "facts", (4,)) == 4
-        assert len(asked) == num_asked
-    (tmp_path / "new" / "tuning.json").write_text('{"broken')
-    tuning._chosen.clear()
-    tuning.fastest(never, "facts", (4,))
-    assert len(asked) == 2
 
 
 def test_a_step_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidden():

@@ -383,11 +383,11 @@ def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
 @pytest.mark.parametrize(
     "ids", [IDS[:-1], IDS.astype(float), IDS > 5, IDS[:, None], np.array(["a"] * 12)]
 )
-def test_ids_that_are_no_whole_number_for_each_row_are_refused(ids, tmp_path):
-    with pytest.raises(ValueError, match="expected a whole number for each of the 12"):
+def test_ids_that_are_no_integer_for_each_row_are_refused(ids, tmp_path):
+    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
         datasets.check(IMAGES._replace(users=ids))
     np.save(tmp_path / "ids.npy", ids)
-    with pytest.raises(ValueError, match="expected a whole number for each of the 12"):
+    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
         users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
 
 

@@ -1,13 +1,13 @@
-r"""Sums and noise in whole numbers, where nothing is rounded.
+r"""Sums and noise in integers, where nothing is rounded.
 
-A bounded gradient is cut, towards zero, to whole multiples of a *spacing*; the multiples are added
-as integers, in any order the same; Gaussian noise in whole multiples is added to them; only then is
-the total a floating-point number again. Two things follow:
+A bounded gradient is cut, towards zero, to integer multiples of a *spacing*; the multiples are
+added as integers, in any order the same; Gaussian noise in integer multiples is added to them; only
+then is the total a floating-point number again. Two things follow:
 
 * one example changes the sum by its own entries and by nothing else, whatever the others are: there
   is no rounding that its presence could tip over;
-* the noised sum is the *rounded* Gaussian mechanism. For a whole number x, round(x + Z) is
-  x + round(Z): adding rounded noise to whole numbers is rounding the noised sum, which is
+* the noised sum is the *rounded* Gaussian mechanism. For an integer x, round(x + Z) is
+  x + round(Z): adding rounded noise to integers is rounding the noised sum, which is
   post-processing. Every output is possible with and without any one example.
 
 `gaussian` draws round(Z), Z of standard deviation 2^20, by comparing words of ChaCha20
@@ -53,7 +53,7 @@ LIMB_MASK = 2**LIMB_BITS - 1
 
 
 class Total(NamedTuple):
-    """A sum in whole numbers, high · 2^16 + low: 32 bits are too few."""
+    """A sum in integers, high · 2^16 + low: 32 bits are too few."""
 
     high: Int32[Array, "..."]
     low: Int32[Array, "..."]  # from 0 to 2^16 - 1 once the total is `carried`
@@ -120,7 +120,7 @@ def spacing_of(noise_std: float) -> float:
 
 
 def cut(x: Float[Array, "..."], spacing: float) -> Int32[Array, "..."]:
-    """Entries below 2^31 spacings in whole multiples of it, rounded towards zero: no norm grows.
+    """Entries below 2^31 spacings in integer multiples of it, rounded towards zero: no norm grows.
 
     Or by a relative 1e-7 at most: x / spacing is rounded to float32 first.
     """
@@ -286,7 +286,7 @@ def _of(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt
 
 
 class AliasTable(NamedTuple):
-    """Walker's alias method in whole numbers, one entry of each column for a slot.
+    """Walker's alias method in integers, one entry of each column for a slot.
 
     A slot's threshold has 96 bits, in three words. The alias stands for random numbers from it on.
     """

@@ -67,7 +67,7 @@ def sum_over_groups(
 ) -> tuple[PyTree, Array]:
     """Sums `of_group` over as many groups as hold a real row; its numbers, one for each padded row.
 
-    Whole numbers are carried over to their high part after every `rows_per_carry` rows.
+    Integers are carried over to their high part after every `rows_per_carry` rows.
     """
 
     def rows(tree_of_rows: PyTree, group: Array) -> PyTree:

@@ -31,7 +31,7 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
     (norm above about 1.8e19) has norm `inf` here and is treated as non-finite by every transform;
     entries below about 1e-19 underflow and count as zero. The relative error is below 5e-6 for any
     entries at all: no square takes part in more than 150 additions. The norm of an empty
-    pytree is 0, and float64 if a leaf is; complex or whole numbers are refused with a TypeError.
+    pytree is 0, and float64 if a leaf is; TypeError for complex numbers and integers.
     """
     check_real(tree)
     squares = [jnp.square(at_least_float32(x)) for x in jax.tree.leaves(tree)]

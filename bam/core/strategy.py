@@ -6,7 +6,7 @@ x_t the sum of bounded gradients of step t, what is shown in step t is $x_t + n_
 
 $$ n_t = z_t - \lfloor \textstyle\sum_{j=1}^{b-1} c_j n_{t-j} \rfloor, $$
 
-z_t independent Gaussians: in whole multiples of the noise's grid (`fixed_point.py`), where
+z_t independent Gaussians: in integer multiples of the noise's grid (`fixed_point.py`), where
 nothing else is rounded. Without the rounding, $C n = z$ for the lower triangular Toeplitz matrix C
 whose first column is the *strategy* c = (1, c_1, …, c_{b-1}): showing $x + n$ is showing $C x + z$.
 
@@ -27,7 +27,7 @@ import numpy as np
 from scipy import signal
 
 INDEPENDENT = (1.0,)
-UNITS = 256  # every c_j is a whole number of 256ths, so that products are whole numbers
+UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
 # Σ|c_j| times what C^-1 can lengthen the largest entry of z by, which is below 2^24.1; with less
 # than this all sums fit 32 bits.
 MOST_GROWTH = 100.0
@@ -77,7 +77,7 @@ def check(strategy: Sequence[float]) -> None:
     if len(strategy) == 0 or strategy[0] != 1:
         raise ValueError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
     if any(not math.isfinite(c) or c * UNITS != round(c * UNITS) for c in strategy):
-        raise ValueError(f"every number of a strategy must be a whole number of {UNITS}ths")
+        raise ValueError(f"every number of a strategy must be a multiple of 1/{UNITS}")
     with np.errstate(over="ignore", invalid="ignore"):
         column = np.abs(noise_of(strategy, HORIZON))
         growth = float(column.sum() * np.abs(strategy).sum())

@@ -209,8 +209,7 @@ def check(dataset: Dataset) -> None:
             raise DataError(f"{name} images and labels must be arrays")
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
-                f"{name} labels of {labels.dtype} and shape {labels.shape}; expected whole numbers "
-                "[N]"
+                f"{name} labels of {labels.dtype} and shape {labels.shape}; expected integers [N]"
             )
         if len(images) != len(labels):
             raise DataError(f"{len(images)} {name} images but {len(labels)} labels")
@@ -233,8 +232,8 @@ def check(dataset: Dataset) -> None:
         np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
     ):
         raise DataError(
-            f"ids of users of {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected a whole "
-            f"number for each of the {rows[0]} training examples"
+            f"ids of users of {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected an "
+            f"integer for each of the {rows[0]} training examples"
         )
     channels = dataset.train.images.shape[-1:]
     if not np.shape(dataset.mean) == np.shape(dataset.std) == channels:

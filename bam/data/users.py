@@ -76,7 +76,7 @@ def check(config: ConfigDict) -> None:
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     """A data set with the ids of its training rows, as a config's `dataset.groups` names them.
 
-    `groups` is a `.npy` file of whole numbers, one for each row in the order of the source, or a
+    `groups` is a `.npy` file of integers, one for each row in the order of the source, or a
     column of the Parquet files in `folder` (None: there are none). DataError for ids that are
     missing, damaged, or not as many as there are rows.
     """

@@ -335,7 +335,7 @@ def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accounta
         raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
     if not 0 <= num_steps <= LARGEST_NUM_STEPS or num_steps != int(num_steps):
         raise ValueError(
-            f"num_steps must be a whole number from 0 to {LARGEST_NUM_STEPS}, got {num_steps}"
+            f"num_steps must be an integer from 0 to {LARGEST_NUM_STEPS}, got {num_steps}"
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta}")

@@ -28,7 +28,7 @@ from bam.privacy import accounting
 
 # Below, the choice is none; beyond, nobody waits for the trials.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
-LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of whole numbers, drawn in `bam.training.score`
+LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integers, drawn in `bam.training.score`
 
 
 @dataclasses.dataclass(frozen=True)

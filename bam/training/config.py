@@ -72,7 +72,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
     # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.
     # groups: ids of the users that training rows belong to, for privacy of users and not of single
-    # examples: a column of the Parquet files, or a .npy file with a whole number for each row.
+    # examples: a column of the Parquet files, or a .npy file with an integer for each row.
     # group_size: the most examples used of a user. See docs/users.md.
     config.dataset = ConfigDict({"name": "digits", "source": "", "path": "", "num_classes": 0})
     config.dataset.update({"holdout": 0, "groups": "", "group_size": 0})

@@ -1,4 +1,4 @@
-"""The score of a trial: how many images it classifies correctly, with noise, in whole numbers.
+"""The score of a trial: how many images it classifies correctly, with noise, in integers.
 
 One example more or less, there or exchanged, changes the number of correct predictions by at most
 1, for images that were trained on and for held-out ones (`datasets.hold_out`): the sensitivity is

@@ -11,7 +11,7 @@ from bam.training.trainer import Trainer
 
 # What a release says of the randomness; a run records it, so that it is that of the code that ran.
 NOISE = (
-    "Gaussian, rounded to whole multiples of a grid on which the bounded gradients lie too, so "
+    "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
     "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
     "ChaCha20 with a key of 256 bits"
 )

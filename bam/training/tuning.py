@@ -6,13 +6,10 @@ private data is read.
 """
 
 import functools
-import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,7 +23,6 @@ from bam.core.engine import clipped_sum, plain_sum
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import write_json
 from bam.training import devices, finetune, registry
 
 with needs("train"):
@@ -165,25 +161,17 @@ def fastest(
 ) -> int:
     """The microbatch size with the least time per example.
 
-    It is found once, and kept in memory and, if there is one, on disk: the file is `tuning.json` in
-    JAX's compilation cache folder. What does not fit the device's memory by the compiler's plan is
+    It is found once in a process. What does not fit the device's memory by the compiler's plan is
     not run; if nothing fits, a ValueError says so.
 
     `make_step(microbatch size, number of examples)` compiles a step. The answer depends on `facts`,
-    JSON values, and on JAX's version and the kind of the devices, `num_devices` of which share the
-    examples. `sizes` grow.
+    JSON values, and on the kind of the devices, `num_devices` of which share the examples. `sizes`
+    grow.
     """
-    asked = [facts, sizes, devices.name(), num_devices, jax.__version__]
-    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    key = json.dumps([facts, sizes, devices.name(), num_devices], sort_keys=True)
     if key not in _chosen:
-        _chosen.update(_read())
-    size = int(devices.from_first(np.array(_chosen.get(key, 0))))
-    if size == 0:
-        size = _measure(make_step, sizes, num_devices, say)
-        if devices.writes():
-            _write(key, size)
-    _chosen[key] = size
-    return size
+        _chosen[key] = _measure(make_step, sizes, num_devices, say)
+    return _chosen[key]
 
 
 _chosen: dict[str, int] = {}
@@ -195,7 +183,7 @@ def _measure(
     num_devices: int,
     say: Callable[[str], None],
 ) -> int:
-    say(f"choosing how many examples at a time; kept for the next run on {devices.name()}")
+    say(f"choosing how many examples at a time, on {devices.name()}")
     limit = float(devices.from_first(np.array(devices.memory())))
     best, seconds, memory = 0, math.inf, 0.0
     for size in sizes:
@@ -250,24 +238,3 @@ def _seconds_per_example(
     seconds = float(devices.from_first(np.float32(min(timings) / num_examples)))
     say(f"  {size}: {1e3 * seconds:.3g} ms per example, compiled in {compiling:.0f} s")
     return seconds, planned
-
-
-def _file() -> Path | None:
-    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
-    return Path(folder) / "tuning.json" if folder and "://" not in folder else None
-
-
-def _read() -> dict[str, int]:
-    path = _file()
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8")) if path else {}
-        return {key: size for key, size in kept.items() if type(size) is int and size > 0}
-    except (OSError, ValueError, AttributeError):
-        return {}  # not there, or broken off: it is timed again
-
-
-def _write(key: str, size: int) -> None:
-    path = _file()
-    if path is not None:
-        os.makedirs(path.parent, exist_ok=True)
-        write_json(path, _read() | {key: size})

@@ -25,7 +25,7 @@ console.require("config", "workdir", "methods", "sizes")
 console.ensure(
     ("sizes",),
     lambda sizes: all(size.isdecimal() and int(size) for size in sizes),
-    "--sizes must be whole numbers above 0",
+    "--sizes must be integers above 0",
 )
 
 FIXED = {"expected_batch_size", "num_steps", "diagnostics.every", "diagnostics.num_examples"}

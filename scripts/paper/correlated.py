@@ -25,7 +25,7 @@ console.require("config", "workdir", "methods", "out")
 console.ensure(
     ("bands",),
     lambda bands: all(b.isdecimal() and int(b) > 1 for b in bands),
-    "--bands must be whole numbers above 1",
+    "--bands must be integers above 1",
 )
 
 COLUMNS: tables.Columns = {

@@ -64,7 +64,7 @@ def read(
 
 
 def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
-    """An id for each training row, in the order of `read`: a column of whole numbers, or of text.
+    """An id for each training row, in the order of `read`: a column of integers, or of text.
 
     A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, of another type,
     has no value in a row, or is numbers in one file and text in another: of 7 and "7" nobody knows
@@ -108,7 +108,7 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
 
 
 def _number(value: int | str) -> np.int64:
-    """A whole number as it is; a text's first 64 bits of BLAKE2."""
+    """An integer as it is; a text's first 64 bits of BLAKE2."""
     if isinstance(value, str):
         value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest())
     return np.uint64(value % 2**64).astype(np.int64)
