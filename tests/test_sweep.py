@@ -53,6 +53,7 @@ def test_a_sweep_trains_what_is_missing_and_pairs_by_seed_at_equal_settings(tmp_
         ("--set=learning_rate=1", "did you mean optimizer.learning_rate?"),
         ("--set=clip_norm", "KEY=VALUE,VALUE is needed"),
         ("--set=clip_norm=much", "clip_norm=much"),
+        ("--set=seed=1,2", "by this command itself"),
         ("--config.seed=3", "sets seed itself"),
     ],
 )

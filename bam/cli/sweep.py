@@ -37,7 +37,7 @@ SEARCHING = 1000
 def main() -> None:
     """Trains what is missing, then writes and prints the table."""
     with console.one_line_errors():
-        study = declared(_METHODS.value, dict(map(_setting, _SET.value)), _HOLDOUT.value)
+        study = declared(_METHODS.value, _settings(_SET.value), _HOLDOUT.value)
         if _BEST.value:
             first = train(study, num_seeds=1)
             if not all(first.values()):
@@ -48,7 +48,7 @@ def main() -> None:
 
 def declared(methods: Sequence[str], settings: Mapping[str, Sequence[str]], holdout: int) -> Study:
     """Every method at every combination of settings, beside the first method at the same."""
-    groups = {}
+    groups, baseline = {}, {}
     for method in methods:
         for values in itertools.product(*settings.values()):
             chosen = dict(zip(settings, values, strict=True))
@@ -56,12 +56,9 @@ def declared(methods: Sequence[str], settings: Mapping[str, Sequence[str]], hold
             for key, value in chosen.items():
                 sweeps.set_key(config, key, value)
             config.dataset.holdout = holdout
-            groups[_label(method, chosen)] = config
-    return Study(
-        groups=groups,
-        baseline=lambda label: " ".join([methods[0], *label.split(" ")[1:]]),
-        first_seed=SEARCHING if holdout else 0,
-    )
+            label = _label(method, chosen)
+            groups[label], baseline[label] = config, _label(methods[0], chosen)
+    return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
 
 
 def best(study: Study, first: Mapping[str, Mapping[int, sweeps.Run]], num: int) -> Study:
@@ -69,18 +66,24 @@ def best(study: Study, first: Mapping[str, Mapping[int, sweeps.Run]], num: int) 
     accuracy = {label: next(iter(sweeps.percent(runs).values())) for label, runs in first.items()}
     by_method: dict[str, list[str]] = {}
     for label in sorted(accuracy, key=lambda label: -accuracy[label]):  # of equals the first
-        by_method.setdefault(label.split(" ")[0].split(":")[0], []).append(label)
+        by_method.setdefault(study.groups[label].method.name, []).append(label)
     kept = {label for labels in by_method.values() for label in labels[:num]}
-    baseline = by_method[next(iter(study.groups)).split(" ")[0].split(":")[0]][0]
     groups = {label: config for label, config in study.groups.items() if label in kept}
+    baseline = by_method[next(iter(study.groups.values())).method.name][0]
     return dataclasses.replace(study, groups=groups, baseline=lambda label: baseline)
 
 
-def _setting(text: str) -> tuple[str, list[str]]:
-    key, equals, values = text.partition("=")
-    if not (key and equals and all(found := values.split(","))):
-        raise ValueError(f"--set={text}: KEY=VALUE,VALUE is needed")
-    return key, found
+def _settings(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Key -> values, of what `--set` was given."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not (key and equals and all(values.split(","))):
+            raise ValueError(f"--set={text}: KEY=VALUE,VALUE is needed")
+        if key in found or key in ("seed", "dry_run", "method.name", "dataset.holdout"):
+            raise ValueError(f"--set={text}: {key} is set twice, or by this command itself")
+        found[key] = values.split(",")
+    return found
 
 
 def _label(method: str, chosen: Mapping[str, str]) -> str:
