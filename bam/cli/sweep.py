@@ -1,4 +1,4 @@
-"""Trains methods at many settings with many seeds, and sets them beside a baseline.
+r"""Trains methods at many settings with many seeds, and sets them beside a baseline.
 
 bam sweep --config=digits --methods=dp_sgd,bam_sam:0.02 --num_seeds=5 --workdir=runs/sweep
 bam sweep --config=digits --methods=dp_sgd,bam_sam:0.01,bam_sam:0.05 --holdout=200 --best=1 \
