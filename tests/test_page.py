@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.cli import page
 from bam.privacy.plan import make_plan
-from bam.release import export, records, statement
+from bam.release import export, page, records, statement
 from bam.training import config as base
 from bam.training import provenance, rundir
 from configs import digits
@@ -81,7 +80,7 @@ def test_the_page_is_one_file_that_asks_for_nothing_and_runs_nothing(run):
             assert asked not in text, asked
         assert "default-src 'none'" in text
         pictures = re.findall(r"<svg[^>]*>", text)
-        assert len(pictures) > 4
+        assert len(pictures) == (2 if public else 5)
         assert all(
             "aria-hidden" in tag or re.search(r'aria-label="[^"]{20}', tag) for tag in pictures
         )
@@ -232,8 +231,8 @@ def drawn_by(folder, mechanism):
 
 def test_an_attacker_on_replaced_examples_is_not_asked_who_took_part(run, tmp_path):
     text = of(drawn_by(write(tmp_path / "fixed"), "fixed_size"))
-    assert "which of two\ngiven examples" in text and "whether one\ngiven example" not in text
-    assert "whether one\ngiven example" in of(run)  # control
+    assert "which of two given examples" in text and "one given example took part." not in text
+    assert "one given example took part." in of(run)  # control
     assert "Do not trust this ε" not in text
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from absl import flags
 
 import bam
-from bam.cli import console, page
+from bam.cli import console
 from bam.files import write_text
-from bam.release import export, records
+from bam.release import export, page, records
 from bam.training.provenance import git_commit
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")
