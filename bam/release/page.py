@@ -69,13 +69,12 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     said = one_line(config)
     about = registry.label(said["method"]["name"])
     if dataset:
-        about += f" on {export.data_in_words(run.config, dataset)}"
+        about += f" on {export.data_in_words(run.config, dataset).replace('`', '')}"
     # ε tells of the steps that the plan pays for, or so far of those begun.
     counted, epsilon = run.plan["num_steps"], run.plan["epsilon"]
     if run.private and not run.summary:
         counted, epsilon = run.begun, run.epsilon_after(run.begun)
     command, missing = command_of(config)
-    about = about.replace("`", "")
     # What is left out is nowhere in what the template can show.
     shown = run._replace(name=about, config=config, rows=[]) if public else run
     return _TEMPLATES.get_template("report.html").render(
@@ -130,6 +129,7 @@ def _attacker(run: Run, epsilon: float, counted: int) -> JsonObject:
             Chart("Right about a participant, at most", "wrong about others", curves, True, True),
             Chart("ε over training", "steps begun", lines),
         ],
+        "replaced": run.plan["adjacency"] == "replace_one",
         "names": list(limits),
         "rates": {rate: [f(rate) for f in limits.values()] for rate in statement.FALSE_ALARMS},
     }
@@ -153,8 +153,11 @@ def _measured(run: Run) -> JsonObject:
             lines.append(Line("clip norm C", lines[0].x, [run.plan["clip_norm"]] * len(lines[0].x)))
         if lines:
             charts.append(Chart(title, "step", lines, percent="Share" in title))
-    measured = sorted({key for row in run.rows for key in row if key.startswith("not_private/")})
-    found = {name: [row[name] for row in run.rows if name in row] for name in measured}
+    keys = sorted({key for row in run.rows for key in row if key.startswith("not_private/")})
+    found = {
+        key.removeprefix("not_private/"): [row[key] for row in run.rows if key in row]
+        for key in keys
+    }
     return {"charts": charts, "found": found}
 
 

@@ -1,9 +1,8 @@
 """Line charts as SVG inside of a page, in the page's own colours: no file, no script."""
 
-import functools
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bam.extras import MissingExtraError, needs
@@ -11,7 +10,7 @@ from bam.extras import MissingExtraError, needs
 MISSING = ""  # why nothing can be drawn
 try:
     with needs("plots"):
-        import matplotlib.style
+        from matplotlib import style
         from matplotlib.figure import Figure
 except MissingExtraError as error:
     MISSING = str(error)
@@ -57,10 +56,10 @@ class Chart(NamedTuple):
     @property
     def words(self) -> str:
         """What is said of the chart to whoever does not see it."""
+        across, up = (_form(share) for share in (self.log_x, self.percent))
         ends = (
-            f"{line.label}: from {_value(line.y[0], self.percent)} at "
-            f"{_value(line.x[0], self.log_x)} to {_value(line.y[-1], self.percent)} at "
-            f"{_value(line.x[-1], self.log_x)}"
+            f"{line.label}: from {up(line.y[0])} at {across(line.x[0])} "
+            f"to {up(line.y[-1])} at {across(line.x[-1])}"
             for line in self.lines
         )
         return f"{self.title}, by {self.x_label}. {'; '.join(ends)}"
@@ -68,7 +67,7 @@ class Chart(NamedTuple):
 
 def svg(chart: Chart) -> str:
     """What is inside of a chart's `<svg viewBox="0 0 WIDTH HEIGHT">`; needs Matplotlib."""
-    with matplotlib.style.context(["default", _STYLE]):
+    with style.context(["default", _STYLE]):
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
         axes = figure.subplots()
         for i, line in enumerate(chart.lines):
@@ -79,8 +78,8 @@ def svg(chart: Chart) -> str:
         axes.axhline(0, color=COLORS["rule"], linewidth=1, zorder=0, clip_on=False)
         if chart.log_x:
             axes.set_xscale("log")
-        for axis, share in ((axes.xaxis, chart.log_x), (axes.yaxis, chart.percent)):
-            axis.set_major_formatter(functools.partial(_shown, share=share))
+        axes.xaxis.set_major_formatter(_form(chart.log_x))
+        axes.yaxis.set_major_formatter(_form(chart.percent))
         axes.tick_params(which="both", left=False, bottom=False)
         axes.grid(axis="y", color=COLORS["rule"], linewidth=1, clip_on=False)
         axes.set_axisbelow(True)
@@ -93,15 +92,15 @@ def svg(chart: Chart) -> str:
     # A page has several: without the head, with its own style, and names that all would share.
     drawn = written.getvalue().partition('<g id="figure_1">')[2].rpartition("</g>")[0]
     drawn = re.sub(r' id="[^"]*"|font-family: [^;]*; ', "", drawn)
-    drawn = re.sub(r"(\d\.\d)\d+", r"\1", drawn)  # a tenth of a point is enough
+    # Places to two digits: enough to draw, and too few to be taken for a figure of the run.
+    drawn = re.sub(r'(?<=[ "(])\d+\.\d{3,}', lambda number: f"{float(number[0]):.2f}", drawn)
     for name, color in COLORS.items():
         drawn = drawn.replace(color, f"var(--{name})")
     return drawn
 
 
-def _shown(number: float, position: int | None, share: bool) -> str:
-    return _value(number, share)
-
-
-def _value(number: float, share: bool) -> str:
-    return f"{100 * number:.4g} %" if share else f"{number:.4g}"
+def _form(share: bool) -> Callable[..., str]:
+    """How numbers of an axis are shown; Matplotlib also gives the place among its labels."""
+    if share:
+        return lambda number, _=None: f"{100 * number:.4g} %"
+    return lambda number, _=None: f"{number:.4g}"
