@@ -13,8 +13,9 @@ install: .venv/installed
 	touch .venv/demo $@  # dev has all that the demo needs
 
 demo: .venv/demo
-	$(BIN)/python -m scripts.compare --config=configs/digits.py --workdir=runs/demo --overwrite \
-	  --num_seeds=3 --config.diagnostics.every=20 --config.diagnostics.num_examples=256
+	$(BIN)/bam sweep --config=digits --workdir=runs/demo \
+	  --methods=dp_sgd,non_private,dp_sat,bam_sam,bam_exact \
+	  --config.diagnostics.every=20 --config.diagnostics.num_examples=256
 
 # Three for two cores: one of them often waits for processes that it has started.
 # The type-checking hook compiles every module of bam, 8 s: kept as bytecode, also where that is off.

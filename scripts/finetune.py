@@ -8,14 +8,15 @@ that layer alone, with it normalisation layers and gains, and all parameters. Th
 goes on where it was stopped. All have seeds: release none of these models.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files
 from bam.cli import console, plotting, sweeps, tables
+from bam.cli.study import Runs, Study, carry_out
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
 from bam.training import finetune, loop, registry
@@ -42,13 +43,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "all": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
 }
 COLUMNS: tables.Columns = {
-    "trained": lambda row: row["trained"],
     "parameters": lambda row: f"{row['num_params']:,}",
     "frozen": lambda row: f"{row['num_frozen']:,}",
-    "ε": lambda row: rounded_up(row["epsilon"], ".3g"),
-    "seeds": lambda row: str(row["num_seeds"]),
-    "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
-    **tables.gain("gain", lambda row: row["trained"] == FROM_SCRATCH),
 }
 
 
@@ -57,20 +53,10 @@ def main() -> None:
     with console.one_line_errors():
         weights = public_weights()
         if weights is None:
-            return
-        groups = {
-            trained: sweeps.of_seeds(trained.replace(", ", "_").replace(" ", "_"), config)
-            for trained, config in configs(weights).items()
-        }
-        runs = {trained: found for trained, found in sweeps.run_missing(groups).items() if found}
-        if not runs:
-            return
-        rows = [row(trained, found, runs.get(FROM_SCRATCH, {})) for trained, found in runs.items()]
-        out = Path(_OUT.value)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(Path(f"{out}.json"), {"public_steps": _PUBLIC_STEPS.value, "rows": rows})
-        draw(runs, Path(f"{out}.png"))
-    tables.show(COLUMNS, rows, keep=Path(f"{out}.md"))
+            raise SystemExit(console.STOPPED)
+        study = Study(configs(weights), lambda label: FROM_SCRATCH, COLUMNS)
+        rows, found = carry_out(study, Path(_OUT.value))
+        draw(rows, found, Path(f"{_OUT.value}.png"))
 
 
 def public_weights() -> Path | None:
@@ -107,31 +93,15 @@ def configs(weights: Path) -> dict[str, ConfigDict]:
     return found
 
 
-def row(
-    trained: str, runs: dict[int, sweeps.Run], from_scratch: dict[int, sweeps.Run]
-) -> dict[str, Any]:
-    """The facts of a set of runs, and their gain over those from scratch, paired by seed."""
-    first = next(iter(runs.values())).summary
-    found = sweeps.judged(runs, from_scratch)
-    facts = ("method", "num_params", "num_frozen", "epsilon", "delta", "clip_norm", "num_steps")
-    return {
-        "trained": trained,
-        **{key: first[key] for key in (*facts, "init_digest", "dataset", "device")},
-        "num_seeds": len(runs),
-        **{key: found[key] for key in ("accuracy", "gain")},
-    }
-
-
-def draw(runs: dict[str, dict[int, sweeps.Run]], path: Path) -> None:
+def draw(rows: Sequence[Mapping[str, Any]], found: Runs, path: Path) -> None:
     """Draws test accuracy over training, mean ± SD over seeds."""
     lines = []
-    for trained, of_seeds in runs.items():
+    for trained, of_seeds in found.items():
         metrics = [run.rows for run in of_seeds.values()]
         steps, values = plotting.over_seeds(metrics, "test_accuracy")
         lines.append(plotting.mean_line(trained, steps, values, STYLES[trained]))
-    summary = next(iter(next(iter(runs.values())).values())).summary
-    budget = ", ".join(rounded_up(summary[key], ".3g") for key in ("epsilon", "delta"))
-    title = f"{summary['dataset']}, ({budget})-DP"
+    budget = ", ".join(rounded_up(rows[0][key], ".3g") for key in ("epsilon", "delta"))
+    title = f"{rows[0]['dataset']}, ({budget})-DP"
     plotting.panels([plotting.Panel("test accuracy", "step", lines, percent=True)], path, title)
 
 

@@ -80,7 +80,7 @@ def wrong(page: str, measured: list[stats.Estimate]) -> list[str]:
         numbers = re.findall(r"\d+\.\d+", finds)
         for of, number in zip(gains_said[-len(numbers) :], numbers, strict=False):
             digits = len(number.split(".")[1])
-            if of in shown and f"{stats.detectable(shown[of]):.{digits}f}" != number:
+            if of in shown and f"{stats.minimum_detectable_effect(shown[of]):.{digits}f}" != number:
                 mistakes.append(f"{of} finds {number}")
         gains_said = []
     return mistakes

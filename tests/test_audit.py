@@ -147,7 +147,7 @@ def test_whole_runs_with_batches_of_a_fixed_size_are_what_the_plan_says():
     assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
     assert set(run.members.sum(axis=1)) == {20}
     under_poisson = dataclasses.replace(
-        built, plan=dataclasses.replace(built.plan, mechanism="poisson")
+        built, plan=dataclasses.replace(built.plan, mechanism_name="poisson")
     )
     assert "batch sizes" in checks.failures(whole_run.p_values(under_poisson, [run]))
 

@@ -140,7 +140,11 @@ def test_turns_are_those_of_poisson_draws(
 ):
     capacity = sampling.usual_capacity(1000, q)
     plan = SimpleNamespace(
-        mechanism="poisson", num_examples=1000, sampling_prob=q, capacity=capacity, private=True
+        mechanism_name="poisson",
+        num_examples=1000,
+        sampling_prob=q,
+        capacity=capacity,
+        private=True,
     )
     found = np.mean(ahead.turns_of_draws(plan, devices, size))
     assert found == pytest.approx(expected, rel=0.02)

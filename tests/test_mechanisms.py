@@ -123,8 +123,8 @@ def test_a_plan_takes_neighbours_and_epsilon_from_its_mechanism():
 def test_a_full_batch_is_poisson_with_every_example():
     whole = {**PLAN, "expected_batch_size": 1000}
     full, poisson = (bam.make_plan(**whole, mechanism=m) for m in ("full_batch", "poisson"))
-    assert dataclasses.replace(full, mechanism="poisson") == poisson
-    assert full.drawing.draw(3, 5).tolist() == list(range(1000))
+    assert dataclasses.replace(full, mechanism_name="poisson") == poisson
+    assert full.mechanism.draw(3, 5).tolist() == list(range(1000))
     with pytest.raises(ValueError, match="expected_batch_size = N = 1000"):
         bam.make_plan(**PLAN, mechanism="full_batch")
 
@@ -223,18 +223,18 @@ def test_poisson_and_fixed_batches_are_told_apart_by_the_plan():
     fixed_plan = bam.make_plan(**PLAN, mechanism="fixed_size")
     poisson_plan = bam.make_plan(**PLAN)
     for drawn_by, right in ((fixed_plan, fixed_plan), (poisson_plan, poisson_plan)):
-        members = batches(lambda step, d=drawn_by: d.drawing.draw(1, step), 60, 1000)
+        members = batches(lambda step, d=drawn_by: d.mechanism.draw(1, step), 60, 1000)
         for plan in (fixed_plan, poisson_plan):
             failed = checks.failures(checks.batches_p_values([members], plan))
             assert bool(failed) == (plan is not right)
 
 
 def test_the_search_for_noise_never_overshoots():
-    drawing = mechanisms.make("fixed_size", 1000, 40)
+    made = mechanisms.make("fixed_size", 1000, 40)
     steps = {"num_steps": 20, "delta": 1e-5, "accountant": "rdp"}
     for target in (0.5, 3.0, 20.0):
-        sigma = drawing.noise_multiplier(target_epsilon=target, **steps)
-        spent = drawing.epsilon(noise_multiplier=sigma, **steps)
+        sigma = made.noise_multiplier(target_epsilon=target, **steps)
+        spent = made.epsilon(noise_multiplier=sigma, **steps)
         assert target * (1 - 2e-5) <= spent <= target
     with pytest.raises(ValueError, match="epsilon must be from"):
-        drawing.noise_multiplier(target_epsilon=accounting.LARGEST_EPSILON + 1, **steps)
+        made.noise_multiplier(target_epsilon=accounting.LARGEST_EPSILON + 1, **steps)

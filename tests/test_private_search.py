@@ -19,15 +19,14 @@ from tests.cases import run_command
 
 TINY = (
     "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64",
-    "--dp_sat=", "--bam_sam=", "--learning_rates=0.001,0.1", "--clip_norms=0.5,1",
-    "--trials_mean=3",
+    "--methods=dp_sgd", "--set=clip_norm=0.5,1", "--trials_mean=3",
 )  # fmt: skip
 
 
-def search(workdir, *more):
+def search(workdir, *more, rates="0.001,0.1"):
     return run_command(
-        "scripts.search", "--private", "--config=configs/digits.py", f"--workdir={workdir}",
-        *TINY, *more,
+        "bam", "sweep", "--private", "--config=digits", f"--workdir={workdir}", *TINY,
+        f"--set=optimizer.learning_rate={rates}", *more,
     )  # fmt: skip
 
 
@@ -92,13 +91,10 @@ def test_the_same_command_draws_nothing_again(searched):
     again = search(workdir)
     assert again.returncode == 0, again.stderr
     assert (workdir / "trials.json").read_bytes() == before
-    for other, message in (
-        (("--trials_shape=0",), "is of another search"),
-        (("--learning_rates=0.1",), "is of another search"),
-        (("--config.ema_decay=0.5",), "is of another search"),
-    ):
-        refused = search(workdir, *other)
-        assert refused.returncode == 2 and message in refused.stderr
+    for changed in ({"other": ("--trials_shape=0",)}, {"other": ("--config.ema_decay=0.5",)},
+                    {"rates": "0.1"}):  # fmt: skip
+        refused = search(workdir, *changed.pop("other", ()), **changed)
+        assert refused.returncode == 2 and "is of another search" in refused.stderr
 
 
 def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
@@ -180,6 +176,9 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
     ("flag", "message"),
     [
         ("--best=1", "no --best"),
+        ("--num_seeds=3", "no --num_seeds"),
+        ("--score=held_out", "--score=held_out and --holdout=N belong together"),
+        ("--holdout=9", "belong together"),
         ("--noprivate", "belong to --private"),
         ("--config.seed=1", "sets seed itself"),
         ("--config.accountant=pld", "sets accountant itself"),

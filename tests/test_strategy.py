@@ -271,7 +271,7 @@ def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
         num_examples=300, expected_batch_size=60, num_steps=120, target_epsilon=2.0, delta=1e-5,
         clip_norm=1.0, accountant="rdp", mechanism="banded", mechanism_options={"bands": 4},
     )  # fmt: skip
-    right = [members_of(lambda step, seed=seed: plan.drawing.draw(seed, step)) for seed in (1, 2)]
+    right = [members_of(lambda step, seed=seed: plan.mechanism.draw(seed, step)) for seed in (1, 2)]
     assert checks.failures(checks.batches_p_values(right, plan), 1e-4) == []
     rng = np.random.default_rng(0)
     dealt = rng.permutation(300).reshape(4, 75)  # all parts of one size
@@ -312,11 +312,11 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
         clip_norm=1.0, mechanism="banded", mechanism_options={"bands": 4},
     )  # fmt: skip
     clip = adaptive_clipping.clip(plan)
-    state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.drawing.strategy)
+    state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.mechanism.strategy)
     assert state.past.shape[0] == 3
     assert state.past.shape[1] > 5
     tx = optax.chain(
-        bam.privatize(clip, 2.0, 50.0, bam.seeded_key(34), plan.drawing.strategy), optax.sgd(1.0)
+        bam.privatize(clip, 2.0, 50.0, bam.seeded_key(34), plan.mechanism.strategy), optax.sgd(1.0)
     )
     params = {"w": jnp.zeros(5)}
     updates, _ = tx.update({"w": jnp.ones((3, 5))}, tx.init(params), params, mask=None)

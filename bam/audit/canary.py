@@ -137,14 +137,14 @@ def scores(
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
-            drawn = plan.drawing.draw(seed, step)
+            drawn = plan.mechanism.draw(seed, step)
             if not present and plan.adjacency == "add_or_remove_one":
                 drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
             batch = sampling.pad(drawn, plan.capacity, seed, step)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
         # Of noise that is correlated, what is fresh: the attacker knows how it is made.
-        fresh = signal.lfilter(plan.drawing.strategy, [1.0], jax.device_get(step_scores))
+        fresh = signal.lfilter(plan.mechanism.strategy, [1.0], jax.device_get(step_scores))
         return float(np.mean(fresh))
 
     seeds = range(first_seed, first_seed + 2 * num_trials, 2)

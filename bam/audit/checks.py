@@ -68,11 +68,11 @@ def batches_p_values(
     members = np.concatenate(runs)
     if plan.sampling_prob == 1:
         return {"all examples": float(members.all())}
-    if plan.mechanism == "fixed_size":
+    if plan.mechanism_name == "fixed_size":
         return fixed_size_p_values(members, plan.expected_batch_size)
-    if plan.mechanism == "banded":
+    if plan.mechanism_name == "banded":
         return banded_p_values(runs, plan)
-    return batch_p_values(members, plan.sampling_prob) if plan.mechanism == "poisson" else {}
+    return batch_p_values(members, plan.sampling_prob) if plan.mechanism_name == "poisson" else {}
 
 
 def banded_p_values(
@@ -84,7 +84,7 @@ def banded_p_values(
     has one turn, so those are as `batch_p_values` has them. `parts`: examples' turns are spread
     over the b steps as independent draws are, neither less nor more evenly.
     """
-    bands, num_examples = len(plan.drawing.strategy), plan.num_examples
+    bands, num_examples = len(plan.mechanism.strategy), plan.num_examples
     turns, of_parts = [], []
     for run in runs:
         whole = run[: len(run) // bands * bands].reshape(-1, bands, num_examples)

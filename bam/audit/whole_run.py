@@ -97,7 +97,7 @@ def p_values(trainer: Trainer, runs: Sequence[Run]) -> dict[str, float]:
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0).params))
     runs = [part for run in runs for part in run.parts()]
-    strategy = trainer.plan.drawing.strategy  # of noise that is correlated, what is fresh
+    strategy = trainer.plan.mechanism.strategy  # of noise that is correlated, what is fresh
     fresh = [signal.lfilter(strategy, [1.0], run.noise, axis=0) for run in runs]
     of_noise = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
     return of_noise | checks.batches_p_values([run.members for run in runs], trainer.plan)

@@ -145,7 +145,7 @@ def turns_of_draws(plan: PrivacyPlan, num_devices: int, size: int) -> np.ndarray
     random = np.random.default_rng(0)
     seats = -(-plan.capacity // (size * num_devices)) * num_devices  # of each place
     drawn = np.full(500, plan.capacity)
-    if plan.mechanism == "poisson":
+    if plan.mechanism_name == "poisson":
         drawn = np.minimum(random.binomial(plan.num_examples, plan.sampling_prob, 500), drawn)
     if not plan.private:
         return np.ceil(np.ceil(drawn / num_devices) / size)

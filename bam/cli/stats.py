@@ -1,4 +1,4 @@
-"""What a handful of seeds say: means, 95 % confidence intervals, seed-paired differences."""
+"""Statistics of a few seeds: means, 95 % confidence intervals, seed-paired differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -69,16 +69,16 @@ def p_value(found: Estimate) -> float | None:
     return float(2 * stats.t.sf(abs(t), found.num - 1))
 
 
-def detectable(found: Estimate, power: float = 0.8) -> float | None:
-    """The smallest true mean that this test, at 5 %, finds with this power, were the SD `found.sd`.
+def minimum_detectable_effect(found: Estimate, power: float = 0.8) -> float | None:
+    """The smallest true mean that this test, at 5 %, detects with this power, at the SD `found.sd`.
 
-    What a study of so many seeds can be expected to see, and so what "not significant" is worth:
-    by the noncentral t distribution. None for a single value, and for equal ones.
+    It says what a study of so many seeds can be expected to detect, and so how much a result that
+    is not significant excludes: by the noncentral t distribution. None for a single
+    value, and for equal ones.
 
     Examples:
-      >>> round(detectable(Estimate(0.0, 1.0, None, 5)), 2), round(
-      ...     detectable(Estimate(0.0, 1.0, None, 10)), 2)
-      (1.68, 1.0)
+      >>> [round(minimum_detectable_effect(Estimate(0.0, 1.0, None, n)), 2) for n in (5, 10)]
+      [1.68, 1.0]
     """
     if not found.sd:
         return None
@@ -86,7 +86,7 @@ def detectable(found: Estimate, power: float = 0.8) -> float | None:
     limit = stats.t.ppf(0.975, freedom)
 
     def excess(shift: float) -> float:
-        # A significant mean of the wrong sign is no find; it would be one in 40 at most.
+        # A significant mean of the wrong sign is no detection; it would be one in 40 at most.
         return float(stats.nct.sf(limit, freedom, shift)) - power
 
     return float(optimize.brentq(excess, 0, 10 * limit)) * scale

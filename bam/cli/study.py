@@ -1,6 +1,7 @@
 """A study: groups of runs, each set beside a baseline, as one kind of table and of JSON."""
 
 import dataclasses
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,19 @@ from ml_collections import ConfigDict
 from bam import files
 from bam.cli import console, stats, sweeps, tables
 from bam.privacy.accounting import rounded_up
-from bam.training import devices, provenance
+from bam.training import devices, provenance, rundir
 
-# What every row has of its runs' summary.
-FACTS = (
-    "epsilon", "delta", "noise_multiplier", "sensitivity", "num_steps", "expected_batch_size",
+# What every row has of its first run's summary.
+SUMMARY = (
+    "epsilon", "delta", "noise_multiplier", "sensitivity", "sampling_prob", "num_steps",
+    "expected_batch_size", "num_params", "num_frozen", "dataset",
 )  # fmt: skip
+# Heading -> what the diagnostics measure; a ‖bias‖ is never shown without what it is made of.
+BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
+# Keys of a config that say where a machine has its data.
+PATHS = ("dataset.path", "dataset.groups", "public_clip.path", "features.cache", "init_from")
+
+Runs = Mapping[str, Mapping[int, sweeps.Run]]  # label -> seed -> run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Study:
       columns: of the table, besides those that every study has.
       facts: `(label, runs) -> {name: value}`, for these columns and the JSON file.
       first_seed: of the runs.
+      folder: of the runs in `--workdir`.
     """
 
     groups: Mapping[str, ConfigDict]
@@ -37,71 +46,101 @@ class Study:
     columns: tables.Columns = dataclasses.field(default_factory=dict)
     facts: Callable[[str, Sequence[sweeps.Run]], dict[str, Any]] = lambda label, runs: {}
     first_seed: int = 0
+    folder: str = ""
+
+    def cells(self, num_seeds: int = 0) -> dict[str, sweeps.Cells]:
+        """Label -> its runs; `num_seeds` other than 0 takes the place of `--num_seeds`."""
+        folders = {label: str(Path(self.folder, _as_name(label))) for label in self.groups}
+        return {
+            label: sweeps.of_seeds(folders[label], config, self.first_seed, num_seeds)
+            for label, config in self.groups.items()
+        }
 
 
-def carry_out(study: Study, out: Path) -> list[dict[str, Any]]:
-    """Trains what is missing, writes `OUT.json` and `OUT.md`, prints the table; returns its rows.
+def carry_out(study: Study, out: Path) -> tuple[list[dict[str, Any]], Runs]:
+    """Trains what is missing, writes `OUT.json` and `OUT.md`, prints the table; its rows and runs.
 
     Runs are trained seed by seed, go on where they were stopped, and may be shared by processes.
     A study that is not finished is written as far as it is, and ends the command with exit status
-    3. Accuracies are in %, gains in points, paired by seed.
+    3. Accuracies are in %, gains in points, paired by seed; what the diagnostics measured, which is
+    NOT PRIVATE, is the mean over training without the weights before it.
     """
-    found = train(study)
-    rows = [_row(study, label, found) for label, runs in found.items() if runs]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = {"device": devices.name(), "commit": provenance.git_commit()}
-    files.write_json(
-        out.with_name(f"{out.name}.json"), made | {"versions": provenance.versions(), "rows": rows}
-    )
-    paired = any(study.baseline(label) not in (None, label) for label in study.groups)
-    columns: tables.Columns = {
+    console.check_writable(f"{out}.json")
+    found = sweeps.run_missing(study.cells())
+    rows = [row(study, label, found) for label, runs in found.items() if runs]
+    made: dict[str, Any] = {"device": devices.name(), "commit": provenance.git_commit()}
+    made |= {"versions": provenance.versions(), "rows": rows}
+    files.write_json(out.with_name(f"{out.name}.json"), made)
+    tables.show(columns(study, rows), rows, keep=out.with_name(f"{out.name}.md"))
+    if any(len(runs) < sweeps.NUM_SEEDS.value for runs in found.values()):
+        sys.exit(console.STOPPED)
+    return rows, found
+
+
+def columns(study: Study, rows: Sequence[Mapping[str, Any]]) -> tables.Columns:
+    """The table's columns: gains where something is paired, bias where it was measured."""
+    paired = any(row["baseline"] not in (None, row["label"]) for row in rows)
+    measured = {heading: x for heading, x in BIAS.items() if any(row[x] for row in rows)}
+    return {
         "group": lambda row: row["label"],
         "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".3g"),
         **study.columns,
         "seeds": lambda row: str(len(row["seeds"])),
         "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
         **(tables.gain("gain", lambda row: row["gain"] is None) if paired else {}),
+        **{
+            heading: lambda row, x=x: tables.number(row[x] and row[x]["mean"], ".3f")  # type: ignore[misc]
+            for heading, x in measured.items()
+        },
+        "seconds": lambda row: f"{row['seconds']:.3g}",
     }
-    tables.show(columns, rows, keep=out.with_name(f"{out.name}.md"))
-    if any(len(runs) < sweeps.NUM_SEEDS.value for runs in found.values()):
-        sys.exit(console.STOPPED)
-    return rows
 
 
-def train(study: Study, num_seeds: int = 0) -> dict[str, dict[int, sweeps.Run]]:
-    """Label -> seed -> run, of what is finished once time is up or all is trained.
-
-    `num_seeds` other than 0 takes the place of `--num_seeds`.
-    """
-    return sweeps.run_missing(
-        {
-            label: sweeps.of_seeds(_folder(label), config, study.first_seed, num_seeds)
-            for label, config in study.groups.items()
-        }
-    )
-
-
-def _folder(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-=" else "_" for c in label)
-
-
-def _row(study: Study, label: str, found: Mapping[str, Mapping[int, sweeps.Run]]) -> dict[str, Any]:
+def row(study: Study, label: str, found: Runs) -> dict[str, Any]:
+    """What `OUT.json` has of a group."""
     runs, baseline = found[label], study.baseline(label)
     first = next(iter(runs.values()))
-    accuracies = sweeps.percent(runs)
-    accuracy, gain = stats.estimate(list(accuracies.values())), None
+    accuracies = percent(runs)
+    gain = None
     if baseline not in (None, label):
-        gain = stats.paired_difference(accuracies, sweeps.percent(found[str(baseline)]))
+        gain = stats.paired_difference(accuracies, percent(found[str(baseline)]))
+    config = study.groups[label].copy_and_resolve_references()
+    config.update_from_flattened_dict({key: "" for key in PATHS})
+    config.seed = None
     return {
         "label": label,
         "method": first.method,
-        **{key: first.summary[key] for key in FACTS},
+        **{key: first.summary[key] for key in SUMMARY},
+        **{name: as_json(stats.estimate(list(measured(runs, name)))) for name in BIAS.values()},
         **study.facts(label, list(runs.values())),
         "seeds": list(accuracies),
         "accuracies": list(accuracies.values()),
-        "accuracy": accuracy and accuracy._asdict(),
+        "accuracy": as_json(stats.estimate(list(accuracies.values()))),
         "baseline": baseline,
-        "gain": gain and gain._asdict(),
+        "gain": as_json(gain),
         "p": gain and stats.p_value(gain),
-        "minimum_detectable_effect": gain and stats.detectable(gain),
+        "minimum_detectable_effect": gain and stats.minimum_detectable_effect(gain),
+        "seconds": statistics.median(run.summary["seconds"] for run in runs.values()),
+        "config": rundir.as_json(config),
     }
+
+
+def percent(runs: Mapping[int, sweeps.Run]) -> dict[int, float]:
+    """Seed -> test accuracy in %."""
+    return {seed: 100 * run.summary["test_accuracy"] for seed, run in runs.items()}
+
+
+def measured(runs: Mapping[int, sweeps.Run], quantity: str) -> list[float]:
+    """Per run the mean over training of what the diagnostics measured; none where they did not."""
+    key = f"not_private/{quantity}"
+    of_runs = [[r[key] for r in run.rows if r["step"] and key in r] for run in runs.values()]
+    return [statistics.fmean(values) for values in of_runs if values]
+
+
+def as_json(estimate: stats.Estimate | None) -> dict[str, Any] | None:
+    """An estimate as `OUT.json` has it."""
+    return estimate and estimate._asdict()
+
+
+def _as_name(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-=" else "_" for c in label)

@@ -7,18 +7,24 @@ bam sweep --config=digits --methods=dp_sgd,bam_sam:0.01,bam_sam:0.05 --holdout=2
 The first method is the baseline: each other is paired with it, by seed and at equal settings. With
 --holdout settings are judged on training images that are set aside, so that the test split is not
 read; with --best=K only the K best settings of each method, by the first seed, get all seeds. None
-of that is private: ε is of each run alone (docs/selection.md). The same command again goes on.
+of that is private: ε is of each run alone (docs/selection.md). With --private a random number of
+trials is drawn from the same settings and the best is chosen; ε pays for the choice, too. The same
+command again goes on.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
-from bam.cli import console, sweeps
-from bam.cli.study import Study, carry_out, train
+from bam import extras
+from bam.cli import console, private_search, sweeps
+from bam.cli.study import Runs, Study, carry_out, percent
+from bam.training import registry
 
 _METHODS = flags.DEFINE_list(
     "methods", "dp_sgd,bam_sam", "METHOD or METHOD:STRENGTH, the baseline first"
@@ -28,6 +34,7 @@ _HOLDOUT = flags.DEFINE_integer("holdout", 0, "training images to judge on; 0: t
 _BEST = flags.DEFINE_integer("best", 0, "settings of each method that get all seeds; 0: all", 0)
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md; '': WORKDIR/sweep")
 flags.adopt_module_key_flags(sweeps)
+flags.adopt_module_key_flags(private_search)
 console.require("config", "workdir", "methods")
 
 # The first seed of runs that settings are chosen by: others than those of final runs.
@@ -35,35 +42,82 @@ SEARCHING = 1000
 
 
 def main() -> None:
-    """Trains what is missing, then writes and prints the table."""
+    """Trains what is missing, then writes and prints the table, and draws the runs."""
     with console.one_line_errors():
-        study = declared(_METHODS.value, _settings(_SET.value), _HOLDOUT.value)
+        private = private_search.PRIVATE.value
+        fixed = private_search.FIXED if private else ()
+        study = declared(_METHODS.value, _settings(_SET.value), _HOLDOUT.value, fixed)
+        if private:
+            _search_privately(study)
+            return
         if _BEST.value:
-            first = train(study, num_seeds=1)
+            first = sweeps.run_missing(study.cells(num_seeds=1))
             if not all(first.values()):
                 raise SystemExit(console.STOPPED)
             study = best(study, first, _BEST.value)
-        carry_out(study, Path(_OUT.value or f"{sweeps.WORKDIR.value}/sweep"))
+        out = Path(_OUT.value or f"{sweeps.WORKDIR.value}/sweep")
+        rows, found = carry_out(study, out)
+        if len({registry.full_label(row["method"]) for row in rows}) == len(rows):
+            _draw(rows, found, out.with_name(f"{out.name}.png"))
 
 
-def declared(methods: Sequence[str], settings: Mapping[str, Sequence[str]], holdout: int) -> Study:
-    """Every method at every combination of settings, beside the first method at the same."""
+def _draw(rows: Sequence[Mapping[str, Any]], found: Runs, path: Path) -> None:
+    """Accuracy, bias and what belongs beside it over training, where Matplotlib is installed."""
+    try:
+        from bam.cli import plotting
+    except extras.MissingExtraError:
+        return
+    runs = {
+        registry.full_label(row["method"]): [run.rows for run in found[row["label"]].values()]
+        for row in rows
+    }
+    seeds = max(len(row["seeds"]) for row in rows)
+    title = f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)"
+    plotting.compare_runs(runs, [row["method"] for row in rows], path, title)
+    print(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
+
+
+def _search_privately(study: Study) -> None:
+    """Draws, trains, scores and chooses as `private_search` does."""
+    if _BEST.value or flags.FLAGS["num_seeds"].present:
+        raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
+    if (private_search.SCORE.value == "held_out") != bool(_HOLDOUT.value):
+        raise ValueError("--score=held_out and --holdout=N belong together")
+    grid = {label: private_search.as_trial(config) for label, config in study.groups.items()}
+    console.use_compilation_cache()
+    should_stop = console.stop_after(sweeps.MAX_SECONDS.value)
+    show = functools.partial(print, flush=True)
+    private_search.search(grid, Path(sweeps.WORKDIR.value), should_stop, show)
+
+
+def declared(
+    methods: Sequence[str],
+    settings: Mapping[str, Sequence[str]],
+    holdout: int,
+    fixed: Iterable[str] = (),
+) -> Study:
+    """Every method at every combination of settings, beside the first method at the same.
+
+    `fixed` are keys that the command line must not set.
+    """
     groups, baseline = {}, {}
     for method in methods:
         for values in itertools.product(*settings.values()):
             chosen = dict(zip(settings, values, strict=True))
-            config = sweeps.strength_config(method, {"dataset.holdout", *settings})
+            config = sweeps.strength_config(method, {"dataset.holdout", *settings, *fixed})
             for key, value in chosen.items():
                 sweeps.set_key(config, key, value)
             config.dataset.holdout = holdout
+            if config.public_clip.quantile and "clip_norm" in chosen:
+                raise ValueError("--set=clip_norm: public_clip sets C; set public_clip.quantile=0")
             label = _label(method, chosen)
             groups[label], baseline[label] = config, _label(methods[0], chosen)
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
 
 
-def best(study: Study, first: Mapping[str, Mapping[int, sweeps.Run]], num: int) -> Study:
+def best(study: Study, first: Runs, num: int) -> Study:
     """The best groups of each method by the runs of the first seed, beside the baseline's best."""
-    accuracy = {label: next(iter(sweeps.percent(runs).values())) for label, runs in first.items()}
+    accuracy = {label: next(iter(percent(runs).values())) for label, runs in first.items()}
     by_method: dict[str, list[str]] = {}
     for label in sorted(accuracy, key=lambda label: -accuracy[label]):  # of equals the first
         by_method.setdefault(study.groups[label].method.name, []).append(label)

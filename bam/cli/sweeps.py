@@ -5,10 +5,8 @@ groups, the cells behind one number of a table, which differ by their seed alone
 """
 
 import ast
-import contextlib
 import itertools
 import runpy
-import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bam import files
-from bam.cli import console, stats
+from bam.cli import console
 from bam.training import checkpoint, loop, registry, rundir
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -94,7 +93,6 @@ def run(
     on_event: Callable[[str, str], None],
     on_row: Callable[[str, dict[str, Any]], None] = lambda name, row: None,
     on_built: Callable[[Mapping[str, loop.Trainer]], None] = lambda built: None,
-    overwrite: bool = False,
 ) -> None:
     """Trains the cells that are not finished, in order.
 
@@ -108,28 +106,13 @@ def run(
       on_event: called with a cell's name and what happened to it.
       on_row: called with a cell's name and each metrics row as it is made.
       on_built: called before the first step with the experiments of the cells to train.
-      overwrite: then delete earlier runs of the same groups, of other seeds, too, and no more.
-
-    Raises:
-      BlockingIOError: if another process is training one of the runs to delete; none is deleted.
     """
-    done = {} if overwrite else finished(cells, workdir)
+    done = finished(cells, workdir)
     missing = [name for name in cells if name not in done]
-    configs = {
-        name: cells[name] if overwrite else rundir.with_recorded(cells[name], workdir / name)
-        for name in missing
-    }
+    configs = {name: rundir.with_recorded(cells[name], workdir / name) for name in missing}
     built = build(configs, should_stop)
     if len(built) < len(missing):
         return
-    if overwrite:
-        groups = {(workdir / name).parent for name in missing}
-        earlier = [x.parent for group in groups for x in group.glob("seed*/config.json")]
-        with contextlib.ExitStack() as held:  # all of them before the first is removed
-            for folder in earlier:
-                held.enter_context(rundir.lock(folder))
-            for folder in earlier:
-                shutil.rmtree(folder)
     on_built(built)
     while missing:
         busy = []
@@ -163,12 +146,26 @@ def run(
 def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
     """Trains what is missing in `--workdir` until it is done or time is up; as `runs_of`.
 
-    It goes seed by seed, so that whatever time allows leaves every group equally far.
+    It goes seed by seed, so that whatever time allows leaves every group equally far, and shows a
+    bar of all steps.
     """
     by_seed = itertools.zip_longest(*(cells.items() for cells in groups.values()))
     cells = dict(item for of_seed in by_seed for item in of_seed if item)
     console.use_compilation_cache()
-    run(cells, Path(WORKDIR.value), console.stop_after(MAX_SECONDS.value), print_event)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
+    with Progress(*columns, TimeRemainingColumn(), transient=True) as bar:
+        task = bar.add_task("compiling", total=None)
+        step: dict[str, int] = {}
+
+        def on_built(built: Mapping[str, loop.Trainer]) -> None:
+            bar.update(task, total=sum(each.plan.training_steps for each in built.values()))
+
+        def on_row(name: str, row: Mapping[str, Any]) -> None:
+            step[name] = row["step"]
+            bar.update(task, description=name, completed=sum(step.values()))
+
+        should_stop = console.stop_after(MAX_SECONDS.value)
+        run(cells, Path(WORKDIR.value), should_stop, print_event, on_row, on_built)
     return runs_of(groups)
 
 
@@ -183,24 +180,6 @@ def runs_of(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
     if num_missing:
         print(f"{num_missing} runs are not finished; the same command goes on from there")
     return found
-
-
-def percent(runs: Mapping[int, Run]) -> dict[int, float]:
-    """Seed -> test accuracy in %."""
-    return {seed: 100 * run.summary["test_accuracy"] for seed, run in runs.items()}
-
-
-def judged(runs: Mapping[int, Run], baseline: Mapping[int, Run]) -> dict[str, Any]:
-    """Accuracy in % of runs, by seed, and the gain over a baseline's, paired, as JSON has them."""
-    ours = percent(runs)
-    accuracy = stats.estimate(list(ours.values()))
-    gain = stats.paired_difference(ours, percent(baseline))
-    return {
-        "seeds": list(ours),
-        "accuracies": list(ours.values()),
-        "accuracy": accuracy and accuracy._asdict(),
-        "gain": gain and gain._asdict(),
-    }
 
 
 def print_event(name: str, text: str) -> None:

@@ -45,13 +45,23 @@ def show(
     except ModuleNotFoundError:  # an extra brings it
         print(*filter(None, (title, markdown(columns, rows, left))), sep="\n\n")
         return
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for name in columns:
-        justify: Any = "left" if _is_left(columns, name, left) else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    shown = list(columns)
+    while True:
+        table = Table(
+            title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+        )
+        for name in shown:
+            justify: Any = "left" if _is_left(columns, name, left) else "right"
+            table.add_column(name, justify=justify, no_wrap=True)
+        for row in rows:
+            table.add_row(*(columns[name](row) for name in shown))
+        if len(shown) < 3 or not keep or console.measure(table).maximum <= console.width:
+            break
+        shown.pop()  # a narrow terminal has the first columns, the file all
+    console.print(table)
+    if len(shown) < len(columns):
+        print(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -74,11 +84,6 @@ def plus_minus(mean: float, spread: float | None, form: str) -> str:
     return shown if spread is None else f"{shown} ± {format(spread, form.lstrip('+'))}"
 
 
-def percent(mean: float, sd: float | None) -> str:
-    """A share ± its SD, in %, for a cell."""
-    return plus_minus(100 * mean, sd and 100 * sd, ".1f")
-
-
 def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
     """A `stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
@@ -86,37 +91,26 @@ def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
     return plus_minus(estimate["mean"], estimate["half_width"], form)
 
 
-def of_estimate(
-    estimate: Mapping[str, Any] | None, fact: Callable[[stats.Estimate], float | None], form: str
-) -> str:
-    """A fact of a `stats.Estimate`, as JSON has it, such as its `stats.p_value`, or a dash."""
-    return number(fact(stats.Estimate(**estimate)) if estimate else None, form)
-
-
 def gain(key: str, is_baseline: Callable[[Any], bool]) -> Columns:
     """Columns of a gain over a baseline, paired by seed: `row[key]` is an estimate, as JSON has it.
 
-    With it p of a paired t-test, and the smallest gain that so many seeds find with a power of 80 %
-    if the spread is this one.
+    With it p of a paired t-test, and the minimum detectable effect: the smallest gain that so many
+    seeds detect with a power of 80 % if the spread is this one.
     """
+
+    def column(cell: Callable[[dict[str, Any] | None], str]) -> Callable[[Any], str]:
+        return lambda row: "–" if is_baseline(row) else cell(row[key])
+
     return {
-        "paired gain": lambda row: "–" if is_baseline(row) else interval(row[key], "+.2f"),
-        "p": lambda row: "–" if is_baseline(row) else _p_value(row[key]),
-        "would be found": lambda row: (
-            "–" if is_baseline(row) else of_estimate(row[key], stats.detectable, ".2f")
-        ),
+        "paired gain": column(lambda found: interval(found, "+z.2f")),
+        # A p that would be rounded to 0 is not 0.
+        "p": column(lambda found: _fact(found, stats.p_value).replace("0.00", "< 0.01")),
+        "min. detectable": column(lambda found: _fact(found, stats.minimum_detectable_effect)),
     }
 
 
-def _p_value(estimate: Mapping[str, Any] | None) -> str:
-    """P to two digits; one that would be rounded to 0 is not 0."""
-    return of_estimate(estimate, stats.p_value, ".2f").replace("0.00", "< 0.01")
-
-
-def mean_sd(values: Sequence[float], form: str) -> str:
-    """Mean ± SD of values for a cell, or "not run"."""
-    found = stats.estimate(values)
-    return "not run" if found is None else plus_minus(found.mean, found.sd, form)
+def _fact(found: Mapping[str, Any] | None, fact: Callable[[stats.Estimate], float | None]) -> str:
+    return number(fact(stats.Estimate(**found)) if found else None, ".2f")
 
 
 def _is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:

@@ -46,7 +46,7 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism: how batches are drawn: "poisson", "banded", "fixed_size" or "full_batch".
+      mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size" or "full_batch".
       mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
@@ -68,7 +68,7 @@ class PrivacyPlan:
     accountant: str
     adjacency: str = "add_or_remove_one"
     spare_steps: int = 0
-    mechanism: str = "poisson"
+    mechanism_name: str = "poisson"
     selection: Selection | None = None
     mechanism_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unit: str = "example"
@@ -102,7 +102,8 @@ class PrivacyPlan:
         if name not in mechanisms.MECHANISMS:
             raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
         names = {field.name for field in dataclasses.fields(cls)}
-        facts = {name: value for name, value in record.items() if name in names}
+        facts = {key: value for key, value in record.items() if key in names}
+        facts["mechanism_name"] = name
         if not isinstance(facts.get("mechanism_options", {}), dict):
             raise ValueError(f"mechanism_options are {facts['mechanism_options']!r}, no options")
         facts["epsilon"] = math.inf if record["epsilon"] is None else record["epsilon"]
@@ -111,7 +112,7 @@ class PrivacyPlan:
             facts["selection"] = Selection(**record["selection"])
         plan = cls(**facts)
         units.check(plan.unit, plan.group_size)
-        if plan.drawing.adjacency != plan.adjacency:
+        if plan.mechanism.adjacency != plan.adjacency:
             raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
         prob = plan.expected_batch_size / plan.num_examples
         right = 1 <= plan.expected_batch_size <= plan.num_examples and 0 < plan.delta < 1
@@ -121,19 +122,18 @@ class PrivacyPlan:
         if plan.accountant not in ("pld", "rdp"):
             raise ValueError(f"accountant {plan.accountant!r} is no guarantee")
         if plan.selection:
-            _check_selection(plan.accountant, plan.epsilon, plan.unit, plan.mechanism)
+            _check_selection(plan.accountant, plan.epsilon, plan.unit, plan.mechanism_name)
         return plan
 
     @functools.cached_property
-    def drawing(self) -> Mechanism:
+    def mechanism(self) -> Mechanism:
         """The record that the sampler, the accountant and every statement read."""
-        drawing = mechanisms.make(
-            self.mechanism, self.num_examples, self.expected_batch_size, self.mechanism_options
-        )
+        num, size = self.num_examples, self.expected_batch_size
+        made = mechanisms.make(self.mechanism_name, num, size, self.mechanism_options)
         return dataclasses.replace(
-            drawing,
-            batches=worded(drawing.batches, self.unit),
-            sampling=worded(drawing.sampling, self.unit),
+            made,
+            batches=worded(made.batches, self.unit),
+            sampling=worded(made.sampling, self.unit),
         )
 
     @property
@@ -148,18 +148,18 @@ class PrivacyPlan:
 
     def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
         """The same of so many of its steps."""
-        dp_event = self.drawing.dp_event
+        dp_event = self.mechanism.dp_event
         return None if dp_event is None else dp_event(self.noise_multiplier, num_steps)
 
     @functools.cached_property
     def capacity(self) -> int:
         """Rows of a padded batch: all runs' draws outgrow them with probability `overflow`."""
         num_draws = self.num_steps * (self.selection.trials_mean if self.selection else 1)
-        return self.drawing.capacity(self.overflow / num_draws or OVERFLOW_PROB)
+        return self.mechanism.capacity(self.overflow / num_draws or OVERFLOW_PROB)
 
     def batch(self, seed: int, step: int) -> PaddedBatch:
         """The batch that a seed's run draws in a step, padded; to be kept as secret as the seed."""
-        return pad(self.drawing.draw(seed, step), self.capacity, seed, step)
+        return pad(self.mechanism.draw(seed, step), self.capacity, seed, step)
 
     @property
     def training_steps(self) -> int:
@@ -182,7 +182,7 @@ class PrivacyPlan:
                 num_steps=num_steps,
                 delta=self.delta - self.overflow,
             )
-        return self.drawing.epsilon(
+        return self.mechanism.epsilon(
             accountant=self.accountant,
             noise_multiplier=self.noise_multiplier,
             num_steps=num_steps,
@@ -212,6 +212,7 @@ class PrivacyPlan:
     def to_json(self) -> dict[str, Any]:
         """The plan as strict JSON values; an infinite ε is None."""
         fields = dataclasses.asdict(self)
+        fields["mechanism"] = fields.pop("mechanism_name")
         return {k: None if v == math.inf else v for k, v in fields.items()}
 
     def describe(self) -> str:
@@ -228,7 +229,7 @@ class PrivacyPlan:
         return (
             f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} {self.unit}s\n"
-            f"{self.training_steps} steps{spare}, {self.drawing.batches}\n"
+            f"{self.training_steps} steps{spare}, {self.mechanism.batches}\n"
             f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
             f"clip norm {self.clip_norm:.4g}"
         )
@@ -297,7 +298,7 @@ def make_plan(
     if selection:
         _check_selection(accountant, target_epsilon, unit, mechanism)
     options = dict(mechanism_options or {})
-    drawing = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
+    made = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
     sampling_prob = expected_batch_size / num_examples
     overflow = OVERFLOW_SHARE * delta
     steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta - overflow}
@@ -307,9 +308,7 @@ def make_plan(
             selection, target_epsilon=target_epsilon, sampling_prob=sampling_prob, **steps
         )
     elif target_epsilon < math.inf:
-        sigma = drawing.noise_multiplier(
-            target_epsilon=target_epsilon, accountant=accountant, **steps
-        )
+        sigma = made.noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
     if target_epsilon < math.inf:
         noise_std = sigma * clip_norm / expected_batch_size
         if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
@@ -327,9 +326,9 @@ def make_plan(
         epsilon=math.inf,
         delta=delta,
         accountant=accountant,
-        adjacency=drawing.adjacency,
+        adjacency=made.adjacency,
         spare_steps=spare_steps,
-        mechanism=mechanism,
+        mechanism_name=mechanism,
         mechanism_options=options,
         selection=selection,
         unit=unit,

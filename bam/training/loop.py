@@ -164,7 +164,7 @@ def _begin(
         _check_restored(files.checkpoints, done, state, theirs, trainer)
     taken = max(0, done)
     ledger = files.open_ledger(taken, saved)
-    ledger.end_period(plan.drawing.period)
+    ledger.end_period(plan.mechanism.period)
     end = ledger.last_step(taken)
     if taken < end and theirs["data"] != data:
         raise ValueError(

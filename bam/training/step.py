@@ -81,7 +81,7 @@ def private_step(
     """
     key = step_key(state)
     noise, noise_state = next_noise(
-        state.noise, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy
+        state.noise, plan.noise_multiplier, clip.sensitivity, plan.mechanism.strategy
     )
     noised, norms = clipped_sum(
         lambda params, index: oracle.grad(params, example_at(key, index)),

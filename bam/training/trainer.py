@@ -86,7 +86,7 @@ class Trainer:
             begun = finetune.begin(self.model.init(key), self.weights)
             return finetune.split(begun, self.config.trainable)
 
-        noise_strategy = self.plan.drawing.strategy
+        noise_strategy = self.plan.mechanism.strategy
         state = first_state(seed, first_weights, self.optimizer, self.clip, noise_strategy)
         return devices.replicate(state, self.mesh)
 
@@ -169,7 +169,7 @@ class Trainer:
         )
         plan = self.plan
         noise_std = plan.noise_multiplier * self.sensitivity / plan.expected_batch_size
-        noise_std *= strategy.norm(strategy.noise_of(plan.drawing.strategy, plan.num_steps))
+        noise_std *= strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps))
         measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
         return measured | {"plain/loss": jnp.mean(losses)}
 
@@ -323,8 +323,10 @@ def _check_gradient(trainer: Trainer) -> None:
         return finish(clip, clip.update(grads, state, params)[0], state)[0]
 
     def drawn(params: Params) -> Array | None:
-        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, plan.drawing.strategy)
-        noise, _ = next_noise(state, plan.noise_multiplier, clip.sensitivity, plan.drawing.strategy)
+        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, plan.mechanism.strategy)
+        noise, _ = next_noise(
+            state, plan.noise_multiplier, clip.sensitivity, plan.mechanism.strategy
+        )
         return noise.drawn
 
     if plan.private:

@@ -1,7 +1,7 @@
 """What claims to reduce clipping bias, compared: one problem, budget, seeds and search for all.
 
 python -m scripts.paper.bias_benchmark --config=configs/cifar10_scattering.py --workdir=runs/bias \
-  --out=docs/results/bias_benchmark.json --learning_rates=1,2,4 --num_seeds=5 \
+  --out=docs/results/bias_benchmark --learning_rates=1,2,4 --num_seeds=5 \
   --config.dataset.source=parquet --config.dataset.path=FOLDER
 
 Every entry is first tried at each of its values and each learning rate on held-out images, with
@@ -11,7 +11,7 @@ last step: NOT PRIVATE.
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,11 @@ from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, stats, sweeps, tables
-from bam.privacy.accounting import rounded_up
-from bam.training import devices, loop
+from bam.cli.study import Study, as_json, carry_out, percent
+from bam.training import loop
 from configs import extensions
 
-_OUT = flags.DEFINE_string("out", "", "JSON file to write, and a table beside it")
+_OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
 _ENTRIES = flags.DEFINE_list("entries", "", "names to compare; empty: all, dp_sgd is always there")
 _LEARNING_RATES = flags.DEFINE_list("learning_rates", "", "to try; empty: the config's")
 _HOLDOUT = flags.DEFINE_integer("holdout", 5000, "training images to choose on", 1)
@@ -61,25 +61,18 @@ ENTRIES = {
     "adam_bc": _extension("adam_bc", "optimizer.learning_rate", RATES),
     "low_pass": _extension("low_pass", "optimizer.learning_rate", RATES),
 }
-FIRST_SEED = 1000  # of the search: others than those of the final runs
 SET_HERE = {"dataset.holdout", "clip.name", "optimizer.name", "optimizer.learning_rate"}
 MEASURED = {
     "against_plain/relative_bias": "‖bias‖/‖ĝ‖",
-    "against_plain/cosine": "cosine",
+    "against_plain/cosine": "direction kept",
 }
 COLUMNS: tables.Columns = {
-    "entry": lambda row: row["name"],
     "chosen": lambda row: ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in row["chosen"].items()),
-    "seeds": lambda row: str(len(row["accuracies"])),
-    "accuracy %": lambda row: tables.interval(row["accuracy"], ".2f"),
-    **tables.gain("gain", lambda row: row["name"] == "dp_sgd"),
     **{
-        heading: lambda row, key=key: tables.interval(row["bias"].get(key), ".3f")  # type: ignore[misc]
+        heading: lambda row, key=key: tables.interval(row["bias"][key], ".3f")  # type: ignore[misc]
         for key, heading in MEASURED.items()
     },
-    "ε": lambda row: rounded_up(row["epsilon"], ".2f"),
-    "S / C": lambda row: f"{row['sensitivity']:.3f}",
-    "time ×": lambda row: tables.number(row["time"], ".2f"),
+    "S / C": lambda row: f"{row['relative_sensitivity']:.3f}",
 }
 
 
@@ -89,26 +82,40 @@ def main() -> None:
         names = ["dp_sgd", *(n for n in _ENTRIES.value or ENTRIES if n != "dp_sgd")]
         if unknown := [name for name in names if name not in ENTRIES]:
             raise ValueError(f"--entries: no {unknown[0]}; choose from {', '.join(ENTRIES)}")
-        trials = {(name, trial): _search(name, trial) for name in names for trial in _trials(name)}
-        tried = sweeps.run_missing(trials)
+        trials = {_label(name, trial): trial for name in names for trial in _trials(name)}
+        configs = {label: _config(label.split(" ")[0], trial) for label, trial in trials.items()}
+        for config in (
+            searching := {k: v.copy_and_resolve_references() for k, v in configs.items()}
+        ).values():
+            config.dataset.holdout = _HOLDOUT.value
+            config.checkpoint.every = 0
+        search = Study(searching, lambda label: None, first_seed=1000, folder="search")
+        tried = sweeps.run_missing(search.cells(_SEARCH_SEEDS.value))
         if any(len(runs) < _SEARCH_SEEDS.value for runs in tried.values()):
-            return
-        judged = {key: float(np.mean(list(sweeps.percent(r).values()))) for key, r in tried.items()}
+            raise SystemExit(console.STOPPED)
+        judged = {label: float(np.mean([*percent(runs).values()])) for label, runs in tried.items()}
         best = {
-            name: max(_trials(name), key=lambda trial, name=name: judged[name, trial])  # type: ignore[misc]
+            name: max((x for x in trials if x.split(" ")[0] == name), key=lambda x: judged[x])
             for name in names
         }
-        finals = {name: _final(name, best[name]) for name in names}
-        found = sweeps.run_missing(finals)
-        rows = [_row(name, best[name], finals, found) for name in names if found[name]]
-        searched = [
-            {"name": name, "tried": dict(trial), "accuracy": accuracy}
-            for (name, trial), accuracy in judged.items()
-        ]
-        out = Path(_OUT.value)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(out, {"device": devices.name(), "rows": rows, "searched": searched})
-    tables.show(COLUMNS, rows, keep=out.with_suffix(".md"))
+        finals = {label: configs[label] for label in best.values()}
+
+        def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
+            bias = _bias(study.cells()[label], study.cells()[best["dp_sgd"]])
+            return {
+                "chosen": dict(trials[label]),
+                "searched": {
+                    x: judged[x] for x in trials if x.split(" ")[0] == label.split(" ")[0]
+                },
+                "bias": {
+                    key: as_json(stats.estimate([of_seed[key] for of_seed in bias]))
+                    for key in MEASURED
+                },
+                "relative_sensitivity": runs[0].summary["sensitivity"] / _unit(runs[0].summary),
+            }
+
+        study = Study(finals, lambda label: best["dp_sgd"], COLUMNS, facts, folder="final")
+        carry_out(study, Path(_OUT.value))
 
 
 Trial = tuple[tuple[str, float], ...]  # (key of the config, value), …
@@ -130,59 +137,12 @@ def _config(name: str, trial: Trial) -> ConfigDict:
     config = sweeps.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
-        section, option = key.split(".")
-        whole = type(config[section][option]) is int and float(value).is_integer()
-        with config.ignore_type():
-            config.update_from_flattened_dict({key: int(value) if whole else value})
+        sweeps.set_key(config, key, f"{value:g}")
     return config
 
 
-def _folder(name: str, trial: Trial) -> str:
-    return "_".join([name, *(f"{key.split('.')[-1]}{value:g}" for key, value in trial)])
-
-
-def _search(name: str, trial: Trial) -> sweeps.Cells:
-    config = _config(name, trial)
-    config.dataset.holdout = _HOLDOUT.value
-    config.checkpoint.every = 0
-    folder = f"search/{_folder(name, trial)}"
-    return sweeps.of_seeds(folder, config, FIRST_SEED, _SEARCH_SEEDS.value)
-
-
-def _final(name: str, trial: Trial) -> sweeps.Cells:
-    return sweeps.of_seeds(f"final/{_folder(name, trial)}", _config(name, trial))
-
-
-def _row(
-    name: str,
-    trial: Trial,
-    finals: Mapping[str, sweeps.Cells],
-    found: Mapping[str, Mapping[int, sweeps.Run]],
-) -> dict[str, Any]:
-    judged = sweeps.judged(found[name], found["dp_sgd"])
-    summaries = [run.summary for run in found[name].values()]
-    seconds = [run.summary["seconds"] for run in found["dp_sgd"].values()]
-    done = found[name].keys() & found["dp_sgd"].keys()  # others have no last step yet
-    bias = _bias(*(_of(finals[n], done) for n in (name, "dp_sgd")))
-    return {
-        "name": name,
-        "chosen": dict(trial),
-        **(judged if name != "dp_sgd" else judged | {"gain": None}),
-        "bias": {
-            key: of_key._asdict()
-            for key in MEASURED
-            if (of_key := stats.estimate([of_seed[key] for of_seed in bias]))
-        },
-        "epsilon": summaries[0]["epsilon"],
-        "sensitivity": summaries[0]["sensitivity"] / _unit(summaries[0]),
-        "time": float(np.median([s["seconds"] for s in summaries]) / np.median(seconds))
-        if seconds
-        else None,
-    }
-
-
-def _of(group: sweeps.Cells, seeds: set[int]) -> sweeps.Cells:
-    return {name: config for name, config in group.items() if config.seed in seeds}
+def _label(name: str, trial: Trial) -> str:
+    return " ".join([name, *(f"{key.split('.')[-1]}={value:g}" for key, value in trial)])
 
 
 def _unit(summary: Mapping[str, Any]) -> float:
@@ -201,6 +161,8 @@ def _bias(own: sweeps.Cells, baseline: sweeps.Cells) -> list[dict[str, float]]:
     found = []
     workdir = Path(sweeps.WORKDIR.value)
     for (name, config), at in zip(own.items(), baseline, strict=True):
+        if not all((workdir / x / "summary.json").exists() for x in (name, at)):
+            continue  # without a last step yet
         file = workdir / name / "bias.json"
         where = {"at": at, "num_examples": config.diagnostics.num_examples}
         kept = files.read_json(file) if file.exists() else {}

@@ -31,7 +31,7 @@ def main() -> None:
         groups = {name: sweeps.strength_config(name) for name in _METHODS.value}
         strength = {name: registry.strength(config.method) for name, config in groups.items()}
         study = Study(groups, lambda name: "dp_sgd", facts=lambda x, _: {"strength": strength[x]})
-        rows = carry_out(study, Path(_OUT.value))
+        rows, _ = carry_out(study, Path(_OUT.value))
         config = groups["dp_sgd"]
         draw(rows, Path(f"{_OUT.value}.png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
 
