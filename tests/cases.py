@@ -1,6 +1,7 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
 import atexit
+import fcntl
 import multiprocessing
 import os
 import runpy
@@ -160,6 +161,18 @@ def norm64(tree):
 
 def distance(a, b):
     return norm64(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+
+
+def made_once(tmp_path_factory, name, make):
+    """The folder that `make(folder)` filled, once for all processes of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with folder.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            make(folder)
+    return folder
 
 
 class Command:

@@ -16,9 +16,10 @@ from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
 from bam.privacy import tradeoff
 from bam.training import config as base
 from bam.training import loop, step, trainer
-from tests.cases import mostly
 
-METHODS = [method for method in base.METHODS if method != "non_private"]
+# The same few functions, called many thousand times: other tests check the types of these calls.
+pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
+
 WHOLE = {"num_examples": 8, "expected_batch_size": 8, "num_steps": 4}  # q = 1
 SAMPLED = {"num_examples": 40, "expected_batch_size": 10, "num_steps": 1}  # q = 1/4
 NUM_STEPS, CUT = 120, 60  # of a whole run
@@ -65,7 +66,7 @@ def recorded():
 # The code as it is.
 
 
-@pytest.mark.parametrize("method", mostly(METHODS, slow="bam_exact"))
+@pytest.mark.parametrize("method", ["dp_sgd", "bam_sam"])
 def test_no_method_gives_away_more_than_it_claims_and_the_audit_sees_much_of_it(method):
     assert 1.0 < epsilon_lower(WHOLE, 250, method) <= 4.0
 
@@ -262,8 +263,7 @@ def test_padding_rows_that_take_part_are_caught_in_a_whole_run():
     assert "mean of an entry" in caught(given(change))
 
 
-@pytest.mark.parametrize("first", [0, 17])
-def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first):
+def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first=17):
     right_one = sampling.poisson_sample
 
     def restarted(seed, step, *arguments):
@@ -351,12 +351,12 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
         as_it_is = BoundedTransformation(clip.init, lambda g, state, params=None: (g, state), bound)
         return right(sum_of_clipped, as_it_is, params, batch, **options)
 
-    assert epsilon_lower(WHOLE, 100, views=4) <= 4.0
+    assert epsilon_lower(WHOLE, 60, views=4) <= 4.0
     monkeypatch.setattr(step, "clipped_sum", per_view)
     bound = 4.0
-    assert epsilon_lower(WHOLE, 100, views=4) > 4.0
+    assert epsilon_lower(WHOLE, 60, views=4) > 4.0
     bound = 1.0  # as the plan has it: nothing is left of the canary
-    assert epsilon_lower(WHOLE, 100, views=4) < 1.0
+    assert epsilon_lower(WHOLE, 60, views=4) < 1.0
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):

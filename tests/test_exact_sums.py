@@ -239,7 +239,7 @@ def test_norms_are_so_for_any_shape(shape):
 
 
 def test_norms_are_so_for_many_leaves():
-    leaves = [jnp.float32(x) for x in BAD_FOR_SUMS["one large first"](3000)]
+    leaves = [jnp.float32(x) for x in BAD_FOR_SUMS["one large first"](700)]
     exact = np.linalg.norm(np.array(leaves, np.float64))
     assert abs(float(jax.jit(pytree.l2_norm)(leaves)) / exact - 1) < (clipping.ROUNDING - 1) / 2
 

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bam import extras
+from tests.cases import made_once
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -90,32 +91,37 @@ def snippet():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel, built from a copy, since building writes beside the sources."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("bam", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
-    built = run(sys.executable, "-c", build, out, cwd=source)
-    assert built.returncode == 0, built.stderr
-    (path,) = out.glob("bam-*.whl")
+
+    def make(source):
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        for name in ("bam", "configs"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+        build = "import setuptools.build_meta as b; b.build_wheel('.')"
+        built = run(sys.executable, "-c", build, cwd=source)
+        assert built.returncode == 0, built.stderr
+
+    (path,) = made_once(tmp_path_factory, "wheel", make).glob("bam-*.whl")
     return path
 
 
 @pytest.fixture(scope="module")
 def core(wheel, tmp_path_factory):
     """The Python of an environment with the wheel and links to what its dependencies bring."""
-    folder = tmp_path_factory.mktemp("core")
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for distribution in installed(PROJECT["dependencies"]).values():
-        for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-            (packages / name).symlink_to(distribution.locate_file(name))
-    pip = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    answer = run(sys.executable, *pip, cwd=folder)
-    assert answer.returncode == 0, answer.stderr
-    return python
+
+    def make(folder):
+        venv.create(folder, symlinks=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        for distribution in installed(PROJECT["dependencies"]).values():
+            for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+                (packages / name).symlink_to(distribution.locate_file(name))
+        python = folder / "bin" / "python"
+        pip = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+        answer = run(sys.executable, *pip, cwd=folder)
+        assert answer.returncode == 0, answer.stderr
+
+    return made_once(tmp_path_factory, "core", make) / "bin" / "python"
 
 
 def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_alone(core, tmp_path):
@@ -134,7 +140,7 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
 
 
 def test_bam_privacy_needs_no_extra(core, tmp_path):
-    arguments = ("--target_epsilon=2", "--sampling_prob=0.1", "--num_steps=20")
+    arguments = ("--target_epsilon=2", "--sampling_prob=1", "--num_steps=2")
     answer = run(core.with_name("bam"), "privacy", *arguments, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "ε =   2.0" in answer.stdout or "ε =   1.9" in answer.stdout

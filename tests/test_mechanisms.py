@@ -117,7 +117,7 @@ def test_a_plan_takes_neighbours_and_epsilon_from_its_mechanism():
     assert fixed.epsilon_after(20) == fixed.epsilon
     assert "replace one of 1000" in fixed.describe()
     assert "exactly 40 of 1000" in fixed.describe()
-    assert bam.PrivacyPlan(**fixed.to_json()) == fixed
+    assert bam.PrivacyPlan.of_record(fixed.to_json()) == fixed
 
 
 def test_a_full_batch_is_poisson_with_every_example():

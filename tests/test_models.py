@@ -54,8 +54,7 @@ def assert_all_close(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("num_views", [1, 3])
-def test_all_derivatives_agree_between_formulations_in_float64(num_views):
+def test_all_derivatives_agree_between_formulations_in_float64():
     class Block(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -63,7 +62,7 @@ def test_all_derivatives_agree_between_formulations_in_float64(num_views):
             return jnp.sum(jnp.sin(GroupNorm(4)(Conv(4, stride=2)(x))))
 
     with jax.enable_x64(True):
-        images = jax.random.normal(jax.random.key(0), (num_views, 8, 6, 3), jnp.float64)
+        images = jax.random.normal(jax.random.key(0), (3, 8, 6, 3), jnp.float64)
         params = Block().init(jax.random.key(1), images)
         params = jax.tree.map(lambda x: x.astype(jnp.float64) + 0.1 * jnp.cos(x), params)
         found = []
@@ -112,9 +111,8 @@ def test_average_pooling_is_flaxes(side):
     np.testing.assert_allclose(average_pool(images), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("side", [4, 5])
-def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_derivatives(side):
-    norm = GroupNorm(2)
+def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_derivatives():
+    norm, side = GroupNorm(2), 5
 
     def value(params, images):
         return jnp.sum(jnp.sin(average_pool(mish(norm.apply({"params": params}, images)))))
@@ -146,8 +144,7 @@ def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_d
                 np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", [bam.bam_sam, bam.bam_exact])
-@pytest.mark.parametrize("ascent_views", [0, 1])
+@pytest.mark.parametrize(("method", "ascent_views"), [(bam.bam_sam, 1), (bam.bam_exact, 0)])
 def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(method, ascent_views):
     module, shape = models.create("convnet", 10, 4), (16, 16, 3)
     each = {how: models.as_functions(module, shape, convolution=how) for how in ("matmul", "tpu")}
@@ -175,7 +172,7 @@ def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(meth
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet9", "wide_resnet"])
+@pytest.mark.parametrize("name", ["convnet", "wide_resnet"])
 def test_gradients_agree_between_formulations(name):
     shape = (16, 16, 3)
     if name == "wide_resnet":  # the shallowest there is: every layer is compiled twice
@@ -196,7 +193,7 @@ def test_gradients_agree_between_formulations(name):
 
 
 def test_bfloat16_changes_gradients_by_a_few_percent_and_leaves_them_float32():
-    module, shape = models.create("resnet9", 10, 8), (32, 32, 3)
+    module, shape = models.create("convnet", 10, 8), (16, 16, 3)
     exact = models.as_functions(module, shape)
     rounded = models.as_functions(module, shape, precision="bfloat16")
     params = exact.init(jax.random.key(0))
@@ -265,7 +262,10 @@ def test_standardised_weights_and_all_derivatives_are_the_textbook_ones():
         def loss(form):
             return lambda kernel, gain: jnp.sum(jnp.sin(form(kernel, gain) + kernel))
 
-        got, expected = (derivatives(loss(form), kernel, gain) for form in (ours, textbook))
+        got, expected = (
+            jax.jit(lambda *a, form=form: derivatives(loss(form), *a))(kernel, gain)
+            for form in (ours, textbook)
+        )
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
         far = 1e3 + kernel[..., 1:]  # float32 has no digits left of the others

@@ -57,6 +57,19 @@ def of(folder, public=False):
     return page.page(records.read(folder), public=public, made_by="bam, commit 1d4e")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def drawn_once():
+    """Pages of like runs have like charts, whose drawing is most of what a page takes."""
+    kept, draw = {}, plots.svg
+
+    def svg(chart):
+        return kept.get(repr(chart)) or kept.setdefault(repr(chart), draw(chart))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(page._TEMPLATES.filters, "svg", svg)
+        yield
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return write(tmp_path_factory.mktemp("page") / "ward_run")

@@ -52,7 +52,7 @@ def test_position_says_nothing_of_others_and_bounds_hold_in_compiled_form():
     assert bounds.pop("control") > 1 + 1e-3  # on a processor that fuses products and sums
     assert max(bounds.values()) <= 1 + 1e-5, bounds
     check_sums(found["sums"])
-    assert len(found["rows"]) == 8
+    assert len(found["rows"]) == 5
     assert not any(found["rows"].values()), found["rows"]
 
 
@@ -117,6 +117,7 @@ def test_the_law_of_the_others_positions_is_the_same_without_a_row(num_devices):
     assert not same_law(*in_order)
 
 
+@pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_the_law_of_padded_positions_is_the_same_without_a_row():
     assert same_law([places[1:] for places in pads_places(4)], pads_places(3))
     assert not same_law([places[:2] for places in pads_places(2)], [(0, 1)] * 1000)

@@ -193,7 +193,7 @@ OWN_CLIPS = {
 }
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=25)
 @given(
     st.sampled_from(sorted(OWN_CLIPS)),
     st.lists(st.integers(1, 400), min_size=1, max_size=4),

@@ -11,6 +11,9 @@ from scipy import stats
 from bam.core import chacha, sampling
 from bam.core.sampling import pad, poisson_sample, usual_capacity
 
+# One function, called many thousand times: other tests check the types of its calls.
+pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
+
 NUM_EXAMPLES, PROB, NUM_DRAWS = 40, 0.3, 4000
 LEVEL = 1e-6  # of every statistical test below; the seed is fixed, so none is flaky
 

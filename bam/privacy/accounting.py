@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import dp_accounting
 import numpy as np
@@ -19,7 +19,7 @@ from scipy import optimize
 
 from bam.privacy import pld, tradeoff
 
-P = ParamSpec("P")
+P, R = ParamSpec("P"), TypeVar("R")
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
@@ -52,7 +52,7 @@ def rounded_down(value: float, form: str) -> str:
     return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
-def _kept(num: int) -> Callable[[Callable[P, float]], Callable[P, float]]:
+def _kept(num: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Keeps the last answers, by arguments that are Python's own numbers.
 
     Of NumPy's narrow ones, which are equal to them, dp-accounting computes in fewer bits.
@@ -63,12 +63,12 @@ def _kept(num: int) -> Callable[[Callable[P, float]], Callable[P, float]]:
         is_whole = name == "num_steps" and isinstance(value, float) and value.is_integer()
         return int(value) if is_whole else value
 
-    def keep(fn: Callable[P, float]) -> Callable[P, float]:
+    def keep(fn: Callable[P, R]) -> Callable[P, R]:
         cached: Any = functools.lru_cache(maxsize=num)(fn)
 
         @functools.wraps(fn)
-        def answer(*args: P.args, **settings: P.kwargs) -> float:
-            found: float = cached(*args, **{k: plain(k, v) for k, v in settings.items()})
+        def answer(*args: P.args, **settings: P.kwargs) -> R:
+            found: R = cached(*args, **{k: plain(k, v) for k, v in settings.items()})
             return found
 
         vars(answer)["cache_clear"] = cached.cache_clear
@@ -144,6 +144,7 @@ def deltas(
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
+@_kept(8)
 def poisson_tradeoff(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float
 ) -> tradeoff.Tradeoff:
