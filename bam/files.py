@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
+JsonMapping: TypeAlias = Mapping[str, Any]
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:

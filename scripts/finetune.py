@@ -69,7 +69,7 @@ def public_weights() -> Path | None:
     config.dataset.classes = tuple(sorted(set(range(datasets.DATASETS[of].num_classes)) - private))
     config.num_steps = _PUBLIC_STEPS.value
     config.checkpoint.every = config.num_steps
-    group = sweeps.of_seeds("public", config, num=1)
+    group = sweeps.with_seeds("public", config, num=1)
     if not sweeps.run_missing({"public": group})["public"]:
         return None
     workdir = Path(sweeps.WORKDIR.value)
@@ -77,6 +77,7 @@ def public_weights() -> Path | None:
     if not file.exists():
         [(folder, config)] = group.items()
         state = sweeps.last_state(loop.build(config), 0, workdir / folder)
+        assert state is not None  # that checkpoint was just made
         finetune.save(loop.whole_model(state), file)
     return file
 

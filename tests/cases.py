@@ -132,8 +132,8 @@ def mlp_batch(num_rows, dtype=np.float32):
 
 
 def mostly(values, slow):
-    """For `parametrize`: one of the values only in the slow suite."""
-    return [pytest.param(x, marks=pytest.mark.slow) if x == slow else x for x in values]
+    """For `parametrize`: some of the values only in the slow suite."""
+    return [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in values]
 
 
 def row(batch, i):

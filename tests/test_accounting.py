@@ -246,7 +246,7 @@ def test_a_plan_is_strict_json_and_comes_back_whole(target):
     back = json.loads(json.dumps(plan.to_json(), allow_nan=False))
     assert (back["epsilon"] is None) == (target == math.inf)
     back["epsilon"] = math.inf if back["epsilon"] is None else back["epsilon"]
-    assert bam.PrivacyPlan.of_record(back) == plan
+    assert bam.PrivacyPlan.from_json(back) == plan
 
 
 def test_an_infinite_target_plans_no_noise_and_says_so():

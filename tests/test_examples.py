@@ -8,6 +8,7 @@ from bam import files, named
 from bam.training import loop, registry, rundir
 from configs import extensions
 from examples import own_images, with_equinox, with_flax, with_jax_privacy
+from tests.cases import mostly
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -37,7 +38,11 @@ def tiny(name, **changes):
     return config
 
 
-@pytest.mark.parametrize("name", sorted({*extensions.EXTENSIONS} - {"dp_sgd", "bam_sam"}))
+OWN = sorted({*extensions.EXTENSIONS} - {"dp_sgd", "bam_sam"})
+CARRY = {"adaptive", "adam_bc", "low_pass", "schedule"}  # something from step to step
+
+
+@pytest.mark.parametrize("name", mostly(OWN, slow={*OWN} - CARRY))
 def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
     built = loop.build(tiny(name, checkpoint__every=5))
     whole = loop.train(built, 0)

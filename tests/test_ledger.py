@@ -192,7 +192,7 @@ def test_without_a_ledger_a_killed_run_takes_and_shows_more_steps_than_planned(
 
 def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     said = []
-    result = steps.run(killed, say=said.append)
+    result = steps.run(killed, log=said.append)
     assert said == [
         "2 steps were lost and count: the run ends after step 3 of 5; a new run can plan for that "
         "with --config.spare_steps=2"
@@ -229,7 +229,7 @@ def test_spare_steps_are_planned_for_with_more_noise_and_make_up_for_lost_ones(
         for _ in range(lost):
             with pytest.raises(KilledError):
                 steps.run(workdir, kill=("shown", 1))
-        summary = steps.run(workdir, say=said.append).summary
+        summary = steps.run(workdir, log=said.append).summary
         assert len(said) == 1 and said[0].startswith(line)
         assert (summary["steps_taken"], summary["steps_begun"]) == (taken, taken + lost)
     plan = json.loads((workdir / "plan.json").read_text())
@@ -241,7 +241,7 @@ def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_p
     with pytest.raises(loop.StoppedError, match="after step 3 of 5"):
         loop.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
     assert begun(tmp_path) == 3  # told to stop, it loses nothing
-    result = loop.train(spared, None, tmp_path, say=pytest.fail)
+    result = loop.train(spared, None, tmp_path, log=pytest.fail)
     assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
     assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
 

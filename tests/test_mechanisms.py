@@ -117,7 +117,7 @@ def test_a_plan_takes_neighbours_and_epsilon_from_its_mechanism():
     assert fixed.epsilon_after(20) == fixed.epsilon
     assert "replace one of 1000" in fixed.describe()
     assert "exactly 40 of 1000" in fixed.describe()
-    assert bam.PrivacyPlan.of_record(fixed.to_json()) == fixed
+    assert bam.PrivacyPlan.from_json(fixed.to_json()) == fixed
 
 
 def test_a_full_batch_is_poisson_with_every_example():
@@ -146,14 +146,14 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism():
 
 def test_a_recorded_plan_runs_no_code_and_has_the_neighbours_of_its_batches(tmp_path):
     fixed = bam.make_plan(**PLAN, mechanism="fixed_size").to_json()
-    assert bam.PrivacyPlan.of_record(fixed).adjacency == "replace_one"
+    assert bam.PrivacyPlan.from_json(fixed).adjacency == "replace_one"
     as_poisson = {k: v for k, v in fixed.items() if k != "mechanism"}
     for plan in (as_poisson, fixed | {"adjacency": "add_or_remove_one"}):
         with pytest.raises(ValueError, match="the records disagree"):
-            bam.PrivacyPlan.of_record(plan)
+            bam.PrivacyPlan.from_json(plan)
     own = bam.make_plan(**PLAN).to_json() | {"mechanism": "tests.test_mechanisms:PLAN"}
     with pytest.raises(ValueError, match="is unknown here"):
-        bam.PrivacyPlan.of_record(own)
+        bam.PrivacyPlan.from_json(own)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_a_recorded_plan_runs_no_code_and_has_the_neighbours_of_its_batches(tmp_
 )
 def test_a_record_that_no_plan_leaves_behind_is_a_value_error(changes):
     record = bam.make_plan(**PLAN).to_json()
-    assert bam.PrivacyPlan.of_record(record).epsilon == record["epsilon"]
+    assert bam.PrivacyPlan.from_json(record).epsilon == record["epsilon"]
     with pytest.raises(ValueError):
-        bam.PrivacyPlan.of_record(record | changes)
+        bam.PrivacyPlan.from_json(record | changes)
 
 
 # The sampler.

@@ -62,7 +62,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp
     with pytest.raises(loop.StoppedError):
         loop.train(before, seed, tmp_path / "run", should_stop=stop_after(2))
     said = []
-    result = loop.train(now, seed, tmp_path / "run", say=said.append)
+    result = loop.train(now, seed, tmp_path / "run", log=said.append)
     sigma = before.plan.noise_multiplier
     (line,) = said
     assert f"goes on with its own noise multiplier, {sigma}," in line
@@ -80,7 +80,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp
 def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
     with pytest.raises(loop.StoppedError):
         loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    assert loop.train(now, None, tmp_path, say=pytest.fail).summary["steps_taken"] == NUM_STEPS
+    assert loop.train(now, None, tmp_path, log=pytest.fail).summary["steps_taken"] == NUM_STEPS
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ ODD = [True, 2.5, "9", None, [], {}, math.nan, math.inf, -1, 0, 10**400, 5e-324]
 @pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_plan(now):
     record = now.plan.to_json()
-    assert PrivacyPlan.of_record(record) == now.plan
+    assert PrivacyPlan.from_json(record) == now.plan
     for name in record:
         for odd in ODD:
             try:
-                plan = PrivacyPlan.of_record(record | {name: odd})
+                plan = PrivacyPlan.from_json(record | {name: odd})
                 plan.check_epsilon()
             except ValueError as error:
                 assert "\n" not in str(error)

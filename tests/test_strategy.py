@@ -177,7 +177,7 @@ def test_more_parameters_than_the_rounding_allows_are_refused():
         next_noise(state, 3e5, 1.0, strategy.square_root(2))
 
 
-# What it is worth.
+# Its dp_event.
 
 
 @pytest.mark.parametrize(("bands", "num_steps"), [(4, 20), (4, 17), (3, 2)])
@@ -215,7 +215,7 @@ def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
     assert plan.dp_event.sampling_prob == 4 * 50 / 1000
     spent = [plan.epsilon_after(steps) for steps in (0, 1, 4, 5, 32, 33)]
     assert spent[0] == 0 < spent[1] == spent[2] < spent[3] < spent[4] < spent[5] == plan.epsilon
-    assert bam.PrivacyPlan.of_record(plan.to_json()) == plan
+    assert bam.PrivacyPlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_only_the_banded_mechanism_takes_bands():
     with pytest.raises(ValueError, match=r"poisson does not take \{'bands': 3"):
         mechanisms.make("poisson", 1000, 50, {"bands": 3})
     with pytest.raises(ValueError, match="no options"):
-        bam.PrivacyPlan.of_record(
+        bam.PrivacyPlan.from_json(
             {"mechanism": "banded", "mechanism_options": [3], "epsilon": 1.0, "clip_norm": 1.0}
         )
 
@@ -443,8 +443,8 @@ def of_parts_as_a_whole():
 
 
 def epsilon_lower(config, num_trials):
-    worth = trainer.build(config, canary.canary_dataset(20)).plan.dp_event
-    assert (worth.sampling_prob, worth.num_steps) == (1.0, 2)
+    event = trainer.build(config, canary.canary_dataset(20)).plan.dp_event
+    assert (event.sampling_prob, event.num_steps) == (1.0, 2)
     found = canary.lower_bound(
         *canary.scores(config, 20, num_trials), sampling_prob=1.0, num_steps=2, delta=config.delta
     )

@@ -23,7 +23,7 @@ def never(*unused):
 def costs(seconds, asked):
     """Timings that are given: size -> seconds per example, of a memory that grows with the size."""
 
-    def measured(make_step, size, num_devices, limit, say):
+    def measured(make_step, size, num_devices, limit, log):
         asked.append(size)
         return seconds[size], 100 * size
 
@@ -75,7 +75,7 @@ def test_what_the_plan_of_memory_refuses_is_not_run(monkeypatch):
     said = []
     monkeypatch.setattr(devices, "memory", lambda: 1000.0)
     with pytest.raises(ValueError, match="does not fit the memory"):
-        tuning.fastest(lambda size, number: (Compiled(), ()), "facts", (4,), say=said.append)
+        tuning.fastest(lambda size, number: (Compiled(), ()), "facts", (4,), log=said.append)
     assert sum("do not fit" in line for line in said) == 2  # of 4 and of 1
 
 

@@ -180,7 +180,7 @@ def test_the_plan_counts_users():
     assert (plan.unit, plan.group_size) == ("user", 3)
     assert "add/remove one of 4 users" in plan.describe()
     assert plan.mechanism.sampling.startswith("Poisson: each user is in each batch")
-    assert bam.PrivacyPlan.of_record(plan.to_json()) == plan
+    assert bam.PrivacyPlan.from_json(plan.to_json()) == plan
     ordinary = trainer.build(config_of(size=0), IMAGES).plan
     assert "of 12 examples" in ordinary.describe()
     with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
@@ -196,7 +196,7 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
         clip_norm=1.0, accountant="rdp",
     )  # fmt: skip
     earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
-    assert bam.PrivacyPlan.of_record(earlier) == of_examples
+    assert bam.PrivacyPlan.from_json(earlier) == of_examples
     assert rundir.same_plan(earlier, of_examples.to_json())
     assert not rundir.same_plan(earlier, plan.to_json())
     with pytest.raises(ValueError, match="unit = 'example', not 'user'"):
@@ -207,7 +207,7 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
             units.unit_of(recorded)
         if isinstance(unit, str) and isinstance(size, int):
             with pytest.raises(ValueError, match="a unit of privacy"):
-                bam.PrivacyPlan.of_record(recorded)
+                bam.PrivacyPlan.from_json(recorded)
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
             num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,

@@ -20,7 +20,7 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from bam.core.oracles import LossFn, Oracle
 from bam.core.pytree import Grads, Params
 from bam.data import datasets, users
 from bam.extras import needs
+from bam.files import JsonObject
 from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.training import loop, registry
@@ -139,7 +140,7 @@ def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries
 
 
 def run(
-    built: Trainer, seed: int | None, on_row: Callable[[dict[str, Any]], None] = lambda row: None
+    built: Trainer, seed: int | None, on_row: Callable[[JsonObject], None] = lambda row: None
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 

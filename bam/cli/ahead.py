@@ -2,11 +2,12 @@
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from bam.cli import targets, timing
@@ -15,6 +16,7 @@ from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
 from bam.data.sources import archives
+from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune, provenance, registry, trainer, tuning
@@ -24,12 +26,12 @@ class Compiled(NamedTuple):
     """A step that compiled, or the reason why it did not."""
 
     experiment: trainer.Trainer
-    program: Any
+    program: PyTree
     problem: str
     seconds: float
 
 
-def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[dict[str, Any], str]:
+def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[JsonObject, str]:
     """All that the compiler says of a config's step on a target's devices; the program's text."""
     kind = targets.kind_of(target)
     config = config.copy_and_resolve_references()
@@ -102,7 +104,7 @@ def compile_step(
         else SingleDeviceSharding(hardware[0])
     )
 
-    def placed(x: Any) -> jax.ShapeDtypeStruct:
+    def placed(x: PyTree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
 
     batch = sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
@@ -117,7 +119,7 @@ def compile_step(
     return Compiled(built, program, problem, time.perf_counter() - started)
 
 
-def memory(program: Any) -> dict[str, int]:
+def memory(program: PyTree) -> dict[str, int]:
     """Bytes of each device: arguments, what is held for a while, and all of it."""
     planned = program.memory_analysis()
     arguments, temporary = planned.argument_size_in_bytes, planned.temp_size_in_bytes
@@ -155,7 +157,7 @@ def turns_of_draws(plan: PrivacyPlan, num_devices: int, size: int) -> np.ndarray
 
 def _facts(
     compiled: Compiled, text: str, kind: targets.Kind, num_devices: int, flop_per_step: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """What is read from the compiled program."""
     built, program = compiled.experiment, Program(text)
     plan, size = built.plan, built.config.microbatch_size
@@ -189,7 +191,7 @@ def _facts(
     # What a microbatch needs may lie on the chip, where nobody says how much it is.
     needed = bytes_held["temporary"] + kind.on_chip_bytes
     largest = int(size * max(0, free) // max(1, needed))
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "memory_bytes": bytes_held["total"],
         "argument_bytes": bytes_held["arguments"],
         "temporary_bytes": bytes_held["temporary"],

@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -23,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from bam import files
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import console, tables
+from bam.files import JsonObject
 from bam.training import config as base
 from bam.training import devices, provenance, registry, trainer
 
@@ -85,7 +85,7 @@ def main() -> None:
             audit_methods(rows, out)
 
 
-def audit_methods(rows: list[dict[str, Any]], out: Path) -> None:
+def audit_methods(rows: list[JsonObject], out: Path) -> None:
     """Adds the settings that are missing."""
     for method in _METHODS.value:
         for num_examples, batch_size in SETTINGS:
@@ -99,7 +99,7 @@ def audit_methods(rows: list[dict[str, Any]], out: Path) -> None:
     tables.show(COLUMNS, of_many_runs(rows))
 
 
-def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
+def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
     """Trains once, prints the bound, and puts it in the place of an earlier one of this config."""
     config = _CONFIG.value
     started = time.perf_counter()
@@ -148,13 +148,13 @@ def audit_one_run(rows: list[dict[str, Any]], out: Path | None) -> None:
         sys.exit(1)
 
 
-def made_on(started: float) -> dict[str, Any]:
+def made_on(started: float) -> JsonObject:
     """What a row says of the machine and of the time since `started`."""
     seconds = time.perf_counter() - started
     return {"device": devices.name(), "seconds": seconds, "versions": provenance.versions()}
 
 
-def keep(rows: list[dict[str, Any]], out: Path) -> None:
+def keep(rows: list[JsonObject], out: Path) -> None:
     """Writes all rows, and a table of each kind that there is beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(out, rows)
@@ -165,7 +165,7 @@ def keep(rows: list[dict[str, Any]], out: Path) -> None:
         files.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
 
 
-def of_many_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_many_runs(rows: list[JsonObject]) -> list[JsonObject]:
     """The rows that are not of one run; those of 0.1.0 have no kind."""
     return [row for row in rows if row.get("kind") != "one_run"]
 
@@ -181,7 +181,7 @@ def config_of(method: str, batch_size: int) -> ConfigDict:
     return config
 
 
-def run(config: ConfigDict, num_examples: int, wanted: dict[str, Any]) -> dict[str, Any]:
+def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject:
     """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
     started = time.perf_counter()
     plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
@@ -224,7 +224,7 @@ def whole_run_p_values(method: str) -> dict[str, float]:
     return whole_run.audit(trainer.build(config, dataset))
 
 
-def _print_row(row: dict[str, Any]) -> None:
+def _print_row(row: JsonObject) -> None:
     print(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}", flush=True)
 
 

@@ -15,13 +15,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
 from bam.cli import configs
+from bam.files import JsonObject
 
 STOPPED = 3  # exit status of a run that the same command goes on with
 
@@ -55,7 +56,7 @@ def require(*names: str) -> None:
 def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:
     """Declares what must hold of the values of some flags; otherwise `message` is the error."""
 
-    def check(values: dict[str, Any]) -> bool:
+    def check(values: JsonObject) -> bool:
         if not holds(*(values[name] for name in names)):
             raise ValueError(message)  # absl's own error would list all values first
         return True
@@ -225,8 +226,8 @@ def _unknown_key(argv: list[str]) -> str:
 
     given = [argument.lstrip("-").partition("=")[::2] for argument in argv]
     file = dict(given).get("config") or argv[argv.index("--config") + 1]
-    config: Any = flags.FLAGS["config"].parser.parse(file)
-    keys = list(rundir.flat(config.to_dict()))
+    found = flags.FLAGS["config"].parser.parse(file)
+    keys = list(rundir.flat(found.to_dict())) if found else []
     for name in (name.removeprefix("config.") for name, _ in given if name.startswith("config.")):
         if name not in keys:
             return unknown_key(name, keys)

@@ -9,15 +9,14 @@ the public data sets. Times are ESTIMATES: of the TPU compiler's own model of cy
 bounds from arithmetic and memory. Nothing is run.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from bam import files
 from bam.cli import ahead, console, targets
+from bam.files import JsonMapping
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
 _TARGET = flags.DEFINE_string("target", "", f"for example {targets.EXAMPLES}")
@@ -42,7 +41,7 @@ def main() -> None:
             files.write_text(Path(_PROGRAM.value), text)
 
 
-def rows(answer: Mapping[str, Any]) -> list[list[str]]:
+def rows(answer: JsonMapping) -> list[list[str]]:
     """The answer as a person reads it, a line for each fact."""
     gib = 2**30
     shown = [

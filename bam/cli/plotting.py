@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bam.cli import stats
 from bam.extras import needs
+from bam.files import JsonMapping, JsonObject
 from bam.training import registry
 
 with needs("plots"):
@@ -16,6 +18,8 @@ with needs("plots"):
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
 # What a comparison of runs shows: ‖bias‖ never without the panels that say what it is made of.
@@ -36,7 +40,7 @@ class Line(NamedTuple):
     x: Sequence[float]
     mean: Sequence[float]
     spread: Sequence[float] | None  # half the height of the band around it; None for no band
-    style: Mapping[str, Any]  # colour, line style and so on, see `styles`
+    style: JsonMapping  # colour, line style and so on, see `styles`
 
 
 class Panel(NamedTuple):
@@ -49,13 +53,13 @@ class Panel(NamedTuple):
     percent: bool = False  # values are shares, shown in %
 
 
-def style_of(method: str) -> dict[str, Any]:
+def style_of(method: str) -> JsonObject:
     """How a method's line is drawn; a method of one's own is a grey one."""
     known = registry.METHODS.get(method)
     return dict(known.style) if known else {"color": "#777777", "linestyle": "-"}
 
 
-def styles(methods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
     """Line styles of methods that are drawn together, by `registry.full_label`.
 
     A method has its colour; of several strengths the stronger are darker, each with a marker.
@@ -91,7 +95,7 @@ def panels(
         squeeze=False,
         sharey=share_y,
     )
-    handles: dict[str, Any] = {}
+    handles: JsonObject = {}
     for axis, chart in zip(axes.flat, charts, strict=False):
         for line in chart.lines:
             drawn = axis.plot(line.x, line.mean, linewidth=1.8, **line.style)
@@ -117,7 +121,7 @@ def panels(
 
 
 def over_seeds(
-    seeds: Sequence[Sequence[Mapping[str, Any]]], quantity: str
+    seeds: Sequence[Sequence[JsonMapping]], quantity: str
 ) -> tuple[list[int], np.ndarray]:
     """A quantity over training: steps `[n]` where all seeds' rows have it, values `[seeds, n]`."""
     series = [{r["step"]: r[quantity] for r in rows if quantity in r} for rows in seeds]
@@ -125,7 +129,7 @@ def over_seeds(
     return steps, np.array([[one[step] for step in steps] for one in series], dtype=float)
 
 
-def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: Mapping[str, Any]) -> Line:
+def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: JsonMapping) -> Line:
     """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
     estimates = [stats.estimate(at_x) for at_x in values.T.tolist()]
     means = [found.mean if found else np.nan for found in estimates]
@@ -134,8 +138,8 @@ def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: Mapping
 
 
 def compare_runs(
-    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
-    methods: Sequence[Mapping[str, Any]],
+    runs: Mapping[str, Sequence[Sequence[JsonMapping]]],
+    methods: Sequence[JsonMapping],
     path: Path,
     title: str,
 ) -> None:
@@ -155,12 +159,12 @@ def compare_runs(
 
 
 def error_bars(
-    axis: Any,
+    axis: Axes,
     x: Sequence[float],
     mean: Sequence[float],
-    spread: Any,
+    spread: ArrayLike,
     label: str,
-    style: Mapping[str, Any],
+    style: JsonMapping,
 ) -> None:
     """Draws points with bars on a Matplotlib axis, joined by a line.
 
@@ -168,11 +172,11 @@ def error_bars(
     run has no interval) is no bar, rather than one of length zero.
     """
     bars = np.array(spread, dtype=float)
-    look: dict[str, Any] = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
+    look: JsonObject = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
     axis.errorbar(x, mean, yerr=bars, label=label, capsize=3, **look)
 
 
-def log_axis(axis: Any, marks: Iterable[float]) -> None:
+def log_axis(axis: Axes, marks: Iterable[float]) -> None:
     """Makes the x axis logarithmic, marked at these positions."""
     marks = sorted(marks)
     axis.set_xscale("log")
@@ -180,7 +184,7 @@ def log_axis(axis: Any, marks: Iterable[float]) -> None:
     axis.minorticks_off()
 
 
-def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
+def legend_below(figure: Figure, handles: JsonMapping) -> None:
     """Puts one legend, label -> what it stands for, under a figure, in as many columns as fit."""
     if handles:
         characters = 11 * figure.get_figwidth()  # that fit side by side
@@ -193,7 +197,7 @@ def legend_below(figure: Any, handles: Mapping[str, Any]) -> None:
         )
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a Matplotlib figure as PNG in the common style, and closes it."""
     for axis in figure.axes:
         axis.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""What DP-SGD's noise is worth: ε by three accountants, or σ for an ε, and what an attacker gains.
+"""ε of DP-SGD's noise by three accountants, or σ for an ε, and what an attacker gains.
 
 bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
 bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
@@ -6,13 +6,13 @@ bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=priva
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import flags
 
 from bam import files
 from bam.cli import console, tables
+from bam.files import JsonObject
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import rounded_down, rounded_up
 
@@ -94,7 +94,7 @@ def main() -> None:
     tables.show(RATES, rates, "an attacker's best true positive rate")
 
 
-def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> dict[str, Any]:
+def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:
     """Every number that is printed or drawn, as a JSON object."""
     mechanism = {"noise_multiplier": sigma, "sampling_prob": sampling_prob}
 
@@ -132,7 +132,7 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
     }
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(found: JsonObject, path: Path) -> None:
     """Draws trade-off curves beside ε over training, from what `analyse` found."""
     from bam.cli import plotting  # a picture needs what an extra brings
     from bam.training import registry

@@ -12,7 +12,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -21,6 +20,7 @@ from bam import files
 from bam.cli import console, sweeps, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
+from bam.files import JsonObject
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.plan import PrivacyPlan
@@ -78,7 +78,7 @@ def search(
     grid: Mapping[str, ConfigDict],
     workdir: Path,
     should_stop: Callable[[], bool],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Path | None:
     """Prints what it costs, trains and scores what is missing, and points to the chosen trial.
 
@@ -87,7 +87,7 @@ def search(
       workdir: folder for the trials, for its owner's eyes only. What was drawn stays drawn,
         whatever stops the search: neither a trial's setting nor their number is drawn again.
       should_stop: asked after every step.
-      say: called with lines that may be shown.
+      log: called with lines that may be shown.
 
     Returns:
       The folder of the chosen trial, which `export` takes; None if the search was stopped before.
@@ -104,7 +104,7 @@ def search(
     assert plan.selection is not None
     if len({experiment.plan.noise_multiplier for experiment in built.values()}) > 1:
         raise ValueError("the settings must differ in nothing that the noise depends on")
-    say(describe(plan))
+    log(describe(plan))
     tables.show(COSTS, costs(plan))
     workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
     workdir.chmod(0o700)
@@ -118,9 +118,9 @@ def search(
                 if should_stop():
                     raise loop.StoppedError
                 with contextlib.suppress(rundir.FinishedError):
-                    loop.train(experiment, None, folder, should_stop=should_stop, say=say)
+                    loop.train(experiment, None, folder, should_stop=should_stop, log=log)
             except loop.StoppedError:
-                say("stopped; the same command goes on from there")
+                log("stopped; the same command goes on from there")
                 return None
             except (OSError, ValueError) as error:  # whose number is secret, so not the folder
                 why = str(error).replace(str(folder), f"a trial of {workdir}")
@@ -130,7 +130,7 @@ def search(
             noise = plan.selection.score_noise_multiplier
             trial["score"] = noised_score(experiment, 0, folder, noise)
             files.write_json(workdir / "trials.json", drawn)
-        return _choose(workdir, drawn["trials"], plan, say)
+        return _choose(workdir, drawn["trials"], plan, log)
 
 
 def describe(plan: PrivacyPlan) -> str:
@@ -147,16 +147,16 @@ def describe(plan: PrivacyPlan) -> str:
     )
 
 
-def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
+def costs(plan: PrivacyPlan) -> list[JsonObject]:
     """ε of the search, and with the same noise of what is more or less than it; rows of `COSTS`."""
     selection = plan.selection
     assert selection is not None
-    mechanism: dict[str, Any] = {
+    mechanism: JsonObject = {
         key: getattr(plan, key)
         for key in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     }
 
-    def row(what: str, epsilon_by: Callable[[str], float]) -> dict[str, Any]:
+    def row(what: str, epsilon_by: Callable[[str], float]) -> JsonObject:
         return {"what": what} | {name: epsilon_by(name) for name in ("rdp", "pld")}
 
     def composed(num_trials: int) -> Callable[[str], float]:
@@ -175,7 +175,7 @@ def costs(plan: PrivacyPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer) -> dict[str, Any]:
+def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer) -> JsonObject:
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
     The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
@@ -237,13 +237,13 @@ def noised_score(experiment: loop.Trainer, seed: int, folder: Path, noise_multip
     return score.noised(count, noise_multiplier, secret_key())
 
 
-def _judged_on(experiment: loop.Trainer) -> Any:
+def _judged_on(experiment: loop.Trainer) -> datasets.Split:
     dataset = experiment.dataset
     return dataset.test if experiment.config.dataset.holdout else dataset.train
 
 
 def _choose(
-    workdir: Path, trials: list[dict[str, Any]], plan: PrivacyPlan, say: Callable[[str], None]
+    workdir: Path, trials: list[JsonObject], plan: PrivacyPlan, log: Callable[[str], None]
 ) -> Path:
     """Marks the best trial: of equals the first, which is any, as they are alike in law."""
     assert plan.selection is not None
@@ -258,7 +258,7 @@ def _choose(
     if not link.is_symlink():
         link.symlink_to(Path("trials") / str(best))
     right = chosen["num_correct_noised"]
-    say(
+    log(
         f"chosen: {chosen['setting']}, with about {right:.0f} images right\n"
         f"release it, and nothing else of {workdir}: bam export --workdir={link} "
         "--out=FOLDER"

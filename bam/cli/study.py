@@ -5,12 +5,12 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, stats, sweeps, tables
+from bam.files import JsonMapping, JsonObject
 from bam.privacy.accounting import rounded_up
 from bam.training import devices, provenance, rundir
 
@@ -44,20 +44,20 @@ class Study:
     groups: Mapping[str, ConfigDict]
     baseline: Callable[[str], str | None]
     columns: tables.Columns = dataclasses.field(default_factory=dict)
-    facts: Callable[[str, Sequence[sweeps.Run]], dict[str, Any]] = lambda label, runs: {}
+    facts: Callable[[str, Sequence[sweeps.Run]], JsonObject] = lambda label, runs: {}
     first_seed: int = 0
     folder: str = ""
 
-    def cells(self, num_seeds: int = 0) -> dict[str, sweeps.Cells]:
+    def configs(self, num_seeds: int = 0) -> dict[str, sweeps.Configs]:
         """Label -> its runs; `num_seeds` other than 0 takes the place of `--num_seeds`."""
         folders = {label: str(Path(self.folder, _as_name(label))) for label in self.groups}
         return {
-            label: sweeps.of_seeds(folders[label], config, self.first_seed, num_seeds)
+            label: sweeps.with_seeds(folders[label], config, self.first_seed, num_seeds)
             for label, config in self.groups.items()
         }
 
 
-def carry_out(study: Study, out: Path) -> tuple[list[dict[str, Any]], Runs]:
+def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     """Trains what is missing, writes `OUT.json` and `OUT.md`, prints the table; its rows and runs.
 
     Runs are trained seed by seed, go on where they were stopped, and may be shared by processes.
@@ -66,9 +66,9 @@ def carry_out(study: Study, out: Path) -> tuple[list[dict[str, Any]], Runs]:
     NOT PRIVATE, is the mean over training without the weights before it.
     """
     console.check_writable(f"{out}.json")
-    found = sweeps.run_missing(study.cells())
+    found = sweeps.run_missing(study.configs())
     rows = [row(study, label, found) for label, runs in found.items() if runs]
-    made: dict[str, Any] = {"device": devices.name(), "commit": provenance.git_commit()}
+    made: JsonObject = {"device": devices.name(), "commit": provenance.git_commit()}
     made |= {"versions": provenance.versions(), "rows": rows}
     files.write_json(out.with_name(f"{out.name}.json"), made)
     tables.show(columns(study, rows), rows, keep=out.with_name(f"{out.name}.md"))
@@ -77,7 +77,7 @@ def carry_out(study: Study, out: Path) -> tuple[list[dict[str, Any]], Runs]:
     return rows, found
 
 
-def columns(study: Study, rows: Sequence[Mapping[str, Any]]) -> tables.Columns:
+def columns(study: Study, rows: Sequence[JsonMapping]) -> tables.Columns:
     """The table's columns: gains where something is paired, bias where it was measured."""
     paired = any(row["baseline"] not in (None, row["label"]) for row in rows)
     measured = {heading: x for heading, x in BIAS.items() if any(row[x] for row in rows)}
@@ -96,7 +96,7 @@ def columns(study: Study, rows: Sequence[Mapping[str, Any]]) -> tables.Columns:
     }
 
 
-def row(study: Study, label: str, found: Runs) -> dict[str, Any]:
+def row(study: Study, label: str, found: Runs) -> JsonObject:
     """What `OUT.json` has of a group."""
     runs, baseline = found[label], study.baseline(label)
     first = next(iter(runs.values()))
@@ -137,7 +137,7 @@ def measured(runs: Mapping[int, sweeps.Run], quantity: str) -> list[float]:
     return [statistics.fmean(values) for values in of_runs if values]
 
 
-def as_json(estimate: stats.Estimate | None) -> dict[str, Any] | None:
+def as_json(estimate: stats.Estimate | None) -> JsonObject | None:
     """An estimate as `OUT.json` has it."""
     return estimate and estimate._asdict()
 

@@ -17,13 +17,13 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
 from bam import extras
 from bam.cli import console, private_search, sweeps
 from bam.cli.study import Runs, Study, carry_out, percent
+from bam.files import JsonMapping
 from bam.training import registry
 
 _METHODS = flags.DEFINE_list(
@@ -51,7 +51,7 @@ def main() -> None:
             _search_privately(study)
             return
         if _BEST.value:
-            first = sweeps.run_missing(study.cells(num_seeds=1))
+            first = sweeps.run_missing(study.configs(num_seeds=1))
             if not all(first.values()):
                 raise SystemExit(console.STOPPED)
             study = best(study, first, _BEST.value)
@@ -61,7 +61,7 @@ def main() -> None:
             _draw(rows, found, out.with_name(f"{out.name}.png"))
 
 
-def _draw(rows: Sequence[Mapping[str, Any]], found: Runs, path: Path) -> None:
+def _draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
     """Accuracy, bias and what belongs beside it over training, where Matplotlib is installed."""
     try:
         from bam.cli import plotting

@@ -1,7 +1,7 @@
 """Many runs in one folder: each is trained once, resumed where it stopped, shared by processes.
 
-A cell is one run: the config of it, by its path inside the folder. Commands lay their runs out as
-groups, the cells behind one number of a table, which differ by their seed alone.
+A run is named by its path inside the folder. Commands lay their runs out as groups, the runs behind
+one number of a table, which differ by their seed alone.
 """
 
 import ast
@@ -10,7 +10,7 @@ import runpy
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -18,7 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bam import files
 from bam.cli import console
+from bam.files import JsonMapping, JsonObject
 from bam.training import checkpoint, loop, registry, rundir
+from bam.training.step import TrainState
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
@@ -31,19 +33,19 @@ MAX_SECONDS = flags.DEFINE_float(
 flags.DEFINE_alias("seeds", "num_seeds")
 
 # Path inside the workdir -> config of the run that belongs there.
-Cells = Mapping[str, ConfigDict]
+Configs = Mapping[str, ConfigDict]
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Run(NamedTuple):
     """What a finished run has left: its config, metrics rows and summary."""
 
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-    summary: dict[str, Any]
+    config: JsonObject
+    rows: list[JsonObject]
+    summary: JsonObject
 
     @property
-    def method(self) -> dict[str, Any]:
+    def method(self) -> JsonObject:
         """The config's `method` section."""
         return dict(self.config["method"])
 
@@ -58,10 +60,10 @@ def read(folder: Path) -> Run:
     return Run(config, rows, summary)
 
 
-def finished(cells: Cells, workdir: Path) -> dict[str, Run]:
-    """The cells that are finished; a folder with a run of another config is an error."""
+def finished(wanted: Configs, workdir: Path) -> dict[str, Run]:
+    """The runs that are finished; a folder with a run of another config is an error."""
     runs = {}
-    for name, config in cells.items():
+    for name, config in wanted.items():
         try:
             rundir.check_resumable(workdir / name, config)
         except rundir.FinishedError:
@@ -69,47 +71,47 @@ def finished(cells: Cells, workdir: Path) -> dict[str, Run]:
     return runs
 
 
-def build(cells: Cells, should_stop: Callable[[], bool]) -> dict[str, loop.Trainer]:
-    """The experiments of some cells; those that differ by their seed alone share one.
+def build(wanted: Configs, should_stop: Callable[[], bool]) -> dict[str, loop.Trainer]:
+    """The trainers of some runs; those that differ by their seed alone share one.
 
     They share what it compiled, too. `should_stop` is asked after each.
     """
     built: dict[str, loop.Trainer] = {}
-    of_cell = {}
-    for name, config in cells.items():
+    of_run = {}
+    for name, config in wanted.items():
         same = config.copy_and_resolve_references()
         same.seed = 0
         key = str(same.to_json_best_effort(sort_keys=True))
-        built[key] = of_cell[name] = built[key] if key in built else loop.build(config)
+        built[key] = of_run[name] = built[key] if key in built else loop.build(config)
         if should_stop():
             break
-    return of_cell
+    return of_run
 
 
 def run(
-    cells: Cells,
+    wanted: Configs,
     workdir: Path,
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
-    on_row: Callable[[str, dict[str, Any]], None] = lambda name, row: None,
+    on_row: Callable[[str, JsonObject], None] = lambda name, row: None,
     on_built: Callable[[Mapping[str, loop.Trainer]], None] = lambda built: None,
 ) -> None:
-    """Trains the cells that are not finished, in order.
+    """Trains the runs that are not finished, in order.
 
-    Cells that another process is training are left to it, so several processes may share a
+    Runs that another process is training are left to it, so several processes may share a
     workdir; they are looked at again at the end. Everything is checked before the first step.
 
     Args:
-      cells: all cells.
+      wanted: all runs.
       workdir: folder that holds them.
-      should_stop: asked after every step; True stops the cell there and starts no other.
-      on_event: called with a cell's name and what happened to it.
-      on_row: called with a cell's name and each metrics row as it is made.
-      on_built: called before the first step with the experiments of the cells to train.
+      should_stop: asked after every step; True stops the run there and starts no other.
+      on_event: called with a run's name and what happened to it.
+      on_row: called with a run's name and each metrics row as it is made.
+      on_built: called before the first step with the trainers of the runs to train.
     """
-    done = finished(cells, workdir)
-    missing = [name for name in cells if name not in done]
-    configs = {name: rundir.with_recorded(cells[name], workdir / name) for name in missing}
+    done = finished(wanted, workdir)
+    missing = [name for name in wanted if name not in done]
+    configs = {name: rundir.with_recorded(wanted[name], workdir / name) for name in missing}
     built = build(configs, should_stop)
     if len(built) < len(missing):
         return
@@ -122,7 +124,7 @@ def run(
             try:
                 result = loop.train(
                     built[name],
-                    cells[name].seed,
+                    wanted[name].seed,
                     workdir / name,
                     on_row=lambda row, name=name: on_row(name, row),  # type: ignore[misc]
                     should_stop=should_stop,
@@ -143,14 +145,14 @@ def run(
         missing = busy
 
 
-def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
+def run_missing(groups: Mapping[Key, Configs]) -> dict[Key, dict[int, Run]]:
     """Trains what is missing in `--workdir` until it is done or time is up; as `runs_of`.
 
     It goes seed by seed, so that whatever time allows leaves every group equally far, and shows a
     bar of all steps.
     """
-    by_seed = itertools.zip_longest(*(cells.items() for cells in groups.values()))
-    cells = dict(item for of_seed in by_seed for item in of_seed if item)
+    by_seed = itertools.zip_longest(*(wanted.items() for wanted in groups.values()))
+    wanted = dict(item for of_seed in by_seed for item in of_seed if item)
     console.use_compilation_cache()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
     with Progress(*columns, TimeRemainingColumn(), transient=True) as bar:
@@ -160,34 +162,34 @@ def run_missing(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
         def on_built(built: Mapping[str, loop.Trainer]) -> None:
             bar.update(task, total=sum(each.plan.training_steps for each in built.values()))
 
-        def on_row(name: str, row: Mapping[str, Any]) -> None:
+        def on_row(name: str, row: JsonMapping) -> None:
             step[name] = row["step"]
             bar.update(task, description=name, completed=sum(step.values()))
 
         should_stop = console.stop_after(MAX_SECONDS.value)
-        run(cells, Path(WORKDIR.value), should_stop, print_event, on_row, on_built)
+        run(wanted, Path(WORKDIR.value), should_stop, print_event, on_row, on_built)
     return runs_of(groups)
 
 
-def runs_of(groups: Mapping[Key, Cells]) -> dict[Key, dict[int, Run]]:
+def runs_of(groups: Mapping[Key, Configs]) -> dict[Key, dict[int, Run]]:
     """Group -> seed -> run of what is finished in `--workdir`, and a line if something is not."""
     found, num_missing, workdir = {}, 0, Path(WORKDIR.value)
     workdir.mkdir(parents=True, exist_ok=True)
-    for key, cells in groups.items():
-        runs = finished(cells, workdir)
-        found[key] = {cells[name].seed: run for name, run in runs.items()}
-        num_missing += len(cells) - len(runs)
+    for key, wanted in groups.items():
+        runs = finished(wanted, workdir)
+        found[key] = {wanted[name].seed: run for name, run in runs.items()}
+        num_missing += len(wanted) - len(runs)
     if num_missing:
         print(f"{num_missing} runs are not finished; the same command goes on from there")
     return found
 
 
 def print_event(name: str, text: str) -> None:
-    """Prints what happened to a cell, with the time of day."""
+    """Prints what happened to a run, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
 
 
-def last_state(experiment: loop.Trainer, seed: int, folder: Path) -> Any:
+def last_state(experiment: loop.Trainer, seed: int, folder: Path) -> TrainState | None:
     """The state after the last step of a run in a folder; None if it kept no checkpoint."""
     checkpoints = folder / "checkpoints"
     if not checkpoints.exists():
@@ -197,13 +199,13 @@ def last_state(experiment: loop.Trainer, seed: int, folder: Path) -> Any:
     return restored and restored[1]
 
 
-def of_seeds(folder: str, config: ConfigDict, first: int = 0, num: int | None = None) -> Cells:
+def with_seeds(folder: str, config: ConfigDict, first: int = 0, num: int | None = None) -> Configs:
     """A group: `FOLDER/seedN` -> the config with that seed, `num` or `--num_seeds` of them."""
-    cells = {}
+    wanted = {}
     for seed in range(first, first + (num or NUM_SEEDS.value)):
-        cells[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
-        cells[f"{folder}/seed{seed}"].seed = seed
-    return cells
+        wanted[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
+        wanted[f"{folder}/seed{seed}"].seed = seed
+    return wanted
 
 
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:

@@ -5,13 +5,15 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from bam import files
 from bam.cli import stats
+from bam.files import JsonMapping, JsonObject
 
 # Heading -> what a row has in that column.
-Columns = Mapping[str, Callable[[Any], str]]
+Row: TypeAlias = Any  # of any kind: its columns know it
+Columns = Mapping[str, Callable[[Row], str]]
 
 
 def text(*headings: str) -> Columns:
@@ -19,7 +21,7 @@ def text(*headings: str) -> Columns:
     return {heading: operator.itemgetter(i) for i, heading in enumerate(headings)}
 
 
-def markdown(columns: Columns, rows: Iterable[Any], left: Sequence[str] = ()) -> str:
+def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) -> str:
     """A table for documents; `left` are further columns that are set to the left."""
     marks = ["---" if _is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
@@ -29,7 +31,7 @@ def markdown(columns: Columns, rows: Iterable[Any], left: Sequence[str] = ()) ->
 
 def show(
     columns: Columns,
-    rows: Sequence[Any],
+    rows: Sequence[Row],
     title: str = "",
     left: Sequence[str] = (),
     keep: Path | None = None,
@@ -52,7 +54,7 @@ def show(
             title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
         )
         for name in shown:
-            justify: Any = "left" if _is_left(columns, name, left) else "right"
+            justify: Literal["left", "right"] = "left" if _is_left(columns, name, left) else "right"
             table.add_column(name, justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*(columns[name](row) for name in shown))
@@ -64,7 +66,7 @@ def show(
         print(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
     """Writes rows of one shape as CSV, numbers to six digits."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
@@ -84,21 +86,21 @@ def plus_minus(mean: float, spread: float | None, form: str) -> str:
     return shown if spread is None else f"{shown} ± {format(spread, form.lstrip('+'))}"
 
 
-def interval(estimate: Mapping[str, Any] | None, form: str) -> str:
+def interval(estimate: JsonMapping | None, form: str) -> str:
     """A `stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)
 
 
-def gain(key: str, is_baseline: Callable[[Any], bool]) -> Columns:
+def gain(key: str, is_baseline: Callable[[Row], bool]) -> Columns:
     """Columns of a gain over a baseline, paired by seed: `row[key]` is an estimate, as JSON has it.
 
     With it p of a paired t-test, and the minimum detectable effect: the smallest gain that so many
     seeds detect with a power of 80 % if the spread is this one.
     """
 
-    def column(cell: Callable[[dict[str, Any] | None], str]) -> Callable[[Any], str]:
+    def column(cell: Callable[[JsonObject | None], str]) -> Callable[[Row], str]:
         return lambda row: "–" if is_baseline(row) else cell(row[key])
 
     return {
@@ -109,7 +111,7 @@ def gain(key: str, is_baseline: Callable[[Any], bool]) -> Columns:
     }
 
 
-def _fact(found: Mapping[str, Any] | None, fact: Callable[[stats.Estimate], float | None]) -> str:
+def _fact(found: JsonMapping | None, fact: Callable[[stats.Estimate], float | None]) -> str:
     return number(fact(stats.Estimate(**found)) if found else None, ".2f")
 
 

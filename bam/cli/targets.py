@@ -5,9 +5,11 @@ What a device has is from data sheets; nothing here is measured.
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+
+from bam.files import JsonObject
 
 
 class Kind(NamedTuple):
@@ -34,10 +36,11 @@ class Kind(NamedTuple):
 
 def _gpu(
     name: str, memory_bytes: int, peak_flops: float, bandwidth: float, *,
-    cores: int, clock: float, l2_cache: int, shared: int, capability: str, units: int = 128,
+    cores: int, clock: float, l2_cache: int, capability: str, units: int = 128,
 ) -> Kind:  # fmt: skip
     """A GPU, with its specification in the text format of XLA's `GpuTargetConfigProto`."""
     feature = "NONE" if capability == "8" else "ACCELERATED_FEATURES"
+    shared = 167_936 if capability == "8" else 233_472
     spec = f"""gpu_device_info {{
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
@@ -66,19 +69,19 @@ KINDS = {
     "v6e": Kind("tpu", 32 * GIB, 918e12, 1640e9, 1.75e9, on_chip_bytes=128 * 2**20),
     "a100": _gpu(
         "NVIDIA A100-SXM4-80GB", 85_100_068_864, 312e12, 2.039e12,
-        cores=108, clock=1.41, l2_cache=41_943_040, shared=167_936, capability="8", units=64,
+        cores=108, clock=1.41, l2_cache=41_943_040, capability="8", units=64,
     ),
     "h100": _gpu(
         "NVIDIA H100 80GB HBM3", 84_942_979_072, 989e12, 3.352e12,
-        cores=132, clock=1.98, l2_cache=52_428_800, shared=233_472, capability="9",
+        cores=132, clock=1.98, l2_cache=52_428_800, capability="9",
     ),
     "h200": _gpu(
         "NVIDIA H200", 151_397_597_184, 989e12, 4.8e12,
-        cores=132, clock=1.98, l2_cache=52_428_800, shared=233_472, capability="9",
+        cores=132, clock=1.98, l2_cache=52_428_800, capability="9",
     ),
     "b200": _gpu(
         "NVIDIA B200", 191_514_411_008, 2250e12, 7.672e12,
-        cores=148, clock=1.965, l2_cache=132_644_864, shared=233_472, capability="10",
+        cores=148, clock=1.965, l2_cache=132_644_864, capability="10",
     ),
 }  # fmt: skip
 EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, v4:2x2x1, h100, h100:8, a100, b200"
@@ -114,7 +117,7 @@ def devices_of(target: str) -> list[jax.Device]:
     from jax.experimental import topologies
 
     kind, (name, _, shape) = kind_of(target), target.partition(":")
-    options: dict[str, Any]
+    options: JsonObject
     if kind.platform == "tpu":
         sides = [int(side) for side in shape.split("x")]
         # A host has up to 2 × 2 chips.

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jaxtyping import PyTree
 
 from bam import files
+from bam.files import JsonMapping
 from bam.training import devices, provenance
 
 
@@ -22,7 +24,7 @@ class Timing(NamedTuple):
     compile_seconds: float
 
 
-def compile_timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+def compile_timed(fn: Callable[..., PyTree], *args: PyTree) -> tuple[PyTree, float]:
     """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
     started = time.perf_counter()
     compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
@@ -30,7 +32,7 @@ def compile_timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float]:
 
 
 def measure(
-    calls: Mapping[str, Callable[[], Any]], trials: int, repeats: int
+    calls: Mapping[str, Callable[[], PyTree]], trials: int, repeats: int
 ) -> dict[str, list[float]]:
     """Times several calls in turn, so that what else the machine does meets all of them.
 
@@ -48,7 +50,7 @@ def measure(
     return seconds
 
 
-def keep(path: Path, facts: Mapping[str, Any]) -> None:
+def keep(path: Path, facts: JsonMapping) -> None:
     """Writes a measurement as JSON, with what it was made on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     where = {"device": devices.name(), "num_devices": jax.device_count()}
@@ -63,7 +65,7 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
     return Timing(median, low, high, compile_seconds)
 
 
-def matrix_flops(fn: Callable[..., Any], *args: Any) -> int:
+def matrix_flops(fn: Callable[..., PyTree], *args: PyTree) -> int:
     """Multiplications and additions in the matrix products and convolutions of `fn(*args)`.
 
     It is traced, not run; the body of a `scan` counts once per turn.

@@ -51,7 +51,7 @@ def main() -> None:
         console.use_compilation_cache()
         # Progress is shown once.
         show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
-        experiment = loop.build(config, say=show)
+        experiment = loop.build(config, log=show)
     show(describe(experiment))
     if config.dry_run:
         hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
@@ -66,7 +66,7 @@ def main() -> None:
                 Path(_WORKDIR.value),
                 on_row=lambda row: show(describe_row(row)),
                 should_stop=should_stop,
-                say=show,
+                log=show,
             )
     except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")

@@ -29,6 +29,7 @@ TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
 SEED_BITS = 256  # of a seed, at most: a key has no more
 
 Words = TypeVar("Words", np.ndarray, Array)
+StepLike = TypeVar("StepLike", bound="int | Array | np.integer")
 
 
 class Stream(enum.IntEnum):
@@ -45,7 +46,7 @@ class Stream(enum.IntEnum):
     COINS = 8  # of an audit's canaries
 
 
-def nonce(stream: Stream, step: Any, attempt: int = 0) -> tuple[Any, int, int]:
+def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, int, int]:
     """The nonce of a stream's words in one step, an integer below 2^32; an attempt redraws them."""
     check_step(step)
     return step, int(stream), attempt
@@ -77,7 +78,7 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
     known = [*CONSTANTS, *(key[i] for i in range(8)), None, *nonce]
     known = [np.uint32(x) if isinstance(x, int) else x for x in known]
     start = [numbers if x is None else one * xp.asarray(x).astype(xp.uint32) for x in known]
-    rows: Any = [start[i : i + 4] for i in range(0, 16, 4)]
+    rows: PyTree = [start[i : i + 4] for i in range(0, 16, 4)]
     if xp is jnp:  # rolled: it compiles in a second, and is no slower
         rows = jax.lax.fori_loop(0, 10, lambda _, rows: _double_round(rows), rows)
     else:
@@ -95,24 +96,24 @@ def words(key: np.ndarray, num: int, nonce: Sequence[int]) -> UInt32[np.ndarray,
     return blocks(key, np.arange(-(-num // 16), dtype=np.uint32), nonce).T.ravel()[:num]
 
 
-def _double_round(rows: Any) -> Any:
+def _double_round(rows: PyTree) -> PyTree:
     """Quarter rounds of the columns, then of the diagonals, of four rows of four words each."""
     a, b, c, d = _quarter_rounds(rows)
     a, b, c, d = _quarter_rounds([a, _turned(b, 1), _turned(c, 2), _turned(d, 3)])
     return [a, _turned(b, 3), _turned(c, 2), _turned(d, 1)]
 
 
-def _quarter_rounds(rows: Any) -> Any:
+def _quarter_rounds(rows: PyTree) -> PyTree:
     if isinstance(rows[0], np.ndarray):  # all columns at once: for NumPy every call counts
         return _quarter_round(*rows)
     return [list(row) for row in zip(*map(_quarter_round, *rows), strict=True)]
 
 
-def _turned(row: Any, by: int) -> Any:
+def _turned(row: PyTree, by: int) -> PyTree:
     return row[TURNS[by]] if isinstance(row, np.ndarray) else row[by:] + row[:by]
 
 
-def _quarter_round(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
+def _quarter_round(a: Words, b: Words, c: Words, d: Words) -> tuple[Words, Words, Words, Words]:
     a = a + b
     d = _rotated(d ^ a, 16)
     c = c + d
@@ -124,7 +125,7 @@ def _quarter_round(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
     return a, b, c, d
 
 
-def _rotated(x: Any, bits: int) -> Any:
+def _rotated(x: Words, bits: int) -> Words:
     return (x << bits) | (x >> (32 - bits))
 
 

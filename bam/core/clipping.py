@@ -137,6 +137,13 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
         and at least 1e-12 (below that a norm may underflow unnoticed).
 
     Source: Bu et al. 2023, "Automatic Clipping".
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> clip = normalize(1.0, gamma=5.0)
+      >>> clipped, _ = clip.update(jnp.array([3.0, 4.0]), clip.init(None))
+      >>> [round(float(x), 4) for x in clipped]
+      [0.3, 0.4]
     """
     _check_clip_norm(clip_norm)
     if math.isinf(clip_norm):
@@ -166,6 +173,14 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     The bound is that of `clip_by_l2_norm` for each leaf, so the same factor for all together.
 
     Source: McMahan et al. 2018, "per-layer clipping".
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> clip = clip_per_layer({"w": 1.0, "b": 2.0})
+      >>> gradient = {"w": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
+      >>> clipped, _ = clip.update(gradient, clip.init(gradient))
+      >>> print(clipped["w"], clipped["b"])
+      [0.6 0.8] [1.]
     """
     bounds = jax.tree.leaves(clip_norm)
     for bound in bounds:

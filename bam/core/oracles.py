@@ -19,7 +19,7 @@ example's influence exactly as in DP-SGD: the four methods have the same privacy
 import contextvars
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 from jaxtyping import Array, Float, PyTree
@@ -75,6 +75,13 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     refuses a ρ that is negative or not finite.
 
     Source: Park et al. 2023, "Differentially Private Sharpness-Aware Training".
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> oracle = dp_sat(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), radius=0.5)
+      >>> at = oracle.ascend(jnp.array([3.0, 0.0]), jnp.array([0.0, 2.0]))
+      >>> oracle.grad(at, jnp.array([1.0, 0.0])).tolist()
+      [2.0, 0.5]
     """
     _check_non_negative("radius", radius)
 
@@ -117,6 +124,12 @@ def bam_sam(
     Raises:
       ValueError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
         example is seen) it has fewer views than k, or the mask is True nowhere.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> oracle = bam_sam(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), radius=0.5)
+      >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
+      [2.5, 0.0]
     """
     _check_non_negative("radius", radius)
     _check_non_negative("ascent_views", ascent_views)
@@ -166,6 +179,12 @@ def bam_exact(
       penalty: λ ≥ 0, finite, in the units of the parameters. Zero is `dp_sgd`, to the bit.
       ascent_views: k, how many of the rows of `example["image"]` are penalised; 0 for all.
       ascent_mask: as of `bam_sam`, True where the penalised norm is taken.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> oracle = bam_exact(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.5)
+      >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
+      [2.5, 0.0]
     """
     _check_non_negative("penalty", penalty)
     _check_non_negative("ascent_views", ascent_views)
@@ -207,7 +226,7 @@ def _choose(
 ) -> tuple[list[Array], Callable[[list[Array]], Params]]:
     """The leaves where `mask` is True, and a function that puts others in their place."""
     leaves = jax.tree.leaves(params)
-    structure: Any = jax.tree.structure(params)
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
     mask = mask(params) if callable(mask) else mask
     if mask is None:
         mask = jax.tree.unflatten(structure, [True] * len(leaves))

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
 def _sum(*arrays: Float[Array, "..."]) -> Float[Array, ""]:
     """Sum of all entries: up to eight parts are added to one until few entries are left.
 
-    What a sum in one go is off by grows with its length; and these additions of whole arrays are
+    Pairwise summation bounds the rounding, whatever the length; these additions of whole arrays are
     twice as fast on CPU, where they read as they go. On a TPU, where a row of all entries would
     have to be copied out of its tiles first, the parts are those of an axis after another.
     """
@@ -163,7 +163,7 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
 
 def same_structure(a: PyTree, b: PyTree) -> bool:
     """Whether two pytrees differ in their leaves at most."""
-    structure: Any = jax.tree.structure(a)
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(a)
     return bool(structure == jax.tree.structure(b))
 
 

@@ -1,4 +1,4 @@
-r"""Noise that is correlated over steps: which correlations there are, and what they are worth.
+r"""Noise that is correlated over steps: which strategies there are, and their privacy.
 
 With independent noise the weights collect the noise of all steps. Noise of later steps that takes
 some of that of earlier ones back leaves less in their sum (DP-FTRL by matrix factorisation). With

@@ -27,7 +27,7 @@ Computed = Callable[[np.ndarray], Array]  # compiled: images of a data set -> fl
 
 FORMAT = 1  # of the files
 CHUNK = 256  # images at once
-PROBED = 8  # rows that are computed again: in other company, and to check what is on the disk
+PROBED = 8  # rows computed again: in another batch, to detect mixing, and to check the disk
 # Apart by more than this, of the largest feature, rows are not equal: float16 keeps 1/2048.
 TOLERANCE = 1e-2
 
@@ -37,7 +37,7 @@ def extract(
     feature_map: FeatureMap,
     facts: Mapping[str, object],
     folder: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
     """The data set of features, float16, which are normalised no further (mean 0, deviation 1).
 
@@ -47,14 +47,14 @@ def extract(
       facts: JSON values that name the map: they and the images are a file's fingerprint.
       folder: where features are kept, a file `FINGERPRINT.npy` for each split: as private as the
         images. None: nowhere.
-      say: called with a line on what takes time.
+      log: called with a line on what takes time.
 
     Raises:
       DataError: if rows mix, or a feature is not finite in float16.
     """
     computed = jax.jit(lambda images: to_features(feature_map, images))
     _check_rows(computed, np.asarray(dataset.train.images))
-    return _with_images(dataset, lambda images: _kept(computed, images, facts, folder, say))
+    return _with_images(dataset, lambda images: _kept(computed, images, facts, folder, log))
 
 
 def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
@@ -112,7 +112,7 @@ def _kept(
     images: np.ndarray,
     facts: Mapping[str, object],
     folder: Path | None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> np.ndarray:
     """Features of a split, read if they are there and still what the map makes of some rows."""
     if folder is None:
@@ -126,14 +126,14 @@ def _kept(
         kept = None
     except Exception as error:  # of a damaged file NumPy raises many kinds
         kept = None
-        say(f"{file} cannot be read ({type(error).__name__}): computed again")
+        log(f"{file} cannot be read ({type(error).__name__}): computed again")
     if kept is not None:
         expected = _of_rows(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and _equal(kept[probed], expected):
             return kept
-        say(f"{file} is not what the map makes of these images: computed again")
-    say(f"features of {len(images):,} images, kept in {folder}")
+        log(f"{file} is not what the map makes of these images: computed again")
+    log(f"features of {len(images):,} images, kept in {folder}")
     found = _all_rows(computed, images)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def _kept(
                 partial.unlink()
                 raise
     except OSError as error:
-        say(f"the features are not kept: {error}")
+        log(f"the features are not kept: {error}")
     return found
 
 

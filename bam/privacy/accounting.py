@@ -19,7 +19,8 @@ from scipy import optimize
 
 from bam.privacy import pld, tradeoff
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
@@ -174,6 +175,12 @@ def noise_multiplier(
     `epsilon(noise_multiplier=σ, …)` is at most the target, from 0.001 to 256, and at most a
     relative 1e-5 below it (further below where less than a tenth or any noise at all would do, or
     where ε jumps). The other arguments and errors are those of `epsilon`, with q and T above 0.
+
+    Examples:
+      >>> steps = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5}
+      >>> sigma = noise_multiplier(target_epsilon=2.0, **steps)
+      >>> epsilon(noise_multiplier=sigma, **steps) <= 2.0, round(sigma, 2)
+      (True, 1.19)
     """
     check_mechanism(sampling_prob, num_steps, delta, accountant)
     check_target(target_epsilon)
@@ -295,10 +302,9 @@ def _check_room(
     noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float
 ) -> None:
     """ValueError where PLD's tables would fill the memory."""
-    mechanism = noise_multiplier, sampling_prob, num_steps, delta
     about = math.inf
     if noise_multiplier >= SMALLEST_NOISE:
-        about = _epsilon_by_rdp(*mechanism, FEW_ORDERS)
+        about = _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta, FEW_ORDERS)
     if about > LARGEST_PLD_EPSILON:
         raise ValueError(
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "

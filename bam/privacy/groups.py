@@ -1,4 +1,4 @@
-"""What protecting single examples is worth to whoever has several of them.
+"""Group privacy: the guarantee of example-level DP for someone who has several examples.
 
 With users as the unit of privacy (`bam.data.users`) none of this is needed. It is what that is
 compared with, and what can be said of a run that protected examples.

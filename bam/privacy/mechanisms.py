@@ -6,8 +6,8 @@ can speak of another mechanism than the one that ran.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -15,6 +15,7 @@ from jaxtyping import Int64
 from bam import named
 from bam.core import sampling
 from bam.core import strategy as strategies
+from bam.files import JsonMapping
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
 from bam.privacy.fixed_size import epsilon_of_fixed_size
@@ -77,7 +78,7 @@ class Mechanism:
 
 
 def make(
-    name: str, num_examples: int, batch_size: int, options: Mapping[str, Any] | None = None
+    name: str, num_examples: int, batch_size: int, options: JsonMapping | None = None
 ) -> Mechanism:
     """The mechanism of a name in `MECHANISMS`.
 

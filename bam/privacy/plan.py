@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from bam.core.sampling import OVERFLOW_PROB, PaddedBatch, pad
+from bam.files import JsonMapping, JsonObject
 from bam.privacy import mechanisms, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
@@ -70,7 +69,7 @@ class PrivacyPlan:
     spare_steps: int = 0
     mechanism_name: str = "poisson"
     selection: Selection | None = None
-    mechanism_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    mechanism_options: JsonMapping = dataclasses.field(default_factory=dict)
     unit: str = "example"
     group_size: int = 0
     overflow: float = 0.0
@@ -85,19 +84,19 @@ class PrivacyPlan:
                 raise ValueError(f"{field.name} must be of {field.type}, got {value!r}")
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
+    def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
         """The plan that a `plan.json` holds, of an earlier version too; see `to_json`.
 
         Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
         of one's own, and for whatever `make_plan` would not have made.
         """
         try:
-            return cls._of_record(record)
+            return cls._from_json(record)
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"this is no record of a plan: {error}") from None
 
     @classmethod
-    def _of_record(cls, record: Mapping[str, Any]) -> "PrivacyPlan":
+    def _from_json(cls, record: JsonMapping) -> "PrivacyPlan":
         name = record.get("mechanism", "poisson")
         if name not in mechanisms.MECHANISMS:
             raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
@@ -130,11 +129,8 @@ class PrivacyPlan:
         """The record that the sampler, the accountant and every statement read."""
         num, size = self.num_examples, self.expected_batch_size
         made = mechanisms.make(self.mechanism_name, num, size, self.mechanism_options)
-        return dataclasses.replace(
-            made,
-            batches=worded(made.batches, self.unit),
-            sampling=worded(made.sampling, self.unit),
-        )
+        batches, sampling = (worded(text, self.unit) for text in (made.batches, made.sampling))
+        return dataclasses.replace(made, batches=batches, sampling=sampling)
 
     @property
     def private(self) -> bool:
@@ -209,7 +205,7 @@ class PrivacyPlan:
                 f"more than epsilon {self.epsilon:.4g}"
             )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The plan as strict JSON values; an infinite ε is None."""
         fields = dataclasses.asdict(self)
         fields["mechanism"] = fields.pop("mechanism_name")
@@ -246,7 +242,7 @@ def make_plan(
     accountant: str = "pld",
     spare_steps: int = 0,
     mechanism: str = "poisson",
-    mechanism_options: Mapping[str, Any] | None = None,
+    mechanism_options: JsonMapping | None = None,
     selection: Selection | None = None,
     group_size: int = 0,
 ) -> PrivacyPlan:
@@ -270,8 +266,13 @@ def make_plan(
       group_size: k ≥ 1 where each of the N is a user with at most k examples, all of which are
         protected together; 0: each is an example.
 
-    Raises:
-      ValueError: if an argument is out of range.
+    Raises a ValueError if an argument is out of range.
+
+    Examples:
+      >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
+      ...                  target_epsilon=2.0, delta=1e-5, clip_norm=1.0)
+      >>> plan.sampling_prob, plan.epsilon_after(5) < plan.epsilon <= 2.0
+      (0.1, True)
     """
     unit = "user" if group_size else "example"
     units.check(unit, group_size)
@@ -301,7 +302,7 @@ def make_plan(
     made = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
     sampling_prob = expected_batch_size / num_examples
     overflow = OVERFLOW_SHARE * delta
-    steps: dict[str, Any] = {"num_steps": num_steps, "delta": delta - overflow}
+    steps: JsonObject = {"num_steps": num_steps, "delta": delta - overflow}
     sigma = 0.0
     if selection:
         sigma = selecting.noise_multiplier(

@@ -1,8 +1,6 @@
 """Commands that compute the ε of a recorded plan again, with bam and without."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from bam.files import JsonMapping
 from bam.privacy.fixed_size import WHOLE_ORDERS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.pld import FINE, ROUNDING
@@ -15,14 +13,14 @@ step is made of (see "noise"). These numbers are what the commands have.
 """
 
 
-def check(plan: Mapping[str, Any]) -> str:
+def check(plan: JsonMapping) -> str:
     """The commands that compute ε again."""
     sigma, prob, steps = (plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps"))
     delta = plan["delta"] - (overflow := plan.get("overflow", 0.0))
     less = f"\nThe commands have δ less {overflow:g}, which covers draws that outgrow their rows.\n"
     correlated = ""
     if plan.get("mechanism") == "banded":
-        sigma, prob, steps = PrivacyPlan.of_record(plan).dp_event or (sigma, prob, steps)
+        sigma, prob, steps = PrivacyPlan.from_json(plan).dp_event or (sigma, prob, steps)
         correlated = CORRELATED.format(bands=plan["mechanism_options"]["bands"])
     num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
     poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"

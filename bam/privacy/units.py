@@ -4,8 +4,9 @@ Here are the words for it, in which plans and statements differ.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from bam.files import JsonMapping
 
 
 class Unit(NamedTuple):
@@ -55,7 +56,7 @@ UNITS = {
 }
 
 
-def unit_of(plan: Mapping[str, Any]) -> Unit:
+def unit_of(plan: JsonMapping) -> Unit:
     """What is said of the unit of a recorded plan, of an earlier version too; or a ValueError."""
     name, size = plan.get("unit", "example"), plan.get("group_size", 0)
     check(name, size)

@@ -187,7 +187,7 @@ def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iter
     if begun > plan["num_steps"]:
         yield f"{run}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
     try:
-        PrivacyPlan.of_record(plan).check_epsilon()
+        PrivacyPlan.from_json(plan).check_epsilon()
     except ValueError as error:
         yield f"{run}: {error}"
 

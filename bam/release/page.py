@@ -103,7 +103,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
 
 def _attacker(run: Run, epsilon: float, counted: int) -> JsonObject:
     """What the weights leave to an attacker after so many steps, and ε over the steps."""
-    plan = PrivacyPlan.of_record(run.plan)
+    plan = PrivacyPlan.from_json(run.plan)
     steps = sorted({round(plan.num_steps * i / 12) for i in range(13)} | {counted})
     spent = {step: plan.epsilon_after(step) for step in steps}
     lines = [

@@ -3,9 +3,10 @@
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bam.extras import MissingExtraError, needs
+from bam.files import JsonObject
 
 MISSING = ""  # why nothing can be drawn
 try:
@@ -71,7 +72,7 @@ def svg(chart: Chart) -> str:
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
         axes = figure.subplots()
         for i, line in enumerate(chart.lines):
-            look: Any = {"color": COLORS[f"c{i}"], "clip_on": False}
+            look: JsonObject = {"color": COLORS[f"c{i}"], "clip_on": False}
             axes.plot(line.x, line.y, label=line.label, linewidth=2, linestyle=_DASHES[i], **look)
             end = [line.x[-1]] * 2, [line.y[-1]] * 2  # a dot, also where it is the only point
             axes.plot(*end, linewidth=5, solid_capstyle="round", **look)

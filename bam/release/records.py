@@ -49,11 +49,11 @@ class Run(NamedTuple):
 
     def epsilon_after(self, num_steps: int) -> float:
         """ε once so many steps are begun, by the run's own accountant."""
-        return PrivacyPlan.of_record(self.plan).epsilon_after(num_steps)
+        return PrivacyPlan.from_json(self.plan).epsilon_after(num_steps)
 
     def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
         """Poisson-sampled Gaussians that dominate so many steps, if any are known."""
-        return PrivacyPlan.of_record(self.plan).dp_event_after(num_steps)
+        return PrivacyPlan.from_json(self.plan).dp_event_after(num_steps)
 
 
 def read(workdir: Path) -> Run:

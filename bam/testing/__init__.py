@@ -4,9 +4,8 @@
 wrong. What they cannot show is that a mistake is absent: they try gradients and examples that broke
 real code.
 
->>> import bam
->>> check_transform(bam.clip_by_l2_norm(1.0))
->>> check_oracle(lambda loss_fn: bam.bam_sam(loss_fn, 0.1))
+    bam.testing.check_transform(bam.clip_by_l2_norm(1.0))
+    bam.testing.check_oracle(lambda loss_fn: bam.bam_sam(loss_fn, 0.1))
 """
 
 from bam.testing.oracles import check_oracle

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +180,7 @@ def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
     """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
     rng = np.random.default_rng(0)
     leaves: list[Array] = jax.tree.leaves(params)
-    structure: Any = jax.tree.structure(params)
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
     directions = [np.asarray(rng.normal(size=x.shape), np.float64) for x in leaves]
     with np.errstate(over="ignore"):
         for size in MAGNITUDES:

@@ -7,7 +7,7 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -113,9 +113,9 @@ class Checkpoints:
                 f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
                 "move that folder away to resume from the one before it"
             ) from None
-        state: Any = jax.tree.map(_data_to_key, saved, restored.state)
+        state: PyTree = jax.tree.map(_data_to_key, saved, restored.state)
         if saved is not like:
-            state = cast(Any, like)._replace(**state)
+            state = cast(PyTree, like)._replace(**state)
         return step, state, restored.facts
 
 
@@ -152,7 +152,7 @@ def _reserve(file: int, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _saved(state: Any) -> Any:
+def _saved(state: PyTree) -> PyTree:
     """What is saved of a state: its fields, but for empty dicts.
 
     So a run that freezes nothing has the checkpoints of a time when nothing could be frozen.
@@ -163,11 +163,11 @@ def _saved(state: Any) -> Any:
     return {name: x for name, x in state._asdict().items() if not is_empty(x)}
 
 
-def _key_to_data(leaf: Any) -> Any:
+def _key_to_data(leaf: PyTree) -> PyTree:
     return jax.random.key_data(leaf) if pytree.is_key(leaf) else leaf
 
 
-def _data_to_key(like: Any, leaf: Any) -> Any:
+def _data_to_key(like: PyTree, leaf: PyTree) -> PyTree:
     if not like.committed:  # placed as `like`, or what was compiled for that is compiled again
         leaf = jnp.asarray(np.asarray(leaf))
     if pytree.is_key(like):

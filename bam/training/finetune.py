@@ -7,7 +7,7 @@ trained are frozen: no gradient, no noise and no optimizer state of them exists.
 import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,7 @@ from bam.core import pytree
 from bam.core.oracles import LossFn
 from bam.core.pytree import Params
 from bam.extras import needs
+from bam.files import JsonMapping
 
 with needs("train"):
     import safetensors
@@ -138,7 +139,7 @@ def save(params: Params, path: Path) -> None:
     files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
 
 
-def _found(key: str, pattern: str, named: Mapping[str, Any]) -> set[str]:
+def _found(key: str, pattern: str, named: JsonMapping) -> set[str]:
     """The names that a regular expression is found in; a `key` of the config needs one at least."""
     names = {name for name, found in pytree.matching(pattern)(dict(named)).items() if found}
     if key and not names:

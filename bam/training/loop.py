@@ -51,7 +51,7 @@ def train(
     workdir: Path | None = None,
     on_row: Callable[[JsonObject], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Takes the planned steps, from the start or from where an earlier call stopped.
 
@@ -70,7 +70,7 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      say: called with one line if steps of this run were lost and count, and with one if its plan
+      log: called with one line if steps of this run were lost and count, and with one if its plan
         is not what the accountant would choose here.
 
     Returns:
@@ -91,7 +91,7 @@ def train(
     config.seed = seed
     files = RunFiles(workdir, config, trainer.plan)
     with files, Checkpoints(files.checkpoints) as checkpoints:
-        run = _begin(trainer, seed, files, checkpoints, say)
+        run = _begin(trainer, seed, files, checkpoints, log)
         for step in range(run.done + 1, run.end + 1):
             if step > 0:  # at step 0 there is only the bias to measure
                 _take(run, step)
@@ -145,11 +145,11 @@ def _begin(
     seed: int | None,
     files: RunFiles,
     checkpoints: Checkpoints,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> _Run:
     """A run before its next step: the first, or that after its last checkpoint."""
     if files.plan != trainer.plan:
-        say(_as_recorded(files.plan, trainer.plan))
+        log(_as_recorded(files.plan, trainer.plan))
         trainer = trainer.with_plan(files.plan)
     plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
     on_device = trainer.place(dataset.train)
@@ -172,7 +172,7 @@ def _begin(
             "gone; choose another --workdir"
         )
     if ledger.begun > taken:
-        say(_lost(plan, ledger.begun - taken, end))
+        log(_lost(plan, ledger.begun - taken, end))
     if from_system:
         state = with_noise_key(state, devices.random_bits(8))
     if trainer.config.checkpoint.every:

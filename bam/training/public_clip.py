@@ -1,7 +1,6 @@
 """A clip norm from public data: a quantile of per-example gradient norms on another data set."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from bam.core.engine import per_example_sum
 from bam.core.pytree import Params
 from bam.data import datasets
 from bam.extras import needs
+from bam.files import JsonObject
 from bam.training import registry
 
 with needs("train"):
@@ -67,7 +67,7 @@ def _clip_norm(
 def clip_norm_from_public(
     public: datasets.Dataset,
     shape: tuple[int, ...],
-    model: dict[str, Any],
+    model: JsonObject,
     quantile: float,
     num_steps: int,
 ) -> float:

@@ -41,6 +41,7 @@ from bam.core.pytree import Grads, Params
 from bam.data import datasets, features, users
 from bam.data.scattering import scattering
 from bam.extras import needs
+from bam.files import JsonMapping, JsonObject
 from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune
 
@@ -137,7 +138,7 @@ def label(name: str) -> str:
     return METHODS[name].label if name in METHODS else name
 
 
-def full_label(method: Mapping[str, Any]) -> str:
+def full_label(method: JsonMapping) -> str:
     """A method's name with its strength, from the `method` section of a config.
 
     Examples:
@@ -155,7 +156,7 @@ def full_label(method: Mapping[str, Any]) -> str:
     return text
 
 
-def strength(method: Mapping[str, Any]) -> float:
+def strength(method: JsonMapping) -> float:
     """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
     row = METHODS.get(method["name"])
     return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
@@ -262,7 +263,7 @@ def make_features(section: ConfigDict) -> features.FeatureMap | None:
     return made
 
 
-def set_keys(section: ConfigDict, left_out: str) -> dict[str, Any]:
+def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
     """What is set of a section, be it False, 0 or "": all but None and the key to leave out."""
     return {k: v for k, v in section.items() if v is not None and k != left_out}
 
@@ -270,17 +271,17 @@ def set_keys(section: ConfigDict, left_out: str) -> dict[str, Any]:
 def make_dataset(
     section: ConfigDict,
     of_images: ConfigDict | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> datasets.Dataset:
     """The data that a config's `dataset` section names; the last two are kept in memory.
 
     Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
-    it is features of them: those are kept on disk, in its `cache` or beside the data, and `say` is
+    it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
     called with a line if they are computed. Raises ValueError as `datasets.load`.
     """
     wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
     if wanted not in _datasets:
-        made = _dataset(wanted, say)
+        made = _dataset(wanted, log)
         while len(_datasets) > 1:
             del _datasets[next(iter(_datasets))]
         _datasets[wanted] = made
@@ -290,7 +291,7 @@ def make_dataset(
 _datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
 
 
-def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.Dataset:
+def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
     options = wanted.dataset.as_configdict().to_dict()
     name, holdout = options.pop("name"), options.pop("holdout", 0)
     groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
@@ -312,12 +313,12 @@ def _dataset(wanted: FrozenConfigDict, say: Callable[[str], None]) -> datasets.D
         folder = files.user_path(wanted.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    made = features.extract(loaded, feature_map, set_keys(wanted.features, "cache"), folder, say)
+    made = features.extract(loaded, feature_map, set_keys(wanted.features, "cache"), folder, log)
     return datasets.hold_out(made, holdout, of=loaded.train)
 
 
 def _make(
-    section: str, known: Mapping[str, Callable[..., Any]], options: dict[str, Any], *given: Any
+    section: str, known: Mapping[str, Callable[..., Any]], options: JsonObject, *given: Any
 ) -> Any:
     """Calls what a section names with what it is given and the section's options."""
     name = options.pop("name")

@@ -165,7 +165,7 @@ def first_state(
     clip: BoundedTransformation,
     strategy: Sequence[float],
 ) -> TrainState:
-    """The state before the first step; its arrays share no memory, so that a step can take it.
+    """The state before the first step; no aliased buffers, so it is safe to donate.
 
     `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
     """

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from bam.core.noise import first_noise, next_noise
 from bam.core.pytree import Grads, Params
 from bam.data import datasets, users
 from bam.extras import needs
+from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
@@ -181,7 +182,7 @@ class Trainer:
         return examples.example_at(self.config, self.dataset, train, state.step)
 
     @property
-    def _sharing(self) -> dict[str, Any]:
+    def _sharing(self) -> JsonObject:
         return {"microbatch_size": self.config.microbatch_size, "mesh": self.mesh}
 
     @functools.cached_property
@@ -219,7 +220,7 @@ def build(
     config: ConfigDict,
     dataset: datasets.Dataset | None = None,
     hardware: Sequence[jax.Device] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
@@ -231,14 +232,14 @@ def build(
       dataset: data in memory, instead of what the config's `dataset` and `features` sections name.
       hardware: devices to share the work; None: all that are visible. The functions can be
         compiled, not run, for devices that are not there; no config key can be "auto" then.
-      say: called with a line on what takes time.
+      log: called with a line on what takes time.
 
     Raises:
       ValueError: for any value that cannot be; the message names the fix.
     """
     check(config)
     if dataset is None:
-        dataset = registry.make_dataset(config.dataset, config.features, say)
+        dataset = registry.make_dataset(config.dataset, config.features, log)
     datasets.check(dataset)
     dataset = users.grouped(dataset, users.group_size(config))
     shape, num_examples = dataset.train.images.shape[-3:], len(dataset.train.labels)
@@ -264,7 +265,7 @@ def build(
         plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
         trainer = trainer.with_plan(plan)
     with config.ignore_type():  # a number takes the place of "auto"
-        config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, say)
+        config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
 
 
@@ -272,7 +273,7 @@ def _shapes(model: models.Model) -> PyTree:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> dict[str, Any]:
+def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> JsonObject:
     """What of a run depends on its plan."""
     clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
     return {"clip": clip, "optimizer": registry.make_optimizer(config.optimizer, plan)}

@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from bam.core.engine import clipped_sum, plain_sum
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.extras import needs
+from bam.files import JsonObject
 from bam.training import devices, finetune, registry
 
 with needs("train"):
@@ -43,7 +43,7 @@ GROW = {"tpu": (1, 4, 16), "gpu": (1, 4)}
 LARGE_EXAMPLE = 5e7
 
 # A step on so many examples, compiled, and what to call it with.
-Step = tuple[Any, tuple[PyTree, ...]]
+Step = tuple[PyTree, tuple[PyTree, ...]]
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
@@ -60,11 +60,11 @@ def microbatch_size(
     model: models.Model,
     dataset: datasets.Dataset,
     mesh: jax.sharding.Mesh | None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> int:
     """The config's `microbatch_size`, or if that is "auto" the fastest for its model.
 
-    Of the data only the number, the shape and the classes of the examples are read. `say` is called
+    Of the data only the number, the shape and the classes of the examples are read. `log` is called
     with a line for everything that takes time. Raises ValueError if not even one example fits the
     memory.
     """
@@ -87,7 +87,7 @@ def microbatch_size(
         [*sections, *how, dataset.num_classes, shape, inputs],
         sizes,
         mesh.size if mesh else 1,
-        say,
+        log,
     )
 
 
@@ -136,7 +136,7 @@ def _sum(
 ) -> Step:
     """The sum that a step spends its time on, over random images."""
     weights = finetune.split(model.init(jax.random.key(0)), config.trainable)
-    how: dict[str, Any] = {"microbatch_size": size, "mesh": mesh}
+    how: JsonObject = {"microbatch_size": size, "mesh": mesh}
     example = functools.partial(_example, config, num_classes, shape)
 
     @jax.jit
@@ -157,7 +157,7 @@ def fastest(
     facts: Sequence[object],
     sizes: Sequence[int],
     num_devices: int = 1,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> int:
     """The microbatch size with the least time per example.
 
@@ -170,7 +170,7 @@ def fastest(
     """
     key = json.dumps([facts, sizes, devices.name(), num_devices], sort_keys=True)
     if key not in _chosen:
-        _chosen[key] = _measure(make_step, sizes, num_devices, say)
+        _chosen[key] = _measure(make_step, sizes, num_devices, log)
     return _chosen[key]
 
 
@@ -181,21 +181,21 @@ def _measure(
     make_step: Callable[[int, int], Step],
     sizes: Sequence[int],
     num_devices: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> int:
-    say(f"choosing how many examples at a time, on {devices.name()}")
+    log(f"choosing how many examples at a time, on {devices.name()}")
     limit = float(devices.from_first(np.array(devices.memory())))
     best, seconds, memory = 0, math.inf, 0.0
     for size in sizes:
         # The memory of a microbatch grows as its size does, or less.
         if best and memory * size / best > limit:
             break
-        found, planned = _seconds_per_example(make_step, size, num_devices, limit, say)
+        found, planned = _seconds_per_example(make_step, size, num_devices, limit, log)
         if math.isinf(found) or found > WORTH_IT * seconds:
             break
         best, seconds, memory = size, found, planned
     for size in smaller(sizes[0]) if best == 0 else ():
-        if _seconds_per_example(make_step, size, num_devices, limit, say)[0] < math.inf:
+        if _seconds_per_example(make_step, size, num_devices, limit, log)[0] < math.inf:
             best = size
             break
     if best == 0:
@@ -203,7 +203,7 @@ def _measure(
             f"the gradient of one example does not fit the memory of {devices.name()}: take a "
             "smaller model or fewer views"
         )
-    say(f"{best} at a time")
+    log(f"{best} at a time")
     return best
 
 
@@ -212,7 +212,7 @@ def _seconds_per_example(
     size: int,
     num_devices: int,
     limit: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[float, float]:
     """The least of three timings, infinite if it does not fit the memory; the memory it takes."""
     num_examples = max(8, 2 * size) * num_devices  # two microbatches for each, or more
@@ -222,7 +222,7 @@ def _seconds_per_example(
         planned = step.memory_analysis().temp_size_in_bytes
         compiling = time.perf_counter() - started
         if planned > limit:
-            say(f"  {size}: {planned / 1e9:.1f} GB do not fit")
+            log(f"  {size}: {planned / 1e9:.1f} GB do not fit")
             return math.inf, planned
         jax.block_until_ready(step(*given))
         timings = []
@@ -233,8 +233,8 @@ def _seconds_per_example(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        say(f"  {size}: does not fit the memory")
+        log(f"  {size}: does not fit the memory")
         return math.inf, math.inf
     seconds = float(devices.from_first(np.float32(min(timings) / num_examples)))
-    say(f"  {size}: {1e3 * seconds:.3g} ms per example, compiled in {compiling:.0f} s")
+    log(f"  {size}: {1e3 * seconds:.3g} ms per example, compiled in {compiling:.0f} s")
     return seconds, planned

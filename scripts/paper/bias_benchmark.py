@@ -90,7 +90,7 @@ def main() -> None:
             config.dataset.holdout = _HOLDOUT.value
             config.checkpoint.every = 0
         search = Study(searching, lambda label: None, first_seed=1000, folder="search")
-        tried = sweeps.run_missing(search.cells(_SEARCH_SEEDS.value))
+        tried = sweeps.run_missing(search.configs(_SEARCH_SEEDS.value))
         if any(len(runs) < _SEARCH_SEEDS.value for runs in tried.values()):
             raise SystemExit(console.STOPPED)
         judged = {label: float(np.mean([*percent(runs).values()])) for label, runs in tried.items()}
@@ -101,7 +101,7 @@ def main() -> None:
         finals = {label: configs[label] for label in best.values()}
 
         def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
-            bias = _bias(study.cells()[label], study.cells()[best["dp_sgd"]])
+            bias = _bias(study.configs()[label], study.configs()[best["dp_sgd"]])
             return {
                 "chosen": dict(trials[label]),
                 "searched": {
@@ -154,7 +154,7 @@ def _unit(summary: Mapping[str, Any]) -> float:
     )
 
 
-def _bias(own: sweeps.Cells, baseline: sweeps.Cells) -> list[dict[str, float]]:
+def _bias(own: sweeps.Configs, baseline: sweeps.Configs) -> list[dict[str, float]]:
     """Per seed what is said of an entry at DP-SGD's weights, and with its own state of the clip."""
     built = functools.cache(lambda: loop.build(next(iter(own.values()))))
     plain = functools.cache(lambda: loop.build(next(iter(baseline.values()))))

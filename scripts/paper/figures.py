@@ -47,7 +47,7 @@ class Series(NamedTuple):
 
     slug: str  # the folder of the runs
     method: dict[str, Any]
-    configs: sweeps.Cells  # in the order of the seeds
+    configs: sweeps.Configs  # in the order of the seeds
     rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
 
     @property
@@ -86,7 +86,7 @@ def _series(name: str) -> Series:
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    return Series(slug, config.method.to_dict(), sweeps.of_seeds(slug, config), [])
+    return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), [])
 
 
 def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[dict[str, Any]]]:
