@@ -158,6 +158,8 @@ def test_a_sweep_trains_what_is_missing_and_pairs_by_seed_at_equal_settings(tmp_
     [
         ("--methods=dp_sgd:1", "dp_sgd takes no strength"),
         ("--methods=", "--methods is required"),
+        ("--methods=dp_sgd,bam_sam:0.1,bam_sam:0.10", "bam_sam:0.10 is there twice"),
+        ("--set=clip_norm=1,1.0", "dp_sgd clip_norm=1.0 is there twice"),
         ("--set=learning_rate=1", "did you mean optimizer.learning_rate?"),
         ("--set=clip_norm", "KEY=VALUE,VALUE is needed"),
         ("--set=clip_norm=much", "clip_norm=much"),

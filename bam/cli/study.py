@@ -51,6 +51,8 @@ class Study:
     def configs(self, num_seeds: int = 0) -> dict[str, sweeps.Configs]:
         """Label -> its runs; `num_seeds` other than 0 takes the place of `--num_seeds`."""
         folders = {label: str(Path(self.folder, _as_name(label))) for label in self.groups}
+        if len(set(folders.values())) < len(folders):
+            raise ValueError(f"two of these groups have one folder: {', '.join(folders)}")
         return {
             label: sweeps.with_seeds(folders[label], config, self.first_seed, num_seeds)
             for label, config in self.groups.items()
@@ -143,4 +145,5 @@ def as_json(estimate: stats.Estimate | None) -> JsonObject | None:
 
 
 def _as_name(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-=" else "_" for c in label)
+    text = label.replace("ε", "epsilon")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-=") else "_" for c in text)

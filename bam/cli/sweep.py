@@ -111,6 +111,8 @@ def declared(
             if config.public_clip.quantile and "clip_norm" in chosen:
                 raise ValueError("--set=clip_norm: public_clip sets C; set public_clip.quantile=0")
             label = _label(method, chosen)
+            if label in groups or config in groups.values():
+                raise ValueError(f"{label} is there twice")
             groups[label], baseline[label] = config, _label(methods[0], chosen)
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
 

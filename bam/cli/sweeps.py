@@ -7,6 +7,7 @@ one number of a table, which differ by their seed alone.
 import ast
 import itertools
 import runpy
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
@@ -155,7 +156,8 @@ def run_missing(groups: Mapping[Key, Configs]) -> dict[Key, dict[int, Run]]:
     wanted = dict(item for of_seed in by_seed for item in of_seed if item)
     console.use_compilation_cache()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
-    with Progress(*columns, TimeRemainingColumn(), transient=True) as bar:
+    shown = sys.stdout.isatty()
+    with Progress(*columns, TimeRemainingColumn(), transient=True, disable=not shown) as bar:
         task = bar.add_task("compiling", total=None)
         step: dict[str, int] = {}
 
