@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from bam import extras
 from bam.cli import console, private_search, sweeps
@@ -100,7 +101,8 @@ def declared(
 
     `fixed` are keys that the command line must not set.
     """
-    groups, baseline = {}, {}
+    groups: dict[str, ConfigDict] = {}
+    baseline = {}
     for method in methods:
         for values in itertools.product(*settings.values()):
             chosen = dict(zip(settings, values, strict=True))
