@@ -1,61 +1,63 @@
-"""Your own images in Hugging Face's Parquet layout, trained by naming their folder.
+"""A folder of images, of any sizes and formats, to a private model that may be published.
 
 python -m examples.own_images
 
-Writes such a folder, as `Dataset.to_parquet` of Hugging Face would, then does in Python what this
-command does. Files that do not name their classes need `--config.dataset.num_classes` too: it is
-public, and not counted from private labels.
+It generates such a folder, then does in Python what these commands do:
 
-bam train --config=configs/digits.py:bam_sam --workdir=runs/own \
-  --config.dataset.name=folder --config.dataset.source=parquet --config.dataset.path=FOLDER
+bam data import photographs --out=data --size=16
+bam train --config=digits:dp_sgd --workdir=run --config.dataset.name=folder \
+  --config.dataset.path=data
+bam export --workdir=run --out=release
 """
 
-import io
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 
-from bam.data import datasets
+from bam.data import importing
 from bam.privacy.accounting import rounded_up
+from bam.release import export
 from bam.training import loop
 from configs import digits
 
 
-def write_folder(folder: Path) -> None:
-    """Digits as PNG images in `train.parquet` and `test.parquet`, classes named in the schema."""
-    data = datasets.load("digits")
-    names = [str(digit) for digit in range(10)]
-    features = {"label": {"_type": "ClassLabel", "names": names}, "image": {"_type": "Image"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    for name, split in (("train", data.train), ("test", data.test)):
-        images = [{"bytes": _png(image), "path": None} for image in split.images]
-        table = pa.table({"image": images, "label": pa.array(split.labels, pa.int64())})
-        pq.write_table(table.replace_schema_metadata(metadata), folder / f"{name}.parquet")
+def write_photographs(folder: Path, num: int = 600) -> None:
+    """Bright discs and squares on noise, in several sizes, formats and depths."""
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        name = ("disc", "square")[number % 2]
+        side, radius = rng.integers(20, 60), rng.uniform(0.5, 0.7)
+        y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
+        far = np.hypot(x, y) if name == "disc" else np.maximum(abs(x), abs(y))
+        grey = np.where(far < radius, 200, 40) + rng.integers(0, 40, (side, side))
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(grey.astype(np.uint8))
+        if number % 3 == 0:
+            image = Image.fromarray((257 * grey).astype(np.uint16))
+        image.save(folder / name / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
 
 
-def _png(image: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image[..., 0]).save(file, "PNG")
-    return file.getvalue()
-
-
-def main() -> dict:
-    """Trains on the folder, by path alone; returns the run's summary."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder))
-        config = digits.get_config("bam_sam")
-        config.dataset.update({"name": "folder", "source": "parquet", "path": folder})
-        config.model.name, config.accountant, config.num_steps = "linear", "rdp", 30
-        return loop.train(loop.build(config), seed=0).summary
+def main(num: int = 600, num_steps: int = 60) -> tuple[dict, str]:
+    """The run's summary, and the statement of its release."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_photographs(folder / "photographs", num)
+        examples = importing.in_class_folders(folder / "photographs")
+        options = importing.Options(16, 1, ("disc", "square"), test_share=0.2, strict=False)
+        importing.run(folder / "photographs", examples, folder / "data", options)
+        config = digits.get_config("dp_sgd")
+        config.dataset.update({"name": "folder", "path": str(folder / "data")})
+        config.update({"num_steps": num_steps, "expected_batch_size": 64, "accountant": "rdp"})
+        summary = loop.train(loop.build(config), None, folder / "run").summary
+        export.export(folder / "run", folder / "release")
+        return summary, (folder / "release" / "PRIVACY.md").read_text()
 
 
 if __name__ == "__main__":
-    summary = main()
+    summary, statement = main()
     print(
         f"ε = {rounded_up(summary['epsilon'], '.2f')}, test accuracy {summary['test_accuracy']:.1%}"
     )
+    print(statement[:800])

@@ -24,11 +24,11 @@ def test_an_equinox_model_is_trained():
     assert after < 0.8 * before
 
 
-def test_a_folder_of_ones_own_images_is_trained_by_its_path():
-    summary = own_images.main()
-    assert summary["num_params"] == 650  # ten classes, from the names in the schema
-    assert summary["test_accuracy"] > 0.6
-    assert summary["epsilon"] <= 3.0
+def test_a_folder_of_ones_own_images_becomes_a_private_model_that_may_be_published():
+    summary, statement = own_images.main(300, 20)
+    assert summary["image_shape"] == [16, 16, 1] and summary["num_classes"] == 2
+    assert summary["noise_key"] == "operating system"
+    assert "(3, 1e-05)-differential\nprivacy for each single training example" in statement
 
 
 def tiny(name, **changes):

@@ -29,10 +29,11 @@ STOPPED = 3  # exit status of a run that the same command goes on with
 flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 
 
-def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
+def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: bool = False) -> None:
     """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
 
-    A warning is one line, too. `defaults` are flags for what the command line does not say.
+    A warning is one line, too. `defaults` are flags for what the command line does not say. With
+    `positional`, `main` is given what follows the flags; otherwise nothing may follow.
     """
     warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
     # Which accelerators are absent is no news.
@@ -43,7 +44,17 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> None:
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
     with one_line_errors():  # in sys.argv, because that is where config flags look for overrides
         sys.argv[1:] = configs.with_files([*added, *sys.argv[1:]])
-    app.run(lambda argv: _quietly(main), flags_parser=_parse_flags)
+
+    def quietly(argv: Sequence[str]) -> None:
+        absl_logging.set_verbosity(absl_logging.WARNING)  # every checkpoint writes ten lines else
+        if positional:
+            main(argv[1:])
+        elif argv[1:]:
+            _fail(f"{argv[1]!r} is no flag; --help shows them")
+        else:
+            main()
+
+    app.run(quietly, flags_parser=_parse_flags)
 
 
 def require(*names: str) -> None:
@@ -187,11 +198,6 @@ def _use_all_cores() -> None:
     if "JAX_NUM_CPU_DEVICES" not in os.environ and not forced:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         jax.config.update("jax_num_cpu_devices", min(8, cores))
-
-
-def _quietly(main: Callable[[], None]) -> None:
-    absl_logging.set_verbosity(absl_logging.WARNING)  # every checkpoint writes ten lines otherwise
-    main()
 
 
 def _from_home(argument: str) -> str:

@@ -15,6 +15,7 @@ COMMANDS = {
     "report": "writes a page about a run: its privacy, accuracy and settings",
     "export": "writes what may be released of a run, with a privacy statement",
     "audit": "bounds from below what runs, or one of yours, give away",
+    "data": "makes a data set of a folder of images, and shows one",
     "privacy": "says what ε a noise earns, or what noise an ε needs",
     "hardware": "compiles a run for GPUs or TPUs that are not there, and estimates its time",
 }

@@ -1,0 +1,133 @@
+"""Makes a data set of a folder of images, and shows one.
+
+bam data import photographs --out=data --size=32
+bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv --classes=ill,well \
+  --file_column=file --label_column=diagnosis --user_column=patient
+bam data show data --out=sheet.png
+
+`import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/… and FOLDER/test/CLASS/…, or the images that
+--labels names; any sizes, 8 and 16 bits, PNG, JPEG, TIFF, WebP, BMP. It goes on where it was
+stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DATA, and with
+--config.dataset.groups=user to protect users. The names of the classes are public.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+from rich.progress import Progress
+
+from bam.cli import console, tables
+from bam.data import importing
+from bam.data.common import Split
+from bam.data.sources import parquet
+
+_OUT = flags.DEFINE_string("out", "", "of import: folder for the data set; of show: a PNG file")
+_SIZE = flags.DEFINE_integer("size", 32, "height and width of the images, in pixels", 4, 4096)
+_CHANNELS = flags.DEFINE_enum("channels", "3", ["1", "3"], "1: grey; 3: colour")
+_LABELS = flags.DEFINE_string("labels", "", "CSV or Parquet file with a row for each image")
+_FILE = flags.DEFINE_string("file_column", "file", "of --labels: path of the image in FOLDER")
+_LABEL = flags.DEFINE_string("label_column", "label", "of --labels: name of the class")
+_USER = flags.DEFINE_string("user_column", "", "of --labels: whose image it is; '': not known")
+_SPLIT = flags.DEFINE_string("split_column", "", "of --labels: train or test; '': drawn by hash")
+_CLASSES = flags.DEFINE_list("classes", "", "public names of the classes; '': the folders' names")
+_TEST = flags.DEFINE_float("test", 0.2, "share of users, or of images, for the test split", 0, 1)
+_STRICT = flags.DEFINE_bool("strict", False, "refuse a file that cannot be read; else leave it out")
+_WORKERS = flags.DEFINE_integer("workers", 0, "processes that decode; 0: one for each core", 0)
+
+VERBS = ("import", "show")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Imports, or shows."""
+    with console.one_line_errors():
+        if len(arguments) != 2 or arguments[0] not in VERBS:
+            raise ValueError("bam data import FOLDER --out=DATA, or bam data show DATA")
+        (import_folder if arguments[0] == "import" else show)(Path(arguments[1]))
+
+
+def import_folder(folder: Path) -> None:
+    """Writes the data set, and says what became of the images."""
+    if not _OUT.value:
+        raise ValueError("--out is required: folder for the data set")
+    if _LABELS.value:
+        if not _CLASSES.value:
+            raise ValueError("--labels needs --classes: their names are public, the labels are not")
+        named = {"file": _FILE.value, "label": _LABEL.value}
+        named |= {"user": _USER.value, "split": _SPLIT.value}
+        columns = {field: name for field, name in named.items() if name}
+        examples = importing.in_table(folder, Path(_LABELS.value), columns)
+    else:
+        examples = importing.in_class_folders(folder)
+    options = importing.Options(
+        size=_SIZE.value,
+        channels=int(_CHANNELS.value),
+        classes=tuple(_CLASSES.value or sorted({x.label for x in examples})),
+        test_share=_TEST.value,
+        strict=_STRICT.value,
+    )
+    out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
+    with Progress(*Progress.get_default_columns(), transient=True) as bar:
+        task = bar.add_task(f"{len(examples):,} images", total=None)
+        on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
+        manifest = importing.run(folder, examples, out, options, workers, on_shard)
+    for file, why in manifest["left_out"].items():
+        print(f"left out: {file} ({why.rpartition(': ')[2]})")
+    train, test = (manifest["num_examples"][split] for split in importing.SPLITS)
+    print(
+        f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "
+        f"{len(options.classes)} classes\ntrain on them: --config.dataset.name=folder "
+        f"--config.dataset.path={out}"
+        + (" --config.dataset.groups=user" if manifest["ids"] else "")
+    )
+
+
+def show(data: Path) -> None:
+    """Prints what is public of a data set, then what is not; draws some images with --out."""
+    manifest = importing.read_manifest(data)
+    shape = " × ".join(str(size) for size in manifest["shape"])
+    train, test, num_classes = parquet.read(data)
+    print(
+        f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; "
+        f"{num_classes} classes; {len(manifest['left_out'])} files left out"
+    )
+    counts = [np.bincount(split.labels, minlength=num_classes) for split in (train, test)]
+    rows = list(zip(manifest["classes"], *(x.tolist() for x in counts), strict=True))
+    tables.show(tables.text("class", "train", "test"), [[str(x) for x in row] for row in rows])
+    print("counts of private labels are NOT PRIVATE: do not publish them")
+    if manifest["ids"]:
+        sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
+        print(
+            f"{len(sizes):,} users to train, 1 to {sizes.max()} images each, half of them "
+            f"{np.median(sizes):.0f} or fewer: NOT PRIVATE, as are the images below"
+        )
+    if _OUT.value:
+        console.check_writable(_OUT.value)
+        _draw(train, manifest["classes"], Path(_OUT.value))
+        print(f"{_OUT.value}: images of persons, not to be published")
+
+
+def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
+    """A contact sheet: a row of up to eight images of each of the first twelve classes."""
+    from bam.cli import plotting
+
+    images, labels = np.asarray(split.images), np.asarray(split.labels)
+    if images.shape[-1] == 1:
+        images = images[..., 0]
+    chosen = [np.flatnonzero(labels == k)[:8] for k in range(min(12, len(classes)))]
+    figure, axes = plotting.plt.subplots(
+        len(chosen), 8, figsize=(7, 0.95 * len(chosen) + 0.2), squeeze=False, layout="constrained"
+    )
+    for row, name, line in zip(chosen, classes, axes, strict=False):
+        line[0].set_title(name, fontsize=9, loc="left")
+        for axis in line:
+            axis.set_axis_off()
+        for axis, index in zip(line, row, strict=False):
+            axis.imshow(images[index], cmap="gray", vmin=0, vmax=255)
+    plotting.save(figure, path)
+
+
+if __name__ == "__main__":
+    console.run(main, positional=True)

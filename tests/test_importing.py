@@ -1,0 +1,211 @@
+"""A folder of images of any kind becomes one data set: same input, same bytes, and no surprise."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bam.data import datasets, importing
+from bam.data.common import DataError
+from bam.data.sources import parquet
+from tests.cases import run_command
+
+OPTIONS = importing.Options(8, 3, ("disc", "square"), 0.25, strict=False)
+
+
+def picture(number, size=(20, 30), bright=200):
+    pixels = np.random.default_rng(number).integers(0, 60, (*size, 3), np.uint8)
+    pixels[5:-5, 5:-5] = bright
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """40 images of two classes, in six formats and modes, and two that are damaged."""
+    found = tmp_path / "photographs"
+    for number in range(40):
+        place = found / ("disc", "square")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        image, kind = picture(number, (20 + number % 7, 30)), number % 6
+        if kind == 0:
+            image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+        modes = {1: "RGBA", 2: "P", 3: "L"}
+        image = image.convert(modes[kind]) if kind in modes else image
+        image.save(place / f"{number}.{('png', 'png', 'png', 'tif', 'webp', 'jpg')[kind]}")
+    (found / "disc" / "no_image.png").write_bytes(b"nothing")
+    (found / "square" / "cut.jpg").write_bytes((found / "square" / "5.jpg").read_bytes()[:150])
+    return found
+
+
+def made(folder, out, options=OPTIONS, **more):
+    return importing.run(folder, importing.in_class_folders(folder), out, options, **more)
+
+
+def contents(out):
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def test_every_format_and_depth_is_read_and_what_is_damaged_is_listed(folder, tmp_path):
+    manifest = made(folder, tmp_path / "out")
+    assert sorted(manifest["left_out"]) == ["disc/no_image.png", "square/cut.jpg"]
+    assert sum(manifest["num_examples"].values()) == 40
+    assert importing.read_manifest(tmp_path / "out") == manifest
+    loaded = datasets.load("folder", path=tmp_path / "out")
+    assert loaded.train.images.shape[1:] == (8, 8, 3) and loaded.num_classes == 2
+    for split in (loaded.train, loaded.test):  # the middle is bright, the rim dark, in every format
+        assert (split.images[:, 3:5, 3:5] > 150).all()
+        assert (split.images[:, 0] < 150).all()
+    with pytest.raises(DataError, match=r"(no_image\.png.*cannot identify|cut\.jpg.*Truncated)"):
+        made(folder, tmp_path / "strict", OPTIONS._replace(strict=True))
+    assert not (tmp_path / "strict" / importing.MANIFEST).exists()
+
+
+def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(importing, "SHARD", 8)
+    done = []
+    made(folder, tmp_path / "one", num_workers=2, on_shard=lambda *x: done.append(x))
+    assert done[-1] == (len(done), len(done)) and len(done) > 4
+    made(folder, tmp_path / "two")
+    expected = contents(tmp_path / "one")
+    assert contents(tmp_path / "two") == expected
+    for name in (importing.MANIFEST, sorted(expected)[-1]):  # as if it had been killed
+        (tmp_path / "two" / name).unlink()
+    with pytest.raises(DataError, match="no manifest"):
+        importing.read_manifest(tmp_path / "two")
+    made(folder, tmp_path / "two")
+    assert contents(tmp_path / "two") == expected
+    with pytest.raises(DataError, match="holds something else"):
+        made(folder, tmp_path / "two", OPTIONS._replace(size=9))
+    picture(99).save(folder / "disc" / "0.png")  # another image of the same name
+    with pytest.raises(DataError, match="holds something else"):
+        made(folder, tmp_path / "two")
+
+
+def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
+    sides = lambda: {  # noqa: E731
+        x.file: importing._side(x, 0.25) for x in importing.in_class_folders(folder)
+    }
+    before = sides()
+    picture(50).save(folder / "disc" / "more.png")
+    after = sides()
+    assert {file: after[file] for file in before} == before and len(after) == len(before) + 1
+    assert 0 < sum(side == "test" for side in before.values()) < 20
+
+
+def table(tmp_path, rows, name="table.csv"):
+    path = tmp_path / name
+    path.write_text("\n".join(["image,diagnosis,patient,part", *rows]) + "\n")
+    return path
+
+
+COLUMNS = {"file": "image", "label": "diagnosis", "user": "patient"}
+
+
+def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_path):
+    files = sorted(
+        str(x.relative_to(folder)) for x in folder.rglob("*.*") if x.stat().st_size > 160
+    )
+    rows = [f"{file},{file.split('/')[0]},person {i // 3}," for i, file in enumerate(files)]
+    examples = importing.in_table(folder, table(tmp_path, rows), COLUMNS)
+    manifest = importing.run(folder, examples, tmp_path / "out", OPTIONS)
+    assert manifest["ids"] == "user"
+    ids = parquet.read_ids(tmp_path / "out", "user")
+    assert len(ids) == manifest["num_examples"]["train"] and len(set(ids.tolist())) > 5
+    assert len(ids) % 3 in (0, len(files) % 3)  # whole users
+    both = [
+        importing.Example(files[i], "disc", "one", side) for i, side in enumerate(("train", "test"))
+    ]
+    with pytest.raises(DataError, match="user 'one' has images in both splits"):
+        importing.check(both, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "is there 2 times"),
+        (["disc/77.png,disc,p,"], COLUMNS, "row 1: no file disc/77.png"),
+        (["../table.csv,disc,p,"], COLUMNS, "row 1: no file"),
+        (["disc/0.png,,p,"], COLUMNS, "row 1 lacks a value"),
+        (["disc/0.png,disc,p,"], COLUMNS | {"user": "person"}, "no column person"),
+        ([], COLUMNS, "has no rows"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_is_one_line(folder, tmp_path, rows, columns, message):
+    with pytest.raises(DataError, match=message):
+        importing.in_table(folder, table(tmp_path, rows), columns)
+
+
+def test_folders_and_labels_that_cannot_be_are_one_line_and_nothing_is_written(folder, tmp_path):
+    for name, message in (("none", "class none has no image"), ("one", "class one has one image")):
+        (folder / name).mkdir()
+        if name == "one":
+            picture(0).save(folder / name / "0.png")
+        with pytest.raises(DataError, match=message):
+            importing.in_class_folders(folder)
+        for file in (folder / name).iterdir():
+            file.unlink()
+        (folder / name).rmdir()
+    with pytest.raises(DataError, match=r"label 'square' is none of the classes"):
+        made(folder, tmp_path / "out", OPTIONS._replace(classes=("disc", "cross")))
+    assert not (tmp_path / "out").exists()
+    out = tmp_path / "all"
+    with pytest.raises(DataError, match="for the test split"):
+        made(folder, out, OPTIONS._replace(test_share=0.0))
+    assert not (out / importing.MANIFEST).exists()
+
+
+def test_a_bomb_is_left_out_before_it_is_decoded(folder, tmp_path):
+    Image.new("1", (30_000, 30_000)).save(folder / "disc" / "bomb.png")
+    manifest = made(folder, tmp_path / "out")
+    assert "disc/bomb.png" in manifest["left_out"]
+
+
+def test_a_manifest_that_disagrees_with_its_files_is_refused(folder, tmp_path):
+    made(folder, tmp_path / "out")
+    [train] = (tmp_path / "out").glob("train-*.parquet")
+    train.write_bytes(train.read_bytes() + b" ")
+    with pytest.raises(DataError, match=r"is not the file that manifest\.json names"):
+        importing.read_manifest(tmp_path / "out")
+
+
+def test_the_commands_import_show_and_train(folder, tmp_path):
+    out, sheet = tmp_path / "out", tmp_path / "sheet.png"
+    done = run_command(
+        "bam", "data", "import", str(folder), f"--out={out}", "--size=8", "--workers=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
+    shown = run_command("bam", "data", "show", str(out), f"--out={sheet}")
+    assert shown.returncode == 0, shown.stderr
+    assert "NOT PRIVATE" in shown.stdout and sheet.stat().st_size > 5_000
+    trained = run_command(
+        "bam", "train", "--config=digits:dp_sgd", "--config.dataset.name=folder",
+        f"--config.dataset.path={out}", f"--workdir={tmp_path}/run", "--config.model.name=linear",
+        "--config.num_steps=2", "--config.accountant=rdp", "--config.expected_batch_size=8",
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["image_shape"] == [8, 8, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "bam data import FOLDER --out=DATA, or bam data show DATA"),
+        (("export", "x"), "bam data import FOLDER"),
+        (("import", "x"), "--out is required"),
+        (("import", "nowhere", "--out=o"), "nowhere: no such folder"),
+        (("import", ".", "--out=o", "--labels=t.csv"), "--labels needs --classes"),
+        (("show", "nowhere"), "nowhere: no manifest.json"),
+    ],
+)
+def test_a_mistaken_command_is_one_line(arguments, message):
+    done = run_command("bam", "data", *arguments)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_words_after_the_flags_of_other_commands_are_refused():
+    done = run_command("bam", "train", "importt", "--config=digits:dp_sgd", "--workdir=w")
+    assert done.returncode == 2 and "'importt' is no flag" in done.stderr
