@@ -35,7 +35,7 @@ _SPLIT = flags.DEFINE_string("split_column", "", "of --labels: train or test; ''
 _CLASSES = flags.DEFINE_list("classes", "", "public names of the classes; '': the folders' names")
 _TEST = flags.DEFINE_float("test", 0.2, "share of users, or of images, for the test split", 0, 1)
 _STRICT = flags.DEFINE_bool("strict", False, "refuse a file that cannot be read; else leave it out")
-_WORKERS = flags.DEFINE_integer("workers", 0, "processes that decode; 0: one for each core", 0)
+_WORKERS = flags.DEFINE_integer("workers", 0, "threads that decode; 0: one for each core", 0)
 
 VERBS = ("import", "show")
 

@@ -130,7 +130,7 @@ def run(
       examples: all of them.
       out: folder for the result, its own.
       options: what is made of them.
-      num_workers: processes that decode.
+      num_workers: threads that decode.
       on_shard: called with how many files are written, of how many.
 
     Raises:
@@ -147,7 +147,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(begun, {"identity": identity})
     done, left_out = 0, dict[str, str]()
-    with concurrent.futures.ProcessPoolExecutor(max(1, num_workers)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max(1, num_workers)) as pool:  # Pillow frees the GIL
         waiting = [
             pool.submit(_write_shard, folder, shard, out / name, options)
             for name, shard in shards.items()
