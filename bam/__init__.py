@@ -17,8 +17,9 @@ from bam.core.clipping import (
 )
 from bam.core.engine import clipped_sum
 from bam.core.fixed_point import GaussianNoise
-from bam.core.noise import add_gaussian_noise, gaussian_noise, next_noise, privatize
+from bam.core.noise import add_gaussian_noise, gaussian_noise, next_noise
 from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
+from bam.core.privatize import privatize
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
 

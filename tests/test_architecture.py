@@ -10,7 +10,12 @@ ROOT = Path(__file__).parents[1]
 # A folder imports those before it, and itself. Nothing imports the last two.
 ORDER = ("core", "privacy", "data", "models", "training", "release", "audit")
 ENDS = ("testing", "cli")
-SHARED = {"bam.extras", "bam.files", "bam.named"}  # of every folder but the core; import nothing
+SHARED = {
+    "bam.extras",
+    "bam.files",
+    "bam.named",
+    "bam.provenance",
+}  # of every folder but the core; import nothing
 
 
 def modules(*folders):

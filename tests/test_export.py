@@ -17,9 +17,10 @@ import pytest
 import safetensors.numpy
 from flax import traverse_util
 
-from bam import files, models
-from bam.release import export, statement
-from bam.training import checkpoint, loop, provenance, rundir, summary
+from bam import files, models, provenance
+from bam.privacy import statement
+from bam.release import export
+from bam.training import checkpoint, loop, rundir, summary
 from bam.training import config as base
 from bam.training.rundir import flat
 from configs import digits
@@ -91,7 +92,7 @@ def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
 
 def test_a_release_of_correlated_noise_says_how_and_its_commands_give_its_epsilon(tmp_path):
     text, plan = released(tmp_path, name="banded", bands=2)
-    assert "less the whole part of the last 1 steps' noise times 0.5" in text
+    assert "less the integer part of the last 1 steps' noise times 0.5" in text
     assert "one of 2 parts" in text
     assert "--num_steps=2" in text  # three steps, two parts: an example is in two of them at most
     assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
@@ -628,7 +629,7 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
         return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
 
-    file = tmp_path / "bam" / "training" / "provenance.py"
+    file = tmp_path / "bam" / "provenance.py"
     file.parent.mkdir(parents=True)
     file.write_text("")
     (tmp_path / "other").write_text("")

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bam import provenance
+from bam.privacy import statement
 from bam.privacy.plan import make_plan
-from bam.release import export, page, plots, records, statement
+from bam.release import export, page, plots, records
 from bam.training import config as base
-from bam.training import provenance, rundir
+from bam.training import rundir
 from configs import digits
 from tests.cases import run_command
 

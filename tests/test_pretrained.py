@@ -15,7 +15,8 @@ from bam.audit import whole_run
 from bam.cli import ahead
 from bam.core import pytree
 from bam.data import datasets
-from bam.release import export, statement
+from bam.privacy import statement
+from bam.release import export
 from bam.training import config as base
 from bam.training import finetune, loop, registry, rundir, trainer, tuning
 from configs import digits

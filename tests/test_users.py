@@ -17,8 +17,8 @@ import bam
 from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, users
 from bam.data.sources import parquet
-from bam.privacy import groups, tradeoff, units
-from bam.release import export, statement
+from bam.privacy import groups, statement, tradeoff, units
+from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loop, registry, rundir, trainer
 from tests.cases import assert_same_bits, norm64, random_images

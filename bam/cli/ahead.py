@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from bam import provenance
 from bam.cli import targets, timing
 from bam.cli.program import Instruction, Program
 from bam.core import sampling
@@ -19,7 +20,7 @@ from bam.data.sources import archives
 from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
-from bam.training import finetune, provenance, registry, trainer, tuning
+from bam.training import finetune, registry, trainer, tuning
 
 
 class Compiled(NamedTuple):

@@ -19,12 +19,12 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bam import files
+from bam import files, provenance
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import console, tables
 from bam.files import JsonObject
 from bam.training import config as base
-from bam.training import devices, provenance, registry, trainer
+from bam.training import devices, registry, trainer
 
 _OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
 _TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)

@@ -13,8 +13,8 @@ from absl import flags
 import bam
 from bam.cli import console
 from bam.files import write_text
+from bam.provenance import git_commit
 from bam.release import export, page, records
-from bam.training.provenance import git_commit
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")
 _OUT = flags.DEFINE_string(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from bam import files
+from bam import files, provenance
 from bam.cli import console, stats, sweeps, tables
 from bam.files import JsonMapping, JsonObject
 from bam.privacy.accounting import rounded_up
-from bam.training import devices, provenance, rundir
+from bam.training import devices, rundir
 
 # What every row has of its first run's summary.
 SUMMARY = (

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from bam import files
+from bam import files, provenance
 from bam.files import JsonMapping
-from bam.training import devices, provenance
+from bam.training import devices
 
 
 class Timing(NamedTuple):

@@ -27,6 +27,11 @@ ADJACENCIES = {
 }
 # The random generator, for whoever reads a release.
 BY = "by ChaCha20 with a key of 256 bits"
+NOISE = (
+    "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
+    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
+    "ChaCha20 with a key of 256 bits"
+)
 
 
 class PoissonSteps(NamedTuple):
@@ -75,6 +80,17 @@ class Mechanism:
     strategy: tuple[float, ...] = strategies.INDEPENDENT
     period: int = 1
     dp_event: Callable[[float, int], PoissonSteps] | None = None
+
+    @property
+    def noise(self) -> str:
+        """What a release says of the noise."""
+        if len(self.strategy) == 1:
+            return NOISE
+        weights = ", ".join(str(c) for c in self.strategy[1:])
+        return (
+            f"{NOISE}; a step's is fresh noise less the integer part of the last "
+            f"{len(self.strategy) - 1} steps' noise times {weights}"
+        )
 
 
 def make(

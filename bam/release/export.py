@@ -18,11 +18,11 @@ import bam
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject, one_line, read_json, user_path, write_json, write_text
+from bam.privacy import statement
 from bam.privacy.plan import PrivacyPlan
-from bam.release import statement
+from bam.provenance import git_commit
 from bam.release.load import Released, Shapes, build, check_shapes, load
 from bam.training import checkpoint, finetune, registry
-from bam.training.provenance import git_commit
 from bam.training.rundir import same_plan
 
 with needs("train"):

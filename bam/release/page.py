@@ -1,6 +1,6 @@
 """A page about one run: a single file that a browser shows without network and without scripts.
 
-What it says of privacy is what `bam.release.statement` says of a release, in the same words.
+What it says of privacy is what `bam.privacy.statement` says of a release, in the same words.
 """
 
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from bam.extras import needs
 from bam.files import JsonObject, one_line
-from bam.privacy import accounting, recheck, tradeoff
+from bam.privacy import accounting, recheck, statement, tradeoff
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.statement import rounded
 from bam.privacy.units import unit_of
-from bam.release import export, plots, statement
+from bam.release import export, plots
 from bam.release.plots import Chart, Line
 from bam.release.records import Run, command_of
-from bam.release.statement import rounded
 from bam.training import registry
 from bam.training.rundir import flat
 

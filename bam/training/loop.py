@@ -14,10 +14,10 @@ from bam.core.pytree import Params
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.privacy.plan import PrivacyPlan
+from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.ledger import Ledger
-from bam.training.provenance import git_commit
 from bam.training.rundir import RunFiles, check_plan
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize

@@ -13,10 +13,11 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from bam.core.chacha import seeded_key
-from bam.core.clipping import BoundedTransformation, finish
-from bam.core.engine import clipped_sum, plain_sum
-from bam.core.noise import NoiseState, first_noise, next_noise, renewed
+from bam.core.clipping import BoundedTransformation
+from bam.core.engine import plain_sum
+from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import LossFn, Oracle
+from bam.core.privatize import PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.privacy.plan import PrivacyPlan
@@ -80,26 +81,24 @@ def private_step(
     as in `bam.clipped_sum`.
     """
     key = step_key(state)
-    noise, noise_state = next_noise(
-        state.noise, plan.noise_multiplier, clip.sensitivity, plan.mechanism.strategy
-    )
-    noised, norms = clipped_sum(
-        lambda params, index: oracle.grad(params, example_at(key, index)),
+    private_grad, norms, after = private_mean(
+        oracle._replace(grad=lambda params, index: oracle.grad(params, example_at(key, index))),
         clip,
-        oracle.ascend(state.params, state.private_grad),
+        state.params,
         jnp.asarray(batch.indices),
+        PrivatizeState(state.clip, state.noise),
+        previous=state.private_grad,
         mask=jnp.asarray(batch.mask),
-        noise=noise,
-        clip_state=state.clip,
+        noise_multiplier=plan.noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        strategy=plan.mechanism.strategy,
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
-    mean = jax.tree.map(lambda x: x / plan.expected_batch_size, noised)
-    private_grad, clip_state = finish(clip, mean, state.clip)
     # From here on everything is post-processing of private_grad.
     return descend(state, private_grad)._replace(
-        noise=noise_state,
-        clip=clip_state,
+        noise=after.noise,
+        clip=after.clip,
         num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
     )
 

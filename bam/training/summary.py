@@ -1,20 +1,11 @@
 """What a finished run says of itself: the facts in `summary.json`, which a release states again."""
 
-from collections.abc import Sequence
-
 import jax
 
 from bam.files import JsonObject
+from bam.provenance import git_commit, versions
 from bam.training import devices
-from bam.training.provenance import git_commit, versions
 from bam.training.trainer import Trainer
-
-# What a release says of the randomness; a run records it, so that it is that of the code that ran.
-NOISE = (
-    "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
-    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
-    "ChaCha20 with a key of 256 bits"
-)
 
 
 def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonObject:
@@ -38,7 +29,7 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "sensitivity": trainer.sensitivity,
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
-        "noise": NOISE + _correlation(trainer.plan.mechanism.strategy),
+        "noise": trainer.plan.mechanism.noise,
         "sampling": trainer.plan.mechanism.sampling,
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
@@ -50,14 +41,3 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "versions": versions(),
         "commit": git_commit(),
     }
-
-
-def _correlation(strategy: Sequence[float]) -> str:
-    """What is to be said of noise that is not independent, after what is said of all noise."""
-    if len(strategy) == 1:
-        return ""
-    weights = ", ".join(str(c) for c in strategy[1:])
-    return (
-        f"; a step's is fresh noise less the whole part of the last {len(strategy) - 1} steps' "
-        f"noise times {weights}"
-    )

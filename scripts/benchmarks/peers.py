@@ -18,10 +18,10 @@ import optax
 from absl import flags
 
 import bam
-from bam import models
+from bam import models, provenance
 from bam.cli import console, timing
 from bam.core import engine
-from bam.training import devices, provenance
+from bam.training import devices
 from scripts.benchmarks.performance import PEERS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")

@@ -25,7 +25,7 @@ def git_commit() -> str:
 
     As it was when first asked for: the files may change while a process runs.
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -34,7 +34,7 @@ def git_commit() -> str:
 
     try:
         # Untracked, it is of the project that bam is used in.
-        git("ls-files", "--error-unmatch", "bam/training/provenance.py")
+        git("ls-files", "--error-unmatch", "bam/provenance.py")
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
         return "not known"

@@ -1,0 +1,182 @@
+"""All of DP-SGD's privacy of one step: clip, sum, add noise, divide by the expected batch size.
+
+`private_mean` is the step of every run, in constant memory; `privatize` the same as an optax
+transform of per-example gradients that are in memory.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import optax
+from jaxtyping import Array, Bool, Float, PyTree, UInt32
+
+from bam.core.chacha import claimed
+from bam.core.clipping import bounded_by, finish, sensitivity_of
+from bam.core.engine import clipped_sum, sum_in_place
+from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
+from bam.core.oracles import Oracle
+from bam.core.pytree import Grads, Params
+from bam.core.strategy import INDEPENDENT
+from bam.core.strategy import check as check_strategy
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: that of its clip and that of its noise."""
+
+    clip: PyTree
+    noise: NoiseState
+
+
+def privatize(
+    clip: optax.GradientTransformation,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    key: UInt32[Array, "8"],
+    strategy: Sequence[float] = INDEPENDENT,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
+
+    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
+    arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
+    memory; `clipped_sum` with `noise`, then division by l, is the same in constant memory.
+    Initialise it once per key: a new state starts the noise over.
+
+    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N, and padded
+    to a number of rows that does not depend on who was drawn: `update` needs `mask`, True for real
+    examples, and masked rows count for nothing, whatever they hold. An empty batch is pure noise.
+
+    It is given gradients, and cannot see how they were computed. A row's must be a function of the
+    parameters, that row and randomness of its own: no BatchNorm, no statistic of the batch. And a
+    `vmap` may round a row in other bits at another place, so that the place, too, must not tell who
+    else was drawn: `sampling.pad` puts rows at random ones. A batch whose real rows are packed,
+    first to last, moves all others by one when a row is missing.
+
+    Args:
+      clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
+      noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
+      expected_batch_size: l, public; never the number of rows drawn.
+      key: `[8]` words, used for nothing else: `bam.secret_key()` for what is released, or
+        `bam.seeded_key(seed)`, which whoever guesses the seed knows, to repeat a run. Of two
+        transforms with one key, as in `optax.multi_transform`, each can be read off the other.
+      strategy: of noise that is correlated over steps, see `bam.core.strategy`. It needs batches in
+        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
+        from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
+
+    Returns:
+      An optax transform whose `update(grads, state, params, mask=mask)` takes a pytree of
+      `[B, ...]` per-example gradients, and `[B]` bools (or None: every row was drawn), and returns
+      a tree of `[...]`, float32 or wider. Chain any optimizer after it.
+
+    Raises:
+      ValueError: if `clip` is not bounded, a number is out of range, or the key is none or was
+        given to a transform before; in `init`, if it began for parameters of other shapes before;
+        in `update`, without `mask`, or if `params` is given and a gradient has no leading example
+        axis.
+      TypeError: in `update`, if a gradient is not of real floating-point numbers.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from bam import clip_by_l2_norm, secret_key
+      >>> tx = optax.chain(
+      ...     privatize(clip_by_l2_norm(1.0), noise_multiplier=1.1, expected_batch_size=4,
+      ...               key=secret_key()),
+      ...     optax.nadam(1e-3))
+      >>> params, mask = {"w": jnp.zeros(3)}, jnp.array([True, False, True, True])
+      >>> updates, _ = tx.update({"w": jnp.ones((4, 3))}, tx.init(params), params, mask=mask)
+      >>> updates["w"].shape
+      (3,)
+    """
+    sensitivity = sensitivity_of(clip)
+    check_noise(noise_multiplier, sensitivity)
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+    check_strategy(strategy)
+    check_start = claimed(key)
+
+    def init(params: Params) -> PrivatizeState:
+        check_start(params)
+        return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
+
+    def update(
+        grads: Grads,
+        state: PrivatizeState,
+        params: PyTree = None,
+        *,
+        mask: Bool[Array, " batch"] | str | None = "none given",
+        **extra_args: object,
+    ) -> tuple[Grads, PrivatizeState]:
+        _check_per_example(grads, params)
+        if isinstance(mask, str):
+            raise ValueError(
+                "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
+                "that counts is an example that counts many times (mask=None: all were drawn)"
+            )
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
+        noised, _ = sum_in_place(
+            lambda params, row: row,
+            params,
+            grads,
+            then=bounded_by(clip, state.clip),
+            mask=mask,
+            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            mesh=None,
+            noise=noise,
+            sensitivity=sensitivity,
+        )
+        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        private_grad, clip_state = finish(clip, mean, state.clip)
+        return private_grad, PrivatizeState(clip_state, noise_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def private_mean(
+    oracle: Oracle,
+    clip: optax.GradientTransformation,
+    params: Params,
+    examples: PyTree,
+    state: PrivatizeState,
+    *,
+    previous: Grads | None,
+    mask: Bool[Array, " batch"],
+    noise_multiplier: float,
+    expected_batch_size: float,
+    strategy: Sequence[float] = INDEPENDENT,
+    microbatch_size: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
+    r"""The same mean in constant memory: $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
+
+    Every training step of this library is this one. Gradients are `oracle`'s, at
+    `oracle.ascend(params, previous)`; `previous` is the last step's result, or None. Returns the
+    mean, the norms of `clipped_sum`, which are NOT private, and the next step's state.
+    """
+    noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity_of(clip), strategy)
+    noised, norms = clipped_sum(
+        oracle.grad,
+        clip,
+        oracle.ascend(params, previous),
+        examples,
+        mask=mask,
+        noise=noise,
+        clip_state=state.clip,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    private_grad, clip_state = finish(clip, mean, state.clip)
+    return private_grad, norms, PrivatizeState(clip_state, noise_state)
+
+
+def _check_per_example(grads: Grads, params: Params | None) -> None:
+    """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    if params is None:
+        return
+    for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
+        if grad.shape[1:] != param.shape:
+            raise ValueError(
+                f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
+                f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+            )
