@@ -4,6 +4,7 @@ One example's gradient comes from an *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `b
 bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`), summed by the
 *engine* (`clipped_sum`), which adds the noise (`gaussian_noise`); `privatize` is all of that in one
 transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
+`PrivateTraining` couples sampler, clip, noise and ε, so that they cannot disagree: begin there.
 """
 
 from bam.core import compiler, sampling, strategy  # noqa: F401 (compiler: before JAX computes)
@@ -22,14 +23,17 @@ from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.core.privatize import privatize
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.privacy.private_training import DrawnBatch, PrivateTraining
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "BoundedTransformation",
+    "DrawnBatch",
     "GaussianNoise",
     "Oracle",
     "PrivacyPlan",
+    "PrivateTraining",
     "add_gaussian_noise",
     "bam_exact",
     "bam_sam",

@@ -1,0 +1,315 @@
+"""Private training with a loop of one's own: sampler, clip, noise and ε in one object.
+
+Each is made from the same plan, so they cannot disagree: the batches are those that the accountant
+has counted, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected
+batch size. `bam train` is the same for configs, with a run folder and a ledger that outlives a
+crash.
+"""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Int32, PyTree, UInt32
+
+from bam import files, provenance
+from bam.core import chacha
+from bam.core.clipping import sensitivity_of
+from bam.core.noise import first_noise
+from bam.core.oracles import Oracle
+from bam.core.privatize import PrivatizeState, private_mean
+from bam.core.pytree import Grads, Params
+from bam.core.sampling import PaddedBatch
+from bam.files import JsonMapping
+from bam.privacy import statement
+from bam.privacy.plan import make_plan
+
+
+class DrawnBatch(NamedTuple):
+    """The examples of one step, drawn by a `PrivateTraining`; its fields are as secret as they are.
+
+    Attributes:
+      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example.
+      mask: `[M]`, True for rows that are examples.
+      step: from 1.
+      run: two words that say whose batch it is.
+    """
+
+    examples: PyTree
+    mask: Bool[Array | np.ndarray, " rows"]
+    step: Int32[Array | np.ndarray, ""]
+    run: UInt32[Array | np.ndarray, "2"]
+
+
+class PrivateState(NamedTuple):
+    """State of `PrivateTraining.gradient`: of clip and noise, with the last private gradient.
+
+    Never publish it, or save it beside what is published: it holds the key of the noise.
+    """
+
+    privatize: PrivatizeState
+    previous: Grads
+    run: UInt32[Array, "2"]
+
+
+class PrivateTraining:
+    r"""A private training of T = num_epochs · ⌊N/l⌋ steps, by a loop of one's own.
+
+    `gradient` is an optax transform from a drawn batch to the private gradient
+    $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$, to be chained with any
+    optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
+    process alone, so a training that a crash ends is spent: its ε counts, and another adds its own.
+
+    Attributes:
+      plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
+
+    Args:
+      num_examples: N, public.
+      expected_batch_size: l, from 1 to N; what is drawn varies.
+      num_epochs: passes over the data, on average.
+      epsilon: ε that T steps may spend.
+      delta: δ, below 1/N.
+      clip: a bounded per-example transform, such as `bam.clip_by_l2_norm(1.0)`.
+      accountant: "pld" or "rdp".
+      mechanism: how batches are drawn, a key of `bam.privacy.mechanisms.MECHANISMS`.
+      mechanism_options: of it, by name.
+      seed: None, for what is released: randomness of the operating system. An integer repeats a
+        training, and whoever guesses it removes the noise; the statement says so.
+
+    Raises:
+      ValueError: as `bam.make_plan`, or if the clip declares no finite bound.
+
+    Examples:
+      >>> import bam, jax.numpy as jnp, optax
+      >>> private = bam.PrivateTraining(num_examples=100, expected_batch_size=20, num_epochs=1,
+      ...                               epsilon=2.0, delta=1e-3, clip=bam.clip_by_l2_norm(1.0))
+      >>> oracle = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
+      >>> tx = optax.chain(private.gradient(oracle), optax.sgd(0.1))
+      >>> w, data = jnp.zeros(2), jnp.ones((100, 2))
+      >>> state = tx.init(w)
+      >>> for batch in private.batches(data):
+      ...     updates, state = tx.update(batch, state, w)
+      ...     w = optax.apply_updates(w, updates)
+      >>> private.steps_begun, private.epsilon_spent <= 2.0
+      (5, True)
+    """
+
+    def __init__(
+        self,
+        *,
+        num_examples: int,
+        expected_batch_size: int,
+        num_epochs: int,
+        epsilon: float,
+        delta: float,
+        clip: optax.GradientTransformation,
+        accountant: str = "pld",
+        mechanism: str = "poisson",
+        mechanism_options: JsonMapping | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Plans the noise; nothing is drawn yet."""
+        if not 0 < epsilon < float("inf"):
+            raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+        self._clip, self._sensitivity = clip, sensitivity_of(clip)
+        self.plan = make_plan(
+            num_examples=num_examples,
+            expected_batch_size=expected_batch_size,
+            num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
+            target_epsilon=epsilon,
+            delta=delta,
+            clip_norm=self._sensitivity,
+            accountant=accountant,
+            mechanism=mechanism,
+            mechanism_options=mechanism_options,
+        )
+        self._begun = 0
+        self._nominal, self._transformed = seed is not None, False
+        self._seed = secrets.randbits(256) if seed is None else seed
+        self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
+
+    @property
+    def steps_begun(self) -> int:
+        """Batches drawn so far."""
+        return self._begun
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε, at the plan's δ, of the batches drawn so far."""
+        return self.plan.epsilon_after(self.steps_begun)
+
+    def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
+        """Draws the batches of the steps that are left; drawing one spends its share of ε.
+
+        Every batch that is drawn is to be used, once and in order.
+
+        Args:
+          data: pytree of arrays `[N, ...]`. Rows are taken where they are: on the host of NumPy's
+            (or what is indexed like them, such as a memory map), on the device of JAX's.
+
+        Raises:
+          ValueError: if an array has not N rows.
+          BudgetExhaustedError: if all steps of the plan were taken before.
+        """
+        num = self.plan.num_examples
+        for leaf in jax.tree.leaves(data):
+            if not np.shape(leaf) or len(leaf) != num:
+                raise ValueError(
+                    f"the plan is for {num} examples; an array of data has shape {np.shape(leaf)}"
+                )
+        self.plan.check_steps(self.steps_begun + 1)
+        return self._drawn(data)
+
+    def _drawn(self, data: PyTree) -> Iterator[DrawnBatch]:
+        while self._begun < self.plan.num_steps:
+            self._begun += 1
+            batch = self.plan.batch(self._seed, self._begun)
+            examples = jax.tree.map(lambda x, drawn=batch: _rows(drawn, x), data)
+            yield DrawnBatch(examples, batch.mask, np.array(self._begun, np.int32), self._run)
+
+    def gradient(
+        self, oracle: Oracle, *, microbatch_size: int = 16
+    ) -> optax.GradientTransformation:
+        """The transform from a drawn batch to the private gradient; one for each training.
+
+        Its `update(batch, state, params)` takes a `DrawnBatch` of `batches`. Per-example gradients
+        are computed a microbatch at a time; an example whose gradient is not finite is dropped.
+
+        Args:
+          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`.
+          microbatch_size: per-example gradients that are in memory at once.
+
+        Raises:
+          RuntimeError: if it was made before; in `init`, if batches were drawn before or it is
+            traced (under `jit`), where the noise's key would be a constant of the program.
+          TypeError: in `update`, for anything else than a `DrawnBatch`.
+          ValueError: in `update`, for a batch of another training, one that the state has seen, or
+            one of a state that was started over. Under `jit` the gradient is NaN instead.
+        """
+        if self._transformed:
+            raise RuntimeError(
+                "a PrivateTraining makes one transform: a second one would spend its ε again"
+            )
+        self._transformed = True
+        plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
+
+        def init(params: Params) -> PrivateState:
+            if chacha.being_traced():
+                raise RuntimeError("init a private transform outside of jit: it holds a secret key")
+            if self.steps_begun:
+                raise RuntimeError(
+                    f"the state is started over after {self.steps_begun} steps: noise that was "
+                    "used would be used again. Begin another PrivateTraining; its ε adds to this"
+                )
+            key = chacha.seeded_key(self._seed)
+            state = PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
+            return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
+
+        def in_order(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
+            is_next = batch.step == state.privatize.noise.step + 1
+            return is_next & jnp.all(batch.run == state.run)
+
+        @jax.jit
+        def compiled(
+            batch: DrawnBatch, state: PrivateState, params: Params
+        ) -> tuple[Grads, PrivateState]:
+            gradient, _, after = private_mean(
+                oracle,
+                clip,
+                params,
+                batch.examples,
+                state.privatize,
+                previous=state.previous,
+                mask=jnp.asarray(batch.mask),
+                noise_multiplier=plan.noise_multiplier,
+                expected_batch_size=plan.expected_batch_size,
+                strategy=strategy,
+                microbatch_size=microbatch_size,
+            )
+            right = in_order(batch, state)
+            gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+            return gradient, PrivateState(after, gradient, state.run)
+
+        def update(
+            batch: DrawnBatch, state: PrivateState, params: Params | None = None
+        ) -> tuple[Grads, PrivateState]:
+            if not isinstance(batch, DrawnBatch) or params is None:
+                raise TypeError(
+                    "a private gradient needs update(batch, state, params) with a batch of "
+                    f"PrivateTraining.batches(data), got {type(batch).__name__}"
+                )
+            right = in_order(batch, state)
+            if not isinstance(right, jax.core.Tracer) and not right:
+                raise ValueError(
+                    f"the batch of step {batch.step} is of another training, or not the next one: "
+                    f"the state has seen {state.privatize.noise.step} steps. A batch that is used "
+                    "twice, or a state that is started over, would repeat noise"
+                )
+            return compiled(batch, state, params)
+
+        return optax.GradientTransformation(init, update)
+
+    def write_statement(self, path: str | Path, data: str) -> None:
+        """Writes `PRIVACY.md`: what the weights guarantee, with the commands that compute ε again.
+
+        Args:
+          path: the file.
+          data: the data set, in words that may be published.
+        """
+        files.write_text(Path(path), self._statement(data))
+
+    def _statement(self, data: str) -> str:
+        plan, nominal = self.plan.to_json(), self._nominal
+        summary = {
+            "versions": provenance.versions(),
+            "commit": provenance.git_commit(),
+            "sensitivity": self._sensitivity,
+            "sampling": self.plan.mechanism.sampling,
+            "noise": self.plan.mechanism.noise,
+            "noise_key": "seed" if nominal else "operating system",
+            "device": jax.devices()[0].device_kind,
+            "steps_begun": self.steps_begun,
+        }
+        config = {"method": {"name": "the caller's oracle"}, "clip": {"name": "the caller's clip"}}
+        epsilon, delta = (statement.rounded(plan[k], up=True) for k in ("epsilon", "delta"))
+        kind = "*nominal* " if nominal else ""
+        parts = [
+            "# Privacy of this model",
+            *([statement.NOMINAL.format(epsilon=epsilon)] if nominal else []),
+            f"The weights were trained on {data}, with {kind}({epsilon}, {delta})-differential\n"
+            "privacy for each single training example.",
+            statement.in_words(plan, nominal, "the weights"),
+            statement.facts(config, plan, summary, nominal),
+            LOOKED_AT,
+            statement.check(plan),
+            statement.limits(plan, f"bam {summary['versions']['bam']}, {summary['commit']}"),
+        ]
+        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses copies and pickles."""
+        raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
+
+
+LOOKED_AT = """\
+## Looked at without accounting
+
+The loop was the caller's own: the oracle was given one example at a time, and nothing of the data
+was seen but through it, as far as this file knows. Weights before training, hyper-parameters chosen
+by looking at the data, figures of training examples, and other releases are for whoever releases
+the model to say: no ε here covers them."""
+
+
+def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
+    """A batch's rows of one array, zeros where there is no example."""
+    if isinstance(values, jax.Array):
+        taken: Array = batch.take(values)
+        return taken
+    found = np.asarray(values[np.where(batch.mask, batch.indices, 0)])
+    found[~np.asarray(batch.mask)] = 0
+    return found
