@@ -55,3 +55,12 @@ __all__ = [
     "seeded_key",
     "strategy",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`bam.as_functions`, of `bam.models`, which needs Flax: imported when it is asked for."""
+    if name != "as_functions":
+        raise AttributeError(f"module 'bam' has no attribute {name!r}")
+    from bam.models import as_functions
+
+    return as_functions

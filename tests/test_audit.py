@@ -11,7 +11,7 @@ from scipy import stats
 
 import bam
 from bam.audit import canary, checks, one_run, whole_run
-from bam.core import sampling
+from bam.core import privatize, sampling
 from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
 from bam.privacy import tradeoff
 from bam.training import config as base
@@ -318,9 +318,9 @@ def test_examples_that_are_drawn_together_are_caught(monkeypatch):
 
 def plant_noise(monkeypatch, change):
     """Makes the experiment's noise go wrong."""
-    right = step.next_noise
+    right = privatize.next_noise
     planted = lambda state, sigma, s, strategy: change(right, state, sigma, s)  # noqa: E731
-    monkeypatch.setattr(step, "next_noise", planted)
+    monkeypatch.setattr(privatize, "next_noise", planted)
 
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):
@@ -340,7 +340,7 @@ def test_a_noise_key_used_twice_is_caught(monkeypatch):
 
 
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
-    right = step.clipped_sum
+    right = privatize.clipped_sum
 
     def per_view(grad_fn, clip, params, batch, **options):
         def sum_of_clipped(params, index):  # the views of the canary are all alike
@@ -352,7 +352,7 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
         return right(sum_of_clipped, as_it_is, params, batch, **options)
 
     assert epsilon_lower(WHOLE, 60, views=4) <= 4.0
-    monkeypatch.setattr(step, "clipped_sum", per_view)
+    monkeypatch.setattr(privatize, "clipped_sum", per_view)
     bound = 4.0
     assert epsilon_lower(WHOLE, 60, views=4) > 4.0
     bound = 1.0  # as the plan has it: nothing is left of the canary
@@ -360,13 +360,13 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):
-    right = step.clipped_sum
+    right = privatize.clipped_sum
 
     def leaky(grad_fn, clip, params, indices, *, mask, **options):
         indices, mask = jnp.where(mask, indices, canary.CANARY), jnp.ones_like(mask)
         return right(grad_fn, clip, params, indices, mask=mask, **options)
 
-    monkeypatch.setattr(step, "clipped_sum", leaky)
+    monkeypatch.setattr(privatize, "clipped_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0
 
 

@@ -7,7 +7,7 @@ import pytest
 from bam import files, named
 from bam.training import loop, registry, rundir
 from configs import extensions
-from examples import own_images, with_equinox, with_flax, with_jax_privacy
+from examples import own_images, with_equinox, with_flax, with_jax_privacy, with_nnx
 from tests.cases import mostly
 
 
@@ -22,6 +22,11 @@ def test_a_plain_flax_loop_learns_digits():
 def test_an_equinox_model_is_trained():
     before, after = with_equinox.main()
     assert after < 0.8 * before
+
+
+def test_an_nnx_model_is_trained_to_its_epsilon():
+    epsilon, accuracy = with_nnx.main()
+    assert 2.99 < epsilon <= 3.0 and accuracy > 0.75
 
 
 def test_a_folder_of_ones_own_images_becomes_a_private_model_that_may_be_published():

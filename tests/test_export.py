@@ -31,7 +31,7 @@ OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
 # Keys of the config that no release repeats: secrets, places, how it was computed and not what.
 STAY_BEHIND = {
     "seed", "dataset.path", "public_clip.path", "features.cache", "microbatch_size", "convolution",
-    "dry_run", "init_from", "dataset.groups",
+    "dry_run", "init_from", "dataset.groups", "features.weights",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Features of images: the scattering transform, what is kept on disk, what is refused."""
 
+import hashlib
 import json
 import math
 import os
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from bam import models
 from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.data.sources import photographs
 from bam.release import export
-from bam.training import loop, registry
+from bam.training import finetune, loop, registry
+from bam.training.backbone import backbone
 from configs import digits
 
 KYMATIO = Path(__file__).with_name("scattering_kymatio.npy")
@@ -304,7 +307,10 @@ def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path):
             {"public_clip.quantile": 0.5, "public_clip.dataset": "digits"},
             "public_clip reads images",
         ),
-        ({"features.name": "wavelets"}, "unknown features 'wavelets'; choose from scattering"),
+        (
+            {"features.name": "wavelets"},
+            "unknown features 'wavelets'; choose from backbone, scattering",
+        ),
         ({"features.name": ""}, "unknown features ''"),
         ({"features.groups": 10}, r"features\.groups must divide 81 channels"),
         ({"features.name": "nowhere:map"}, "cannot be imported"),
@@ -320,6 +326,58 @@ def test_zeros_of_the_shape_of_features_take_no_memory():
     assert blank.train.images.shape == (50_000, 8, 8, 243)
     assert blank.train.images.strides == (0, 0, 0, 0)
     datasets.check(blank)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A ResNet-18's, made at random; and the functions of that network."""
+    network = models.as_functions(models.create("resnet18", 3, 64), (32, 32, 3))
+    params = network.init(jax.random.key(0))
+    file = tmp_path_factory.mktemp("weights") / "public.safetensors"
+    finetune.save(params, file)
+    return file, network, params
+
+
+def test_a_backbones_features_are_what_its_last_layer_sees(weights):
+    file, network, params = weights
+    images = np.random.default_rng(0).random((3, 32, 32, 3), np.float32)
+    made = backbone("resnet18", str(file), 32, mean=0.3, std=0.2)(images)
+    assert made.shape == (3, 1, 1, 512)
+    logits = made[:, 0, 0] @ params["head"]["kernel"] + params["head"]["bias"]
+    expected = network.logits(params, (images - 0.3) / 0.2)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert np.abs(expected - network.logits(params, images)).max() > 1e-3  # the constants matter
+
+
+def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weights, tmp_path):
+    digest = hashlib.sha256(weights[0].read_bytes()).hexdigest()
+    options = {"model": "resnet18", "weights": str(weights[0]), "size": 32, "groups": None}
+    config = config_on(tmp_path / "kept")
+    config.features.update({"name": "backbone", **options})
+    result = loop.train(loop.build(config), 1, tmp_path / "run")
+    assert result.summary["num_params"] == 512 * 10 + 10
+    export.export(tmp_path / "run", tmp_path / "out", nominal=True)
+    said = (tmp_path / "out" / "PRIVACY.md").read_text()
+    assert f"by `backbone`**, a frozen network of the weights of SHA-256 {digest}," in said
+    released = export.load(tmp_path / "out")
+    assert released.logits(released.params, np.zeros((2, 1, 1, 512), np.float32)).shape == (2, 10)
+    assert str(tmp_path) not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model": "resnet9"}, "a vision transformer or a ResNet, not 'resnet9'"),
+        ({"model": "vit_ti16"}, "lacks"),
+        ({"weights": ""}, "needs weights"),
+        ({"size": 0}, "needs weights, and a size"),
+        ({"std": 0.0}, "needs weights, and a size and std above 0"),
+    ],
+)
+def test_a_backbone_that_cannot_be_is_refused(weights, changes, match):
+    options = {"model": "resnet18", "weights": str(weights[0]), "size": 32} | changes
+    with pytest.raises(ValueError, match=match):
+        backbone(**options)
 
 
 def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):

@@ -14,8 +14,8 @@ from bam.core.oracles import own_weights
 from bam.models.layers import (
     Conv,
     GroupNorm,
-    _conv2d_as_matmul,
     average_pool,
+    conv2d,
     convolutions_as,
     mish,
     standardise_weights,
@@ -31,7 +31,9 @@ def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride
     expected = jax.lax.conv_general_dilated(
         images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    np.testing.assert_allclose(_conv2d_as_matmul(images, kernel, stride), expected, atol=1e-4)
+    with convolutions_as("matmul"):
+        found = conv2d(images, kernel, stride)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def derivatives(fn, *arguments):

@@ -7,7 +7,7 @@ speed once every example has its own gradient. Models only say `Conv`; the choic
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -55,26 +55,35 @@ def _computed() -> str:
 
 
 def conv2d(
-    images: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"], stride: int = 1
+    images: Float[Array, "n h w c"],
+    kernel: Float[Array, "kh kw c f"],
+    stride: int = 1,
+    symmetric: bool = False,
 ) -> Float[Array, "n h2 w2 f"]:
     """Two-dimensional convolution, zero padding to "same" size, no bias.
 
-    Computed as `convolutions_as` says. As a matrix product it keeps its speed inside loops and
-    under `vmap`, where XLA's own CPU convolution loses it.
+    XLA pads less before an axis than after it where a stride makes that matter; `symmetric` pads
+    both by half of an odd kernel, as PyTorch's networks do. Computed as `convolutions_as` says. As
+    a matrix product it keeps its speed inside loops and under `vmap`, where XLA's own CPU
+    convolution loses it.
     """
+    padding = [
+        (size // 2, size // 2) if symmetric else _same_padding(length, size, stride)
+        for length, size in zip(images.shape[1:3], kernel.shape[:2], strict=True)
+    ]
     if _computed() == "matmul":
-        return _conv2d_as_matmul(images, kernel, stride)
+        return _conv2d_as_matmul(images, kernel, stride, padding)
     return jax.lax.conv_general_dilated(
-        images, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        images, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def _conv2d_as_matmul(images: Array, kernel: Array, stride: int = 1) -> Array:
+def _conv2d_as_matmul(
+    images: Array, kernel: Array, stride: int, padding: Sequence[tuple[int, int]]
+) -> Array:
     kernel_height, kernel_width, channels, features = kernel.shape
     _, height, width, _ = images.shape
-    top, bottom = _same_padding(height, kernel_height, stride)
-    left, right = _same_padding(width, kernel_width, stride)
-    padded = jnp.pad(images, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
     shifted = [
         padded[:, i : i + height : stride, j : j + width : stride]
         for i in range(kernel_height)
@@ -123,7 +132,7 @@ class Conv(nn.Module):
     """Convolution with same padding, of a square kernel, initially N(0, 1/fan-in).
 
     `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel,
-    `use_bias` a bias alone.
+    `use_bias` a bias alone; `symmetric` as of `conv2d`.
     """
 
     features: int
@@ -132,6 +141,7 @@ class Conv(nn.Module):
     weight_standardisation: str = "none"
     gain_and_bias: bool = False
     use_bias: bool = False
+    symmetric: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.variance_scaling(
         1.0, "fan_in", "normal"
     )
@@ -145,7 +155,7 @@ class Conv(nn.Module):
         if self.gain_and_bias:
             gain = self.param("gain", nn.initializers.ones, (self.features,))
         kernel = standardise_weights(kernel, self.weight_standardisation, gain)
-        made = conv2d(images, kernel, self.stride)
+        made = conv2d(images, kernel, self.stride, self.symmetric)
         if self.gain_and_bias or self.use_bias:
             made += self.param("bias", nn.initializers.zeros, (self.features,))
         return made
@@ -275,9 +285,9 @@ def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
     return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
 
-def group_norm(num_groups: int, num_channels: int) -> GroupNorm:
+def group_norm(num_groups: int, num_channels: int, name: str | None = None) -> GroupNorm:
     """A `GroupNorm` with at most `num_groups` groups, a divisor of the channels."""
-    return GroupNorm(math.gcd(num_groups, num_channels))
+    return GroupNorm(math.gcd(num_groups, num_channels), name=name)
 
 
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:

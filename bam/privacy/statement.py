@@ -302,20 +302,20 @@ def unaccounted(
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
+    declared = "which whoever trained declares made without these data"
     begun = "at random"
     if digest := summary.get("init_digest"):
-        begun = (
-            f"**in a file** (SHA-256 {digest}), which whoever trained declares made without these "
-            "data"
-        )
+        begun = f"**in a file** (SHA-256 {digest}), {declared}"
     if frozen := summary.get("num_frozen"):
         begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
     name = config.get("features", {}).get("name", "")
     seen = "none: the examples themselves"
     if name:
         seen = f"by `{name}`, a fixed map of each image alone, made without these data"
+    if digest := summary.get("features_digest"):
+        seen = f"**by `{name}`**, a frozen network of the weights of SHA-256 {digest}, {declared}"
     if ":" in name:
-        seen = f"**by `{name}`**, which whoever trained declares made without these data"
+        seen = f"**by `{name}`**, {declared}"
     return f"""\
 ## Looked at without accounting
 

@@ -37,7 +37,8 @@ class Released(NamedTuple):
       params: the weights.
       logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
         the data set has them (uint8 pixels, or float features in their own units), also if the run
-        trained on features of them by a map of bam's; by a map of its author's own, the features.
+        trained on features of them by scattering; by a backbone or a map of its author's own, the
+        features.
       prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
         `logits` does.
       model: the network as functions of such inputs, for training on.
@@ -141,7 +142,8 @@ def build(facts: JsonObject, own_model: str) -> Built:
     section = facts.get("features") or {"name": ""}
     if not _section(section):
         raise TypeError(f"features is {section!r}")
-    feature_map = None if ":" in section["name"] else registry.make_features(ConfigDict(section))
+    elsewhere = ":" in section["name"] or section["name"] == "backbone"  # not in the release
+    feature_map = None if elsewhere else registry.make_features(ConfigDict(section))
 
     def prepare(images: Images) -> Float[Array, "... k"]:
         if feature_map is not None:

@@ -68,6 +68,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # the same, and what is trained ("": all). The rest is frozen.
     config.init_fresh = ""
     config.trainable = ""
+    # Low-rank factors beside the linear layers whose names match `targets` (bam/models/lora.py); 0:
+    # none. To train them and the head alone: trainable="lora|head".
+    config.lora = ConfigDict({"rank": 0, "targets": "qkv|proj|fc"})
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
     # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
     # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.
@@ -77,13 +80,18 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.dataset = ConfigDict({"name": "digits", "source": "", "path": "", "num_classes": 0})
     config.dataset.update({"holdout": 0, "groups": "", "group_size": 0})
     # Features of the images instead of their pixels, by a fixed map that never saw the private
-    # data: "" (none), "scattering", or your own MODULE:FUNCTION. They are kept in the folder
-    # `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's, which are not
-    # passed to a map as long as they are not set.
+    # data: "" (none), "scattering", "backbone", or your own MODULE:FUNCTION. They are kept in the
+    # folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's, the
+    # others a backbone's (bam/training/backbone.py). What is not set is not passed to a map.
     config.features = ConfigDict({"name": "", "cache": ""})
     config.features.whiten = config_dict.placeholder(float)
     config.features.mirror = config_dict.placeholder(bool)
     config.features.groups = config_dict.placeholder(int)
+    config.features.model = config_dict.placeholder(str)
+    config.features.weights = config_dict.placeholder(str)
+    config.features.size = config_dict.placeholder(int)
+    config.features.mean = config_dict.placeholder(float)
+    config.features.std = config_dict.placeholder(float)
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
     config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none"})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it

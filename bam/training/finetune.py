@@ -19,6 +19,7 @@ from bam.core.oracles import LossFn
 from bam.core.pytree import Params
 from bam.extras import needs
 from bam.files import JsonMapping
+from bam.models import lora, pretrained
 
 with needs("train"):
     import safetensors
@@ -80,7 +81,8 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     """The weights that a config's `init_from` names, with the names and shapes of a model.
 
     Args:
-      init_from: a safetensors file, or a folder with a `weights.safetensors`, as
+      init_from: a safetensors file, with names of this library, of timm or of transformers
+        (`bam.models.pretrained`), or a folder with a `weights.safetensors`, as
         `release/export.py` writes it; "": all parameters begin at random.
       init_fresh: names that this expression is found in begin at random, whatever the file has.
       like: the model's parameters, or their shapes.
@@ -93,14 +95,15 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         if init_fresh:
             raise ValueError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
-    path = files.user_path(init_from)
-    path = path / "weights.safetensors" if path.is_dir() else path
+    path = _file_of(init_from)
     content = path.read_bytes()
     try:
-        named = safetensors.numpy.load(content)
+        named = pretrained.renamed(safetensors.numpy.load(content))
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type NumPy has not
         raise ValueError(f"{path} is no safetensors file of NumPy's types: {error}") from None
     needed = traverse_util.flatten_dict(like, sep="/")
+    if not any(name.startswith(f"{lora.NAME}/") for name in named):
+        needed = {k: x for k, x in needed.items() if not k.startswith(f"{lora.NAME}/")}
     if init_fresh:
         fresh = _found("init_fresh", init_fresh, needed) | _found("", init_fresh, named)
         needed, named = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, named))
@@ -124,6 +127,11 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     return Weights(named, hashlib.sha256(content).hexdigest())
 
 
+def digest(weights: str | None) -> str:
+    """SHA-256 of a file of weights; "" without one."""
+    return hashlib.sha256(_file_of(weights).read_bytes()).hexdigest() if weights else ""
+
+
 def begin(params: Params, weights: Weights) -> Params:
     """A model's random parameters, with copies of the given weights in their places."""
     given = {name: jnp.array(x) for name, x in weights.named.items()}
@@ -137,6 +145,11 @@ def save(params: Params, path: Path) -> None:
     """
     named = traverse_util.flatten_dict(params, sep="/")
     files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
+
+
+def _file_of(weights: str) -> Path:
+    path = files.user_path(weights)
+    return path / "weights.safetensors" if path.is_dir() else path
 
 
 def _found(key: str, pattern: str, named: JsonMapping) -> set[str]:

@@ -13,6 +13,7 @@ from bam.core import sampling
 from bam.core.pytree import Params
 from bam.data import datasets
 from bam.files import JsonObject
+from bam.models import lora
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.training import devices, finetune
@@ -299,8 +300,8 @@ def not_private(trainer: Trainer, state: TrainState, train: datasets.Split) -> d
 
 
 def whole_model(state: TrainState) -> Params:
-    """The whole model's weights as they are judged and released."""
-    return finetune.merge(state.averaged, state.frozen)
+    """The whole model's weights as they are judged and released, without low-rank factors."""
+    return lora.folded(finetune.merge(state.averaged, state.frozen))
 
 
 def _as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:

@@ -11,7 +11,7 @@ section          your function                                     returns
 `method`         `(loss_fn, **options)`                            `bam.Oracle`
 `clip`           `(plan, **options)`                               `bam.BoundedTransformation`
 `optimizer`      `(plan, **options)`                               any optax transform
-`model`          `(num_classes, **options)`                        a Flax module
+`model`          `(num_classes, **options)`                        a Flax module, or functions
 `dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
 `features`       `(**options)`, those that are set                 a map of images, row by row
 ================ ================================================= ============================
@@ -44,9 +44,9 @@ from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune
+from bam.training.backbone import backbone
 
 with needs("train"):
-    import flax.linen as nn
     from ml_collections import ConfigDict, FrozenConfigDict
 
 
@@ -110,7 +110,10 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
     "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
 }
-FEATURES: dict[str, Callable[..., features.FeatureMap]] = {"scattering": scattering}
+FEATURES: dict[str, Callable[..., features.FeatureMap]] = {
+    "backbone": backbone,
+    "scattering": scattering,
+}
 
 
 def _sgd(
@@ -180,7 +183,7 @@ RETURNED = {
     "method": ("ascend", "grad"),
     "clip": ("init", "update"),
     "optimizer": ("init", "update"),
-    "model": ("init", "apply"),
+    "model": (),  # see `bam.models.as_functions`
     "dataset": tuple(x for x in datasets.Dataset._fields if x != "users"),
     "features": ("__call__",),
 }
@@ -227,12 +230,12 @@ def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTran
     return made
 
 
-def make_model(section: ConfigDict, num_classes: int) -> nn.Module:
+def make_model(section: ConfigDict, num_classes: int) -> models.Network:
     """The network that a config's `model` section describes, from batches of inputs to logits."""
     if ":" not in section.name:
         return models.create(num_classes=num_classes, **section)
-    module: nn.Module = _make("model", {}, section.to_dict(), num_classes)
-    return module
+    network: models.Network = _make("model", {}, section.to_dict(), num_classes)
+    return network
 
 
 def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:

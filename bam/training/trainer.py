@@ -248,7 +248,14 @@ def build(
     plan = _plan(config, num_examples, config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
     module = registry.make_model(config.model, dataset.num_classes)
-    network = functools.partial(models.as_functions, module, shape, precision=config.precision)
+    network = functools.partial(
+        models.as_functions,
+        module,
+        shape,
+        precision=config.precision,
+        lora_rank=config.lora.rank,
+        lora_targets=config.lora.targets,
+    )
     model = network(convolution=config.convolution)
     trainer = Trainer(
         config=config,

@@ -1,0 +1,191 @@
+"""Any network as pure functions of one example's parameters, as training knows it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Num, PyTree
+
+from bam.core import pytree
+from bam.core.pytree import Params
+from bam.models import lora
+from bam.models.layers import convolutions_as
+
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
+
+# `(key, inputs) -> params` and `(params, inputs) -> logits`.
+Init: TypeAlias = Callable[[Array, Array], Params]
+Apply: TypeAlias = Callable[[Params, Array], Array]
+# A Linen module, an NNX module, or a pair `(init, apply)`.
+Network: TypeAlias = object
+
+
+class Model(NamedTuple):
+    """A network as pure functions.
+
+    Attributes:
+      init: `key -> params`.
+      logits: `(params, inputs [n, ...]) -> [n, classes]`, rows independent.
+      loss: `(params, example) -> scalar`, the cross-entropy of one example
+        `{"image": [views, ...], "label": int}`, averaged over its views; of a user, with all views
+        of its examples, a label for each, and `"present": [views]`, over those that are there.
+    """
+
+    init: Callable[[Array], Params]
+    logits: Callable[[Params, PyTree], Float[Array, "n classes"]]
+    loss: Callable[[Params, PyTree], Float[Array, ""]]
+
+
+def as_functions(
+    network: Network,
+    input_shape: tuple[int, ...],
+    *,
+    convolution: str = "auto",
+    precision: str = "float32",
+    lora_rank: int = 0,
+    lora_targets: str = "",
+) -> Model:
+    """Turns a network into the pure functions that training uses; tracing alone checks it.
+
+    Args:
+      network: from `[n, *input_shape]` to logits: a Flax Linen module; a Flax NNX module, whose
+        weights are those that training begins with, whatever the key; or a pair of functions,
+        `init(key, inputs) -> params` and `apply(params, inputs) -> logits`. Parameters are all
+        that it may keep.
+      input_shape: the shape of one input, without batch axis.
+      convolution: how convolutions are computed, see `bam.models.layers.convolutions_as`.
+      precision: of the network's arithmetic, forwards and backwards. "float32": all of it;
+        "tensorfloat32": matrix products and convolutions round their inputs to 10 bits of
+        mantissa, where the hardware can; "bfloat16": weights and activations are rounded to
+        bfloat16. Parameters, normalisation statistics, the loss, gradients as they leave the
+        network, and all that follows (norms, clipping, sums, noise) are float32 in each.
+      lora_rank: of factors beside the linear layers of a Linen module, see `bam.models.lora`; 0:
+        there are none.
+      lora_targets: expression that is found in the names of those layers.
+
+    Raises:
+      ValueError: if the network keeps state besides parameters (BatchNorm does), or for an unknown
+        convolution or precision.
+
+    Examples:
+      >>> import jax, flax.linen as nn
+      >>> model = as_functions(nn.Dense(2), (3,))
+      >>> model.logits(model.init(jax.random.key(0)), jnp.ones((5, 3))).shape
+      (5, 2)
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
+    if lora_rank and not isinstance(network, nn.Module):
+        raise ValueError("lora is for Flax Linen modules, whose linear layers it finds by name")
+    first, apply = _pure(network)
+
+    @contextlib.contextmanager
+    def arithmetic() -> Iterator[None]:
+        products = "tensorfloat32" if precision == "tensorfloat32" else "float32"
+        with convolutions_as(convolution), jax.default_matmul_precision(products):
+            yield
+
+    def init(key: Array) -> Params:
+        made = first(key, jnp.zeros((1, *input_shape)))
+        return lora.with_factors(made, key, lora_rank, lora_targets) if lora_rank else made
+
+    def logits(
+        params: Params, inputs: Num[np.ndarray | Array, "n ..."]
+    ) -> Float[Array, "n classes"]:
+        if precision == "bfloat16":
+            params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
+        with arithmetic():
+            return pytree.at_least_float32(apply(params, jnp.asarray(inputs)))
+
+    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
+        views = logits(params, example["image"])
+        labels = jnp.broadcast_to(example["label"], views.shape[:1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(views, labels)
+        return jnp.mean(losses, where=example.get("present"))
+
+    with arithmetic():
+        jax.eval_shape(init, jax.random.key(0))
+    return Model(jax.jit(init), logits, loss)  # op by op, init would compile every layer
+
+
+def _pure(network: Network) -> tuple[Init, Apply]:
+    """A network as `(init, apply)`; ValueError for state besides parameters, or for none."""
+    if isinstance(network, nn.Module):
+        return _linen(network)
+    if any(x.__module__.startswith("flax.nnx") for x in type(network).__mro__):
+        return _nnx(network)
+    if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
+        return network[0], network[1]
+    raise ValueError(
+        "a network is a Flax Linen or NNX module or a pair of functions (init, apply), not a "
+        f"{type(network).__name__}"
+    )
+
+
+def _only_parameters(extra: list[str]) -> None:
+    if extra:
+        raise ValueError(
+            f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples "
+            "of a batch, so no per-example gradient exists and clipping bounds nothing: "
+            "use GroupNorm or LayerNorm"
+        )
+
+
+def _linen(module: nn.Module) -> tuple[Init, Apply]:
+    def init(key: Array, inputs: Array) -> Params:
+        variables = module.init(key, inputs)
+        _only_parameters(sorted(set(variables) - {"params"}))
+        return variables["params"]
+
+    def apply(params: Params, inputs: Array) -> Array:
+        factors = params.get(lora.NAME, {})
+        of_module = {k: v for k, v in params.items() if k != lora.NAME} if factors else params
+        added = nn.intercept_methods(lora.added(factors)) if factors else contextlib.nullcontext()
+        with added:
+            made: Array = module.apply({"params": of_module}, inputs)  # type: ignore[assignment]
+        return made
+
+    return init, apply
+
+
+def _nnx(module: object) -> tuple[Init, Apply]:
+    """Parameters by names, like Linen's: "layers/0/kernel" is of the first in a list `layers`."""
+    from flax import nnx
+
+    graph, parameters, *rest = nnx.split(module, nnx.Param, ...)
+    _only_parameters(
+        sorted({type(x).__name__ for kept in rest for _, x in nnx.to_flat_state(kept)})
+    )
+    begun = nnx.to_pure_dict(parameters)
+
+    def init(key: Array, inputs: Array) -> Params:
+        del key, inputs
+        return _by_names(begun)
+
+    def apply(params: Params, inputs: Array) -> Array:
+        given = jax.tree.map(lambda x: x, parameters)
+        nnx.replace_by_pure_dict(given, _as_nested(begun, params))
+        made: Array = nnx.merge(graph, given, *rest)(inputs)  # type: ignore[operator]
+        return made
+
+    return init, apply
+
+
+def _by_names(nested: PyTree) -> PyTree:
+    if not isinstance(nested, dict):
+        return nested
+    return {str(k): _by_names(v) for k, v in nested.items()}
+
+
+def _as_nested(like: PyTree, named: PyTree) -> PyTree:
+    """`_by_names`, undone: the keys are those of `like` again."""
+    return (
+        {k: _as_nested(v, named[str(k)]) for k, v in like.items()}
+        if isinstance(like, dict)
+        else named
+    )

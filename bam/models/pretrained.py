@@ -1,0 +1,112 @@
+"""Weights of timm and Hugging Face transformers under the names, and in the layouts, used here.
+
+Both libraries are PyTorch's: a linear layer's weight is `[out, in]` there, a convolution's
+`[out, in, h, w]`.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+# What a name in a file is here; of transformers' attention, whose three matrices are one here, the
+# last part says which. The first of a library's own patterns that matches the whole name decides.
+VIT_TIMM = {
+    r"cls_token": "class_token",
+    r"pos_embed": "position",
+    r"patch_embed\.proj\.(\w+)": r"patch/\1",
+    r"blocks\.(\d+)\.(norm[12])\.(\w+)": r"block_\1/\2/\3",
+    r"blocks\.(\d+)\.attn\.(qkv|proj)\.(\w+)": r"block_\1/\2/\3",
+    r"blocks\.(\d+)\.mlp\.(fc[12])\.(\w+)": r"block_\1/\2/\3",
+    r"norm\.(\w+)": r"norm/\1",
+    r"head\.(\w+)": r"head/\1",
+}
+_LAYER = r"(?:vit\.)?(?:encoder\.)?layers?\.(\d+)\."
+VIT_TRANSFORMERS = {
+    r"(?:vit\.)?embeddings\.cls_token": "class_token",
+    r"(?:vit\.)?embeddings\.position_embeddings": "position",
+    r"(?:vit\.)?embeddings\.patch_embeddings\.projection\.(\w+)": r"patch/\1",
+    _LAYER + r"layernorm_before\.(\w+)": r"block_\1/norm1/\2",
+    _LAYER + r"layernorm_after\.(\w+)": r"block_\1/norm2/\2",
+    _LAYER + r"attention\.attention\.(query|key|value)\.(\w+)": r"block_\1/qkv/\3 \2",
+    _LAYER + r"attention\.([qkv])_proj\.(\w+)": r"block_\1/qkv/\3 \2",
+    _LAYER + r"attention\.(?:output\.dense|o_proj)\.(\w+)": r"block_\1/proj/\2",
+    _LAYER + r"(?:intermediate\.dense|mlp\.fc1)\.(\w+)": r"block_\1/fc1/\2",
+    _LAYER + r"(?:output\.dense|mlp\.fc2)\.(\w+)": r"block_\1/fc2/\2",
+    r"(?:vit\.)?layernorm\.(\w+)": r"norm/\1",
+    r"classifier\.(\w+)": r"head/\1",
+}
+RESNET_TIMM = {
+    r"conv1\.(\w+)": r"stem/conv/\1",
+    r"bn1\.(\w+)": r"stem/norm/\1",
+    r"layer(\d)\.(\d+)\.conv(\d)\.(\w+)": r"layer\1_\2_\3/conv/\4",
+    r"layer(\d)\.(\d+)\.bn(\d)\.(\w+)": r"layer\1_\2_\3/norm/\4",
+    r"layer(\d)\.(\d+)\.downsample\.0\.(\w+)": r"layer\1_\2_skip/conv/\3",
+    r"layer(\d)\.(\d+)\.downsample\.1\.(\w+)": r"layer\1_\2_skip/norm/\3",
+    r"fc\.(\w+)": r"head/\1",
+}
+# A name that only files of this kind have -> the patterns of all of their names.
+KINDS = {
+    r"blocks\.0\.attn\.qkv\.weight": VIT_TIMM,
+    r"(vit\.)?embeddings\.cls_token": VIT_TRANSFORMERS,
+    r"layer1\.0\.conv1\.weight": RESNET_TIMM,
+}
+QUERY_KEY_VALUE = ("q", "k", "v")
+
+
+def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights as a model here has them, if their names are another library's; else as they are.
+
+    Names that no pattern has are left alone: whoever loads them says that they are too many.
+
+    Raises:
+      ValueError: for weights of a model with BatchNorm, with what takes its place.
+
+    Examples:
+      >>> made = renamed({"layer1.0.conv1.weight": np.zeros((8, 4, 3, 3)), "fc.bias": np.ones(2)})
+      >>> {name: x.shape for name, x in made.items()}
+      {'layer1_0_1/conv/kernel': (3, 3, 4, 8), 'head/bias': (2,)}
+    """
+    patterns = next(
+        (of for mark, of in KINDS.items() if any(re.fullmatch(mark, x) for x in named)), None
+    )
+    if any(name.endswith("running_mean") for name in named):
+        raise ValueError(
+            "these weights are of a model with BatchNorm, which mixes the examples of a batch: "
+            "take ones that were trained with GroupNorm, such as timm's resnet50_gn"
+        )
+    if patterns is None:
+        return dict(named)
+    made: dict[str, np.ndarray] = {}
+    apart: dict[str, dict[str, np.ndarray]] = {}
+    for name, value in named.items():
+        path, _, which = _path_of(name, patterns).partition(" ")
+        path, value = _laid_out(path, value)
+        if which:
+            apart.setdefault(path, {})[which[0]] = value
+        else:
+            made[path] = value
+    for path, three in apart.items():
+        if three.keys() == set(QUERY_KEY_VALUE):
+            made[path] = np.concatenate([three[x] for x in QUERY_KEY_VALUE], axis=-1)
+    return made
+
+
+def _path_of(name: str, patterns: Mapping[str, str]) -> str:
+    for pattern, path in patterns.items():
+        if found := re.fullmatch(pattern, name):
+            return found.expand(path)
+    return name
+
+
+def _laid_out(path: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+    """A PyTorch weight as Flax has it: a matrix of inputs by outputs, a scale of a norm."""
+    if not path.endswith("/weight"):
+        return path, value
+    path = path.removesuffix("weight")
+    if value.ndim == 1:
+        return path + "scale", value
+    value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
+    if path == "patch/":  # a product with each patch's pixels in one row
+        value = value.reshape(-1, value.shape[-1])
+    return path + "kernel", np.ascontiguousarray(value)

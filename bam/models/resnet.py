@@ -1,0 +1,67 @@
+"""ResNet-18 and ResNet-50 with GroupNorm, with the arithmetic of timm's weights."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bam.models.layers import Conv, group_norm
+
+
+class ResNet(nn.Module):
+    """A ResNet for images of ImageNet's size: a stem of stride 4 and four stages.
+
+    GroupNorm(32) stands where BatchNorm did, which mixes examples. With `bottleneck` a block is
+    1×1, 3×3, 1×1 with four times the features at its end; else two 3×3. `width` scales all. With
+    0 classes there is no head, and the mean of the last stage is returned.
+
+    Source: He et al. 2016; GroupNorm of Wu and He 2018, as timm's `resnet50_gn`.
+    """
+
+    num_classes: int
+    width: int = 64
+    blocks: Sequence[int] = (2, 2, 2, 2)
+    bottleneck: bool = False
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of images."""
+        x = nn.relu(self._conv("stem", self.width, 7, 2)(images))
+        around = ((0, 0), (1, 1), (1, 1), (0, 0))
+        x = jnp.pad(x, around)  # zeros are below or at every activation
+        x = nn.max_pool(x, (3, 3), (2, 2))
+        for stage, num_blocks in enumerate(self.blocks):
+            for block in range(num_blocks):
+                stride = 2 if stage and not block else 1
+                x = self._block(f"layer{stage + 1}_{block}", x, self.width * 2**stage, stride)
+        x = jnp.mean(x, axis=(1, 2))
+        return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
+
+    def _block(self, name: str, x: Array, features: int, stride: int) -> Array:
+        """As PyTorch has it since 2017: the 3×3 convolution strides, not the 1×1 before it."""
+        out = 4 * features if self.bottleneck else features
+        layers = [(features, 3, stride), (out, 3, 1)]
+        if self.bottleneck:
+            layers = [(features, 1, 1), (features, 3, stride), (out, 1, 1)]
+        made = x
+        for i, (width, size, step) in enumerate(layers):
+            made = nn.relu(made) if i else made
+            made = self._conv(f"{name}_{i + 1}", width, size, step)(made)
+        if stride > 1 or x.shape[-1] != out:
+            x = self._conv(f"{name}_skip", out, 1, stride)(x)
+        return nn.relu(made + x)
+
+    def _conv(self, name: str, features: int, size: int, stride: int) -> nn.Module:
+        return _ConvNorm(features, size, stride, name=name)
+
+
+class _ConvNorm(nn.Module):
+    features: int
+    kernel_size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
+        conv = Conv(self.features, self.kernel_size, self.stride, symmetric=True, name="conv")
+        return group_norm(32, self.features, name="norm")(conv(x))
