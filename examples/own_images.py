@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bam.data import importing
+from bam.data import importing, listing
 from bam.privacy.accounting import rounded_up
 from bam.release import export
 from bam.training import loop
@@ -44,7 +44,7 @@ def main(num: int = 600, num_steps: int = 60) -> tuple[dict, str]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_photographs(folder / "photographs", num)
-        examples = importing.in_class_folders(folder / "photographs")
+        examples = listing.in_class_folders(folder / "photographs")
         options = importing.Options(16, 1, ("disc", "square"), test_share=0.2, strict=False)
         importing.run(folder / "photographs", examples, folder / "data", options)
         config = digits.get_config("dp_sgd")

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from bam.cli import console, plotting
 from bam.cli.plotting import plt
 from bam.data import augment
-from bam.training import registry
+from bam.training import loading
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
 _OUT = flags.DEFINE_string("out", "", "PNG file to write")
@@ -26,7 +26,7 @@ def main() -> None:
     with console.one_line_errors():
         console.check_writable(_OUT.value)
         config = _CONFIG.value
-        dataset = registry.make_dataset(config.dataset)
+        dataset = loading.make_dataset(config.dataset)
         options = {k: config.augment[k] for k in ("shift", "flip")}
         augment.check(config.augment.views, **options)
         rows = []

@@ -230,7 +230,9 @@ def test_parquet_columns_of_other_names_or_types_are_refused(folder):
     fails("column img is int64, not a struct with bytes", "cifar10", "parquet", folder)
     structs = [{"bytes": b"", "path": ""}]
     pq.write_table(pa.table({"img": structs, "label": [0.5]}), train)
-    fails("column label is double, not an integer", "cifar10", "parquet", folder)
+    fails("has 1 classes, expected 10", "cifar10", "parquet", folder)
+    pq.write_table(pa.table({"img": structs, "label": ["cat"]}), train)
+    fails("column label is string, not an integer or a number", "cifar10", "parquet", folder)
 
 
 # Official archives, in miniature: two rows a batch, and their own checksums and row counts.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bam import files, named
-from bam.training import loop, registry, rundir
+from bam.training import loading, loop, registry, rundir
 from configs import extensions
 from examples import own_images, with_equinox, with_flax, with_jax_privacy, with_nnx
 from tests.cases import mostly
@@ -130,7 +130,7 @@ def with_own(section, **options):
 def test_a_key_that_is_set_is_passed_to_a_function_of_ones_own_be_it_false_or_zero():
     config = with_own("dataset", shuffle=False, skip=0, scale=0.0, note="")
     name = "{'note': '', 'scale': 0.0, 'shuffle': False, 'skip': 0}"
-    assert registry.make_dataset(config.dataset).name == name
+    assert loading.make_dataset(config.dataset).name == name
 
     assert registry.make_features(tiny("dp_sgd").features) is None
     images = np.arange(8.0).reshape(1, 2, 4, 1)

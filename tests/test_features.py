@@ -18,7 +18,7 @@ from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.data.sources import photographs
 from bam.release import export
-from bam.training import finetune, loop, registry
+from bam.training import finetune, loading, loop
 from bam.training.backbone import backbone
 from configs import digits
 
@@ -43,7 +43,7 @@ def config_on(cache, **overrides):
 
 @pytest.fixture(autouse=True)
 def forget():
-    registry._datasets.clear()
+    loading._datasets.clear()
 
 
 def test_scattering_is_kymatios():
@@ -126,7 +126,7 @@ def test_groups_that_do_not_divide_are_refused():
 def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
     said = []
     config = config_on(tmp_path / "kept")
-    first = registry.make_dataset(config.dataset, config.features, said.append)
+    first = loading.make_dataset(config.dataset, config.features, said.append)
     assert [line.split(",")[0] for line in said] == [
         "features of 1",
         "features of 360 images",
@@ -134,8 +134,8 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
     written = sorted((tmp_path / "kept").iterdir())
     assert len(written) == 2
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written)
-    registry._datasets.clear()
-    second = registry.make_dataset(config.dataset, config.features, said.append)
+    loading._datasets.clear()
+    second = loading.make_dataset(config.dataset, config.features, said.append)
     assert len(said) == 2
     for a, b in zip(first.train, second.train, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -149,7 +149,7 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "other numbers", "empty", "pickle", "zip", "header"])
 def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
     config = config_on(tmp_path)
-    first = registry.make_dataset(config.dataset, config.features)
+    first = loading.make_dataset(config.dataset, config.features)
     for path in tmp_path.iterdir():
         whole = path.read_bytes()
         if damage == "cut":
@@ -164,9 +164,9 @@ def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
             np.save(path, np.array([{}], dtype=object), allow_pickle=True)
         else:
             np.save(path, np.load(path) + 1)
-    registry._datasets.clear()
+    loading._datasets.clear()
     said = []
-    again = registry.make_dataset(config.dataset, config.features, said.append)
+    again = loading.make_dataset(config.dataset, config.features, said.append)
     np.testing.assert_array_equal(first.train.images, again.train.images)
     assert sum("computed again" in line for line in said) == 2
 
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
     config = config_on(tmp_path / "file" / "below")
-    found = registry.make_dataset(config.dataset, config.features, said.append)
+    found = loading.make_dataset(config.dataset, config.features, said.append)
     assert found.train.images.shape == (1437, 2, 2, 81)
     assert any("not kept" in line for line in said)
 
@@ -289,8 +289,8 @@ def test_features_that_cannot_be_are_refused(feature_map, match):
 
 def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path):
     config = config_on(tmp_path, **{"dataset.holdout": 100})
-    of_features = registry.make_dataset(config.dataset, config.features)
-    of_images = registry.make_dataset(config.dataset)
+    of_features = loading.make_dataset(config.dataset, config.features)
+    of_images = loading.make_dataset(config.dataset)
     for a, b in ((of_features.train, of_images.train), (of_features.test, of_images.test)):
         np.testing.assert_array_equal(a.labels, b.labels)
         expected = scattering(9)(b.images[:20].astype(np.float32) / 255)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.data import datasets, importing
+from bam.data import datasets, importing, listing
 from bam.data.common import DataError
 from bam.data.sources import parquet
 from tests.cases import run_command
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def made(folder, out, options=OPTIONS, **more):
-    return importing.run(folder, importing.in_class_folders(folder), out, options, **more)
+    return importing.run(folder, listing.in_class_folders(folder), out, options, **more)
 
 
 def contents(out):
@@ -86,7 +86,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
 
 def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
     sides = lambda: {  # noqa: E731
-        x.file: importing._side(x, 0.25) for x in importing.in_class_folders(folder)
+        x.file: importing._side(x, 0.25) for x in listing.in_class_folders(folder)
     }
     before = sides()
     picture(50).save(folder / "disc" / "more.png")
@@ -109,14 +109,14 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
         str(x.relative_to(folder)) for x in folder.rglob("*.*") if x.stat().st_size > 160
     )
     rows = [f"{file},{file.split('/')[0]},person {i // 3}," for i, file in enumerate(files)]
-    examples = importing.in_table(folder, table(tmp_path, rows), COLUMNS)
+    examples = listing.in_table(folder, table(tmp_path, rows), COLUMNS)
     manifest = importing.run(folder, examples, tmp_path / "out", OPTIONS)
     assert manifest["ids"] == "user"
     ids = parquet.read_ids(tmp_path / "out", "user")
     assert len(ids) == manifest["num_examples"]["train"] and len(set(ids.tolist())) > 5
     assert len(ids) % 3 in (0, len(files) % 3)  # whole users
     both = [
-        importing.Example(files[i], "disc", "one", side) for i, side in enumerate(("train", "test"))
+        listing.Example(files[i], "disc", "one", side) for i, side in enumerate(("train", "test"))
     ]
     with pytest.raises(DataError, match="user 'one' has images in both splits"):
         importing.check(both, OPTIONS)
@@ -135,7 +135,7 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
 )  # fmt: skip
 def test_a_table_that_cannot_be_is_one_line(folder, tmp_path, rows, columns, message):
     with pytest.raises(DataError, match=message):
-        importing.in_table(folder, table(tmp_path, rows), columns)
+        listing.in_table(folder, table(tmp_path, rows), columns)
 
 
 def test_folders_and_labels_that_cannot_be_are_one_line_and_nothing_is_written(folder, tmp_path):
@@ -144,7 +144,7 @@ def test_folders_and_labels_that_cannot_be_are_one_line_and_nothing_is_written(f
         if name == "one":
             picture(0).save(folder / name / "0.png")
         with pytest.raises(DataError, match=message):
-            importing.in_class_folders(folder)
+            listing.in_class_folders(folder)
         for file in (folder / name).iterdir():
             file.unlink()
         (folder / name).rmdir()

@@ -24,7 +24,7 @@ from bam.cli import console
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives, parquet, safe_pickle
-from bam.training import registry, trainer
+from bam.training import loading, trainer
 from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests import prepared_folder
@@ -479,9 +479,9 @@ def test_a_config_says_how_many_classes_there_are(folder):
     config = digits.get_config("dp_sgd")
     config.dataset.update({"name": "folder", "path": str(folder)})
     with pytest.raises(ValueError, match=r"--config\.dataset\.num_classes"):
-        registry.make_dataset(config.dataset)
+        loading.make_dataset(config.dataset)
     config.dataset.num_classes = 8
-    assert registry.make_dataset(config.dataset).num_classes == 8
+    assert loading.make_dataset(config.dataset).num_classes == 8
 
 
 # Which examples are private.

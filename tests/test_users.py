@@ -20,7 +20,7 @@ from bam.data.sources import parquet
 from bam.privacy import groups, statement, tradeoff, units
 from bam.release import export
 from bam.training import config as base
-from bam.training import examples, loop, registry, rundir, trainer
+from bam.training import examples, loading, loop, registry, rundir, trainer
 from tests.cases import assert_same_bits, norm64, random_images
 
 IMAGES = random_images("toy", 12, 6, 0.4, 0.3)
@@ -161,7 +161,7 @@ def test_every_example_of_a_user_has_views_of_its_own():
     grouped = users.grouped(alike, 6)
     placed = datasets.Split(*map(jnp.asarray, grouped.train))
     made = examples.example_at(config, grouped, placed, jnp.int32(0))
-    found = jax.jit(made)(jax.random.key(0), jnp.int32(0))
+    found = jax.jit(made)(jax.random.key(0), (jnp.int32(0),))
     like = registry.example_like(config, (4, 4, 1))
     assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()
@@ -292,7 +292,7 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
     def load(column):
         config = config_of(size=3, **{"dataset.name": "folder", "dataset.path": str(tmp_path)})
         config.dataset.update({"groups": column, "num_classes": 3})
-        return registry.make_dataset(config.dataset, config.features)
+        return loading.make_dataset(config.dataset, config.features)
 
     np.testing.assert_array_equal(load("number").users, IDS)
     np.testing.assert_array_equal(load("number").train.images, IMAGES.train.images)

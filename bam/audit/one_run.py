@@ -38,7 +38,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.training import loop, registry
+from bam.training import loading, loop, registry
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 from bam.training.trainer import build as build_trainer
@@ -98,7 +98,9 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
         options = {"method": method, "num_canaries": num_canaries}
         config.method = ConfigDict({"name": "bam.audit.one_run:with_canaries"} | options)
     config.diagnostics.every = 0
-    dataset = registry.make_dataset(config.dataset, config.features)
+    dataset = loading.make_dataset(config.dataset, config.features)
+    if datasets.streams(dataset):
+        raise ValueError("one run is audited on data in memory: set dataset.memory=device")
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
@@ -181,7 +183,7 @@ def run(
         return state
 
     result = loop.train(built.with_step(scored_step), seed, on_row=on_row)
-    return OneRun(scores, included, result.summary["test_accuracy"])
+    return OneRun(scores, included, result.summary["test_accuracy"] or 0.0)
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:

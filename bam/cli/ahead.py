@@ -20,7 +20,7 @@ from bam.data.sources import archives
 from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
-from bam.training import finetune, registry, trainer, tuning
+from bam.training import finetune, loading, registry, trainer, tuning
 
 
 class Compiled(NamedTuple):
@@ -84,7 +84,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[J
 def _dataset(section: ConfigDict) -> datasets.Dataset:
     """The data set, or blank images, as many, of a public one that need not be there."""
     if section.name not in archives.ROWS or section.path:
-        return registry.make_dataset(section)
+        return loading.make_dataset(section)
     blank, holdout = datasets.stand_in(section.name), section.holdout
     if holdout >= len(blank.train.labels):
         return datasets.hold_out(blank, holdout)  # says what is wrong

@@ -20,7 +20,7 @@ from absl import flags
 from rich.progress import Progress
 
 from bam.cli import console, tables
-from bam.data import importing
+from bam.data import importing, listing
 from bam.data.common import Split
 from bam.data.sources import parquet
 
@@ -29,9 +29,12 @@ _SIZE = flags.DEFINE_integer("size", 32, "height and width of the images, in pix
 _CHANNELS = flags.DEFINE_enum("channels", "3", ["1", "3"], "1: grey; 3: colour")
 _LABELS = flags.DEFINE_string("labels", "", "CSV or Parquet file with a row for each image")
 _FILE = flags.DEFINE_string("file_column", "file", "of --labels: path of the image in FOLDER")
-_LABEL = flags.DEFINE_string("label_column", "label", "of --labels: name of the class")
+_LABEL = flags.DEFINE_string(
+    "label_column", "label", "of --labels: name of the class; several columns: zeros and ones"
+)
 _USER = flags.DEFINE_string("user_column", "", "of --labels: whose image it is; '': not known")
 _SPLIT = flags.DEFINE_string("split_column", "", "of --labels: train or test; '': drawn by hash")
+_NUMBER = flags.DEFINE_bool("number", False, "labels are numbers, not names of classes")
 _CLASSES = flags.DEFINE_list("classes", "", "public names of the classes; '': the folders' names")
 _TEST = flags.DEFINE_float("test", 0.2, "share of users, or of images, for the test split", 0, 1)
 _STRICT = flags.DEFINE_bool("strict", False, "refuse a file that cannot be read; else leave it out")
@@ -52,19 +55,25 @@ def import_folder(folder: Path) -> None:
     """Writes the data set, and says what became of the images."""
     if not _OUT.value:
         raise ValueError("--out is required: folder for the data set")
+    several = _LABEL.value.split(",")[1:] != []
+    kind = "number" if _NUMBER.value else "several" if several else "class"
     if _LABELS.value:
-        if not _CLASSES.value:
+        if not (_CLASSES.value or several or _NUMBER.value):
             raise ValueError("--labels needs --classes: their names are public, the labels are not")
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
-        examples = importing.in_table(folder, Path(_LABELS.value), columns)
+        examples = listing.in_table(folder, Path(_LABELS.value), columns)
     else:
-        examples = importing.in_class_folders(folder)
+        examples = listing.in_class_folders(folder)
+    classes = _CLASSES.value or sorted({x.label for x in examples})
+    if kind != "class":
+        classes = _LABEL.value.split(",") if several else []
     options = importing.Options(
+        kind=kind,
         size=_SIZE.value,
         channels=int(_CHANNELS.value),
-        classes=tuple(_CLASSES.value or sorted({x.label for x in examples})),
+        classes=tuple(classes),
         test_share=_TEST.value,
         strict=_STRICT.value,
     )
@@ -75,12 +84,16 @@ def import_folder(folder: Path) -> None:
         manifest = importing.run(folder, examples, out, options, workers, on_shard)
     for file, why in manifest["left_out"].items():
         print(f"left out: {file} ({why.rpartition(': ')[2]})")
-    train, test = (manifest["num_examples"][split] for split in importing.SPLITS)
+    train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
         f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "
         f"{len(options.classes)} classes\ntrain on them: --config.dataset.name=folder "
         f"--config.dataset.path={out}"
         + (" --config.dataset.groups=user" if manifest["ids"] else "")
+        + {
+            "several": " --config.loss.name=binary",
+            "number": " --config.loss.name=squared_error",
+        }.get(kind, "")
     )
 
 
@@ -88,14 +101,16 @@ def show(data: Path) -> None:
     """Prints what is public of a data set, then what is not; draws some images with --out."""
     manifest = importing.read_manifest(data)
     shape = " × ".join(str(size) for size in manifest["shape"])
-    train, test, num_classes = parquet.read(data)
+    train, test, _ = parquet.read(data, stays=lambda num_bytes: True)
+    names = manifest["classes"]
     print(
         f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; "
-        f"{num_classes} classes; {len(manifest['left_out'])} files left out"
+        f"{len(names)} classes; {len(manifest['left_out'])} files left out"
     )
-    counts = [np.bincount(split.labels, minlength=num_classes) for split in (train, test)]
-    rows = list(zip(manifest["classes"], *(x.tolist() for x in counts), strict=True))
-    tables.show(tables.text("class", "train", "test"), [[str(x) for x in row] for row in rows])
+    if names:
+        counts = [_counts(np.asarray(split.labels), len(names)) for split in (train, test)]
+        rows = list(zip(names, *counts, strict=True))
+        tables.show(tables.text("class", "train", "test"), [[str(x) for x in row] for row in rows])
     print("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
@@ -109,23 +124,29 @@ def show(data: Path) -> None:
         print(f"{_OUT.value}: images of persons, not to be published")
 
 
+def _counts(labels: np.ndarray, num_classes: int) -> list[int]:
+    """Images of each class, or that have each of several labels."""
+    several = labels.ndim == 2
+    found = labels.sum(axis=0) if several else np.bincount(labels, minlength=num_classes)
+    return [int(x) for x in found]
+
+
 def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
     """A contact sheet: a row of up to eight images of each of the first twelve classes."""
     from bam.cli import plotting
 
-    images, labels = np.asarray(split.images), np.asarray(split.labels)
-    if images.shape[-1] == 1:
-        images = images[..., 0]
-    chosen = [np.flatnonzero(labels == k)[:8] for k in range(min(12, len(classes)))]
+    images, labels = split.images, np.asarray(split.labels)
+    is_of = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
+    chosen = [np.flatnonzero(x)[:8] for x in is_of][:12] or [np.arange(min(8, len(labels)))]
     figure, axes = plotting.plt.subplots(
         len(chosen), 8, figsize=(7, 0.95 * len(chosen) + 0.2), squeeze=False, layout="constrained"
     )
-    for row, name, line in zip(chosen, classes, axes, strict=False):
-        line[0].set_title(name, fontsize=9, loc="left")
+    for number, (row, line) in enumerate(zip(chosen, axes, strict=True)):
+        line[0].set_title(classes[number] if classes else "", fontsize=9, loc="left")
         for axis in line:
             axis.set_axis_off()
         for axis, index in zip(line, row, strict=False):
-            axis.imshow(images[index], cmap="gray", vmin=0, vmax=255)
+            axis.imshow(images[[index]][0].squeeze(), cmap="gray", vmin=0, vmax=255)
     plotting.save(figure, path)
 
 

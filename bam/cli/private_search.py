@@ -61,6 +61,8 @@ def as_trial(config: ConfigDict) -> ConfigDict:
     """A setting's config, whose ε becomes that of the whole search as the flags describe it."""
     if not config.checkpoint.every:
         raise ValueError("--private keeps the chosen weights: set checkpoint.every above 0")
+    if config.loss.name != "cross_entropy":
+        raise ValueError("--private counts images that are classified right: loss cross_entropy")
     trial = config.copy_and_resolve_references()
     trial.accountant, trial.eval.every, trial.diagnostics.every = "rdp", 0, 0
     with trial.unlocked():

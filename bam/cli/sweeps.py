@@ -56,8 +56,8 @@ def read(folder: Path) -> Run:
     metrics = folder / "metrics.jsonl"
     rows = [files.as_object(x, metrics) for x in metrics.read_text(encoding="utf-8").splitlines()]
     config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
-    if "test_accuracy" not in summary:
-        raise ValueError(f"{folder / 'summary.json'} is damaged: no test_accuracy")
+    if summary.get("test_accuracy") is None:
+        raise ValueError(f"{folder / 'summary.json'} has no test_accuracy to compare")
     return Run(config, rows, summary)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
     except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
         sys.exit(console.STOPPED)
-    show(f"test accuracy {result.summary['test_accuracy']:.2%}; files in {_WORKDIR.value}")
+    show(f"{', '.join(judged(result.summary))}; files in {_WORKDIR.value}")
 
 
 def describe(experiment: loop.Trainer) -> str:
@@ -113,14 +113,24 @@ def devices_of(experiment: loop.Trainer) -> str:
     return f"{many}{devices.name()}{several}"
 
 
+def judged(row: dict) -> list[str]:
+    """What test data say of a model, by its loss's own figures: of one without any, the loss."""
+    accuracy = row.get("test_accuracy")
+    shown = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
+    own = [x for x in row if x.startswith("test_") and "/" not in x]
+    own = [x for x in own if x not in ("test_accuracy", "test_loss")]
+    if "test_loss" in row and not (own or shown):
+        own = ["test_loss"]
+    return shown + [f"{name.replace('_', ' ')} {row[name]:.4f}" for name in own]
+
+
 def describe_row(row: dict) -> str:
     """One line of progress."""
     spent = (
         "not private" if row["epsilon"] is None else f"epsilon {rounded_up(row['epsilon'], '.3f')}"
     )
     parts = [f"step {row['step']:>6}", spent]
-    if "test_accuracy" in row:
-        parts.append(f"test accuracy {row['test_accuracy']:.2%}")
+    parts += judged(row)
     if "not_private/bias_norm" in row:
         parts.append(
             f"bias {row['not_private/bias_norm']:.3f} "

@@ -9,10 +9,10 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Int32, Num, UInt8
 
 from bam.extras import needs
 
@@ -33,14 +33,15 @@ class Split(NamedTuple):
     """Images and labels of one split.
 
     Attributes:
-      images: `[N, height, width, channels]`, uint8; features of images (`bam.data.features`) are
+      images: `[N, height, width, channels]`, uint8, in memory or in files
+        (`bam.data.stream.StoredImages`); features of images (`bam.data.features`) are
         float16. A tabular set is float32 `[N, 1, 1, features]`: one pixel with a channel per
         feature, in the features' own units.
-      labels: `[N]` int32, from 0.
+      labels: `[N]` int32, from 0; of other losses (`bam.models.losses`) what they need.
     """
 
-    images: UInt8[np.ndarray | Array, "n h w c"] | Float[np.ndarray | Array, "n h w c"]
-    labels: Int32[np.ndarray | Array, " n"]
+    images: Any
+    labels: Num[np.ndarray | Array, "n ..."]
 
 
 def read_file(file: Path, limit: int) -> bytes:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float32, Integer, Num
 from bam import files
 from bam.data.common import DataError, Split
 from bam.data.sources import archives, builtin, parquet, prepared
+from bam.data.stream import StoredImages, select
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
@@ -21,14 +22,18 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Bytes of the decoded training images -> whether images stay in their files.
+Stays = Callable[[int], bool]
+
+
 class Dataset(NamedTuple):
     """A data set and the public constants that normalise it.
 
     Attributes:
       name: as given to `load`; of a custom set the folder's name.
-      train: the private split.
+      train: the private split; its images may stay in their files (`stream.StoredImages`).
       test: the held-out split, used for reporting only.
-      num_classes: number of classes.
+      num_classes: number of classes; of other labels, the numbers that a network makes of an image.
       mean: `[channels]`, of pixel values scaled to [0, 1] or of float features as they are. Public:
         published statistics of well-known sets or round numbers, never computed from the files
         that are read; ε does not cover what the published ones say of their training sets.
@@ -81,6 +86,7 @@ def load(
     source: str | None = None,
     path: str | os.PathLike[str] | None = None,
     num_classes: int = 0,
+    stays: Stays = lambda num_bytes: False,
 ) -> Dataset:
     """Loads a data set by name from one of its sources. Nothing is ever downloaded.
 
@@ -98,6 +104,8 @@ def load(
         variable TFDS_DATA_DIR or else `~/tensorflow_datasets`.
       num_classes: of a "folder", if its files do not name the classes, see `parquet.read`; 0: as
         they are named, or as it is known.
+      stays: `bytes of the decoded training images -> whether images stay in their files`, of
+        sources "parquet" and "tfds" (`bam.data.stream`).
 
     Raises:
       DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
@@ -127,12 +135,12 @@ def load(
     where = where or Path()
 
     if facts is None:
-        train, test, num_classes = parquet.read(where, num_classes=num_classes)
+        train, test, num_classes = parquet.read(where, num_classes=num_classes, stays=stays)
         channels = train.images.shape[-1]
         mean, std = np.full(channels, CUSTOM_MEAN), np.full(channels, CUSTOM_STD)
         name = where.resolve().name
     else:
-        train, test = _READERS[source](name, where)
+        train, test = _READERS[source](name, where, stays)
         num_classes, mean, std = facts.num_classes, np.asarray(facts.mean), np.asarray(facts.std)
         for split, images in (("train", train.images), ("test", test.images)):
             if images.shape[1:] != facts.shape:
@@ -156,8 +164,16 @@ def fingerprint(key: bytes, *splits: Split) -> str:
     """Keyed BLAKE2 of some splits' bytes: without the key it confirms no guess at a row."""
     mac = hashlib.blake2b(key=key, digest_size=16)
     for array in itertools.chain(*splits):
+        if isinstance(array, StoredImages):
+            mac.update(array.digest)
+            continue
         mac.update(np.ascontiguousarray(array).view(np.uint8).data)
     return mac.hexdigest()
+
+
+def streams(dataset: Dataset) -> bool:
+    """Whether the training images stay in their files."""
+    return isinstance(dataset.train.images, StoredImages)
 
 
 def stand_in(name: str) -> Dataset:
@@ -200,17 +216,16 @@ def prepare(
     return inputs / jnp.maximum(1.0, norm / input_clip_norm)
 
 
-def check(dataset: Dataset) -> None:
-    """Refuses, with a DataError, data in memory that cannot be trained on; a class may be empty."""
-    if dataset.num_classes < 2:
-        raise DataError(f"at least 2 classes are needed, got {dataset.num_classes}")
+def check(
+    dataset: Dataset, of_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: ""
+) -> None:
+    """Refuses, with a DataError, data that cannot be trained on; a class may be empty.
+
+    `of_labels` says what is wrong with labels, as a `bam.models.losses.Loss` does.
+    """
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
         if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):
             raise DataError(f"{name} images and labels must be arrays")
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(
-                f"{name} labels of {labels.dtype} and shape {labels.shape}; expected integers [N]"
-            )
         if len(images) != len(labels):
             raise DataError(f"{len(images)} {name} images but {len(labels)} labels")
         if len(labels) == 0:
@@ -220,14 +235,10 @@ def check(dataset: Dataset) -> None:
                 f"{name} images of shape {images.shape}; expected [N, height, width, channels], "
                 "one size for all"
             )
-        bad = (labels < 0) | (labels >= dataset.num_classes)
-        if bad.any():
-            raise DataError(
-                f"{name} label {labels[bad][0]} of row {np.flatnonzero(bad)[0]} is not from 0 to "
-                f"{dataset.num_classes - 1}"
-            )
+        if wrong := of_labels(np.asarray(labels), dataset.num_classes):
+            raise DataError(f"{name} {wrong}")
     ids = getattr(dataset, "users", None)
-    rows = dataset.train.labels.shape
+    rows = dataset.train.labels.shape[:1]
     if ids is not None and not (
         np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
     ):
@@ -264,7 +275,7 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
         raise ValueError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
     aside = np.zeros(total, bool)
     aside[np.argsort(_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
-    train, test = (Split(*(x[rows] for x in dataset.train)) for rows in (~aside, aside))
+    train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in (~aside, aside))
     return dataset._replace(train=train, test=test)
 
 
@@ -282,19 +293,20 @@ def _hashes(split: Split) -> np.ndarray:
     return np.frombuffer(b"".join(digests), ">u8")
 
 
-def _sklearn(name: str, path: Path) -> tuple[Split, Split]:
-    del path
+def _sklearn(name: str, path: Path, stays: Stays) -> tuple[Split, Split]:
+    del path, stays
     return {"digits": builtin.digits, "breast_cancer": builtin.breast_cancer}[name]()
 
 
-def _parquet(name: str, path: Path) -> tuple[Split, Split]:
-    train, test, _ = parquet.read(path, DATASETS[name].shape, DATASETS[name].num_classes)
+def _parquet(name: str, path: Path, stays: Stays) -> tuple[Split, Split]:
+    facts = DATASETS[name]
+    train, test, _ = parquet.read(path, facts.shape, facts.num_classes, stays)
     return train, test
 
 
-_READERS: dict[str, Callable[[str, Path], tuple[Split, Split]]] = {
+_READERS: dict[str, Callable[[str, Path, Stays], tuple[Split, Split]]] = {
     "sklearn": _sklearn,
     "tfds": prepared.read,
     "parquet": _parquet,
-    "archive": archives.read,
+    "archive": lambda name, path, stays: archives.read(name, path),
 }

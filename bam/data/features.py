@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,13 @@ from jaxtyping import Array, Float, Float16, Num
 
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
+from bam.data.stream import StoredImages
 from bam.files import to_disk
 
 # Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
 FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
 
+Images: TypeAlias = np.ndarray | Array | StoredImages
 Computed = Callable[[np.ndarray], Array]  # compiled: images of a data set -> float16 features
 
 FORMAT = 1  # of the files
@@ -53,14 +56,14 @@ def extract(
       DataError: if rows mix, or a feature is not finite in float16.
     """
     computed = jax.jit(lambda images: to_features(feature_map, images))
-    _check_rows(computed, np.asarray(dataset.train.images))
+    _check_rows(computed, dataset.train.images)
     return _with_images(dataset, lambda images: _kept(computed, images, facts, folder, log))
 
 
 def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
     """Zeros in place of a data set's features, which take no memory: only shapes are computed."""
 
-    def zeros(images: np.ndarray) -> np.ndarray:
+    def zeros(images: Images) -> np.ndarray:
         like = jax.ShapeDtypeStruct(images.shape, images.dtype)
         made = jax.eval_shape(lambda x: to_features(feature_map, x), like)
         return np.broadcast_to(np.zeros((), made.dtype), made.shape)
@@ -82,16 +85,14 @@ def to_features(
     return features.astype(jnp.float16)
 
 
-def _with_images(dataset: Dataset, new: Callable[[np.ndarray], np.ndarray]) -> Dataset:
-    train, test = (
-        x._replace(images=new(np.asarray(x.images))) for x in (dataset.train, dataset.test)
-    )
+def _with_images(dataset: Dataset, new: Callable[[Images], np.ndarray]) -> Dataset:
+    train, test = (x._replace(images=new(x.images)) for x in (dataset.train, dataset.test))
     channels = train.images.shape[-1]
     mean, std = np.zeros(channels, np.float32), np.ones(channels, np.float32)
     return dataset._replace(train=train, test=test, mean=mean, std=std)
 
 
-def _check_rows(computed: Computed, images: np.ndarray) -> None:
+def _check_rows(computed: Computed, images: Images) -> None:
     """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
     probed = images[np.arange(PROBED) % len(images)]
     bright = 255 if images.dtype == np.uint8 else probed.max() + 1
@@ -109,7 +110,7 @@ def _check_rows(computed: Computed, images: np.ndarray) -> None:
 
 def _kept(
     computed: Computed,
-    images: np.ndarray,
+    images: Images,
     facts: Mapping[str, object],
     folder: Path | None,
     log: Callable[[str], None],
@@ -152,7 +153,7 @@ def _kept(
     return found
 
 
-def _all_rows(computed: Computed, images: np.ndarray) -> np.ndarray:
+def _all_rows(computed: Computed, images: Images) -> np.ndarray:
     found = _of_rows(computed, images)
     bad = ~np.isfinite(found).all(axis=(1, 2, 3))
     if bad.any():
@@ -160,7 +161,7 @@ def _all_rows(computed: Computed, images: np.ndarray) -> np.ndarray:
     return found
 
 
-def _of_rows(computed: Computed, images: np.ndarray) -> np.ndarray:
+def _of_rows(computed: Computed, images: Images) -> np.ndarray:
     """A map of any number of images, so many at a time that it is compiled once."""
     chunks = []
     for start in range(0, len(images), CHUNK):
@@ -175,8 +176,11 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a - b).max() <= TOLERANCE * np.abs(b).max())
 
 
-def _fingerprint(images: np.ndarray, facts: Mapping[str, object]) -> str:
+def _fingerprint(images: Images, facts: Mapping[str, object]) -> str:
     named = json.dumps([FORMAT, dict(facts), str(images.dtype), images.shape], sort_keys=True)
     digest = hashlib.blake2b(named.encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(images).view(np.uint8).data)
+    if isinstance(images, StoredImages):
+        digest.update(images.digest)
+    else:
+        digest.update(np.ascontiguousarray(images).view(np.uint8).data)
     return digest.hexdigest()

@@ -4,39 +4,29 @@ Each image is decided by itself: its size, its split and whether it is left out 
 so that adding or removing a person changes that person's rows alone.
 """
 
-import collections
 import concurrent.futures
-import csv
 import hashlib
 import io
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bam import files
 from bam.data.common import MAX_PIXELS, DataError
+from bam.data.listing import SPLITS, Example
 from bam.extras import needs
 from bam.files import JsonObject
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 SHARD = 512  # examples of a file
+ROW_GROUP = 2**19  # bytes, decoded, of a file's part that is read at once
 MANIFEST = "manifest.json"
-SPLITS = ("train", "test")
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
-
-
-class Example(NamedTuple):
-    """An image file, relative to the folder; "" where a table or a folder does not say."""
-
-    file: str
-    label: str
-    user: str = ""
-    split: str = ""
 
 
 class Options(NamedTuple):
@@ -45,9 +35,11 @@ class Options(NamedTuple):
     Attributes:
       size: height and width in pixels: the shorter side is resized to it, the middle is cut out.
       channels: 1 (grey) or 3 (colour).
-      classes: their names, in the order of the labels; they are public facts.
+      classes: their names, in the order of the labels; they are public facts. Of several labels,
+        the names of these; of a number, none.
       test_share: of users, or of images where none are known, that are put in the test split.
       strict: whether a file that cannot be read is an error, rather than left out.
+      kind: what an image has: a "class", "several" labels or a "number".
     """
 
     size: int
@@ -55,61 +47,7 @@ class Options(NamedTuple):
     classes: tuple[str, ...]
     test_share: float
     strict: bool
-
-
-def in_class_folders(folder: Path) -> list[Example]:
-    """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
-
-    DataError for a class without images or with one, which would be known to be in training.
-    """
-    below = _folders(folder)
-    splits = {x.name: _folders(x) for x in below}
-    given = set(splits) == set(SPLITS)
-    found = [
-        Example(str(file.relative_to(folder)), name.name, split=split if given else "")
-        for split, names in (splits.items() if given else [("", below)])
-        for name in names
-        for file in sorted(name.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
-    names = {x.name for many in (splits.values() if given else [below]) for x in many}
-    images = collections.Counter(example.label for example in found)
-    for name in sorted(names):
-        if images[name] < 2:
-            few = "no image" if not images[name] else "one image"
-            raise DataError(f"{folder}: class {name} has {few}; a class needs two at least")
-    if not found:
-        raise DataError(f"{folder}: no folder of a class with images in it")
-    return found
-
-
-def in_table(
-    folder: Path, table: Path, columns: dict[str, str], limit: int = 10_000_000
-) -> list[Example]:
-    """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
-
-    DataError for a column or a file that is not there, a file named twice, a row without a value.
-    """
-    rows = _rows(table)
-    found = []
-    for number, row in enumerate(rows, start=1):
-        if number > limit:
-            raise DataError(f"{table}: more than {limit:,} rows")
-        if missing := [name for name in columns.values() if name not in row]:
-            raise DataError(f"{table}: no column {missing[0]} among {', '.join(map(str, row))}")
-        values = {field: str(row[name] or "") for field, name in columns.items()}
-        if "" in values.values():
-            raise DataError(f"{table}: row {number} lacks a value")
-        path = (folder / values["file"]).resolve()
-        if not path.is_relative_to(folder.resolve()) or not path.is_file():
-            raise DataError(f"{table}: row {number}: no file {values['file']} in {folder}")
-        found.append(Example(**values))
-    if not found:
-        raise DataError(f"{table}: has no rows")
-    [(file, times)] = collections.Counter(example.file for example in found).most_common(1)
-    if times > 1:
-        raise DataError(f"{table}: {file} is there {times} times; an image has one label")
-    return found
+    kind: str = "class"
 
 
 def run(
@@ -177,10 +115,7 @@ def run(
 
 def check(examples: Sequence[Example], options: Options) -> None:
     """DataError for labels that are no class, and for users, or a split, in the wrong place."""
-    if unknown := {x.label for x in examples} - set(options.classes):
-        raise DataError(f"label {min(unknown)!r} is none of the classes {list(options.classes)}")
-    if len(set(options.classes)) < max(2, len(options.classes)):
-        raise DataError("at least two classes are needed, each once")
+    _check_labels({x.label for x in examples}, options)
     if wrong := {x.split for x in examples} - {"", *SPLITS}:
         raise DataError(f"split {min(wrong)!r} is neither train nor test")
     sides: dict[str, str] = {}
@@ -188,6 +123,26 @@ def check(examples: Sequence[Example], options: Options) -> None:
         side = _side(example, options.test_share)
         if example.user and sides.setdefault(example.user, side) != side:
             raise DataError(f"user {example.user!r} has images in both splits")
+
+
+def _check_labels(labels: set[str], options: Options) -> None:
+    num_classes = len(options.classes)
+    if len(set(options.classes)) < max({"class": 2}.get(options.kind, 0), num_classes):
+        raise DataError("at least two classes are needed, each once")
+    if options.kind == "class" and (unknown := labels - set(options.classes)):
+        raise DataError(f"label {min(unknown)!r} is none of the classes {list(options.classes)}")
+    for label in labels:
+        if options.kind == "number" and not _finite(label):
+            raise DataError(f"label {label!r} is no finite number")
+        if options.kind == "several" and set(label.split(",")) - {"0", "1"}:
+            raise DataError(f"labels {label!r} of {list(options.classes)} are not zeros and ones")
+
+
+def _finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def read_manifest(out: Path) -> JsonObject:
@@ -199,31 +154,6 @@ def read_manifest(out: Path) -> JsonObject:
         if not (out / name).is_file() or _digest_of(out / name) != digest:
             raise DataError(f"{out / name} is not the file that {MANIFEST} names")
     return manifest
-
-
-def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
-    return sorted(x for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
-
-
-def _rows(table: Path) -> Iterable[dict[str, object]]:
-    if not table.is_file():
-        raise DataError(f"{table}: no such file")
-    if table.suffix == ".parquet":
-        with needs("data"):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        try:
-            rows: list[dict[str, object]] = pq.read_table(table).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{table}: not a readable Parquet file: {error}") from error
-        return rows
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table}: not a readable CSV file: {error}") from error
 
 
 def _side(example: Example, test_share: float) -> str:
@@ -286,21 +216,35 @@ def _write_shard(
             if options.strict:
                 raise
             left_out[example.file] = str(error)
-    labels = {"_type": "ClassLabel", "names": list(options.classes)}
-    metadata = {
-        "huggingface": json.dumps({"info": {"features": {"label": labels}}}),
-        "left_out": json.dumps(left_out),
-    }
+    named = {"_type": "ClassLabel", "names": list(options.classes)}
+    facts = {"info": {"features": {"label": named} if options.kind == "class" else {}}}
+    metadata = {"huggingface": json.dumps(facts), "left_out": json.dumps(left_out)}
     columns = {
         "image": pa.array([{"bytes": png} for _, png in kept], pa.struct({"bytes": pa.binary()})),
-        "label": pa.array([options.classes.index(x.label) for x, _ in kept], pa.int64()),
+        "label": _labels([x.label for x, _ in kept], options),
     }
     if shard[0].user:
         columns["user"] = pa.array([x.user for x, _ in kept], pa.string())
     partial = path.with_suffix(".part")
-    pq.write_table(pa.table(columns, metadata=metadata), partial, compression="none")
+    # Small row groups: of a data set that is streamed, an image is read with the whole of its own.
+    together = max(1, ROW_GROUP // (options.size**2 * options.channels))
+    pq.write_table(
+        pa.table(columns, metadata=metadata), partial, compression="none",
+        row_group_size=together, use_dictionary=["label", "user"],
+    )  # fmt: skip
     partial.rename(path)
     return left_out
+
+
+def _labels(labels: list[str], options: Options) -> Any:
+    import pyarrow as pa
+
+    if options.kind == "class":
+        return pa.array([options.classes.index(x) for x in labels], pa.int64())
+    if options.kind == "number":
+        return pa.array([float(x) for x in labels], pa.float32())
+    several = pa.list_(pa.int8(), len(options.classes))
+    return pa.array([[int(x) for x in label.split(",")] for label in labels], several)
 
 
 def encoded(file: Path, options: Options) -> bytes:

@@ -10,19 +10,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int32, Int64, Integer, Num
+from jaxtyping import Array, Bool, Int64, Integer, Num
 
 from bam import files
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory
 from bam.data.datasets import Dataset
 from bam.data.sources import parquet
+from bam.data.stream import select
 from bam.extras import needs
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-EMPTY = -1  # in place of a row number, and of a label
+EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
 
 
 def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
@@ -98,8 +99,9 @@ def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
 def grouped(dataset: Dataset, size: int) -> Dataset:
     """The data set whose training rows are users; with a size of 0 the same data set.
 
-    `train` has images `[U, k, h, w, c]` and labels `[U, k]`. Where a user has fewer than k
-    examples, the label is -1 and the image, which counts for nothing, the first of its own.
+    `train` has images `[U, k, h, w, c]` and labels `[U, k, ...]`. Where a user has fewer than k
+    examples, the label is -1 (NaN if labels are floats) and the image, which counts for nothing,
+    the first of its own.
     DataError if there are ids without a size, or a size without ids.
     """
     ids = getattr(dataset, "users", None)
@@ -116,20 +118,28 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
         )
     images, labels = dataset.train
     num_users = len(np.unique(ids))
-    check_memory(num_users * size * images[0].nbytes, f"{num_users} users of {size} examples each")
+    if not datasets.streams(dataset):
+        num_bytes = num_users * size * images[0].nbytes
+        check_memory(num_bytes, f"{num_users} users of {size} examples each")
     rows = table(np.asarray(ids), size)
     own = np.where(rows == EMPTY, rows[:, :1], rows)
-    train = Split(images[own], np.where(rows == EMPTY, EMPTY, labels[own]).astype(labels.dtype))
+    missing = (rows == EMPTY).reshape(*rows.shape, *(1,) * (labels.ndim - 1))
+    empty = np.nan if np.issubdtype(labels.dtype, np.floating) else EMPTY
+    train = Split(select(images, own), np.where(missing, empty, labels[own]).astype(labels.dtype))
     return dataset._replace(train=train, users=None)
 
 
 def in_one_row(
-    views: Num[Array, "k views h w c"], labels: Int[np.ndarray | Array, " k"]
-) -> tuple[Num[Array, "inputs h w c"], Int32[Array, " inputs"], Bool[Array, " inputs"]]:
+    views: Num[Array, "k views h w c"], labels: Num[np.ndarray | Array, "k ..."]
+) -> tuple[Num[Array, "inputs h w c"], Num[Array, "inputs ..."], Bool[Array, " inputs"]]:
     """All views of a user's examples as inputs of one row, their labels, and which are there."""
     inputs = views.reshape(-1, *views.shape[2:])
-    repeated = jnp.repeat(labels, views.shape[1], total_repeat_length=len(inputs))
-    return inputs, jnp.maximum(repeated, 0), repeated != EMPTY
+    repeated = jnp.repeat(labels, views.shape[1], axis=0, total_repeat_length=len(inputs))
+    empty = (
+        jnp.isnan(repeated) if jnp.issubdtype(repeated.dtype, jnp.floating) else repeated == EMPTY
+    )
+    present = ~jnp.all(empty.reshape(len(inputs), -1), axis=1)
+    return inputs, jnp.where(empty, 0, repeated), present
 
 
 def keys_of(key: Array, num: int) -> Array:

@@ -51,12 +51,12 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
 
     The width is the channels of the first layer, or a wide ResNet's widening factor (models without
     widths ignore it); the options are the model's own: `scale_norm`, `weight_standardisation`,
-    `depth`. ValueError for an unknown name or option, fewer than two classes, or a width below 1.
+    `depth`. ValueError for an unknown name or option, no class, or a width below 1.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
-    if num_classes < 2:
-        raise ValueError(f"a classifier needs at least 2 classes, got {num_classes}")
+    if num_classes < 1:
+        raise ValueError(f"a network makes at least one number of an image, got {num_classes}")
     if width < 1:
         raise ValueError(f"model.width must be at least 1, got {width}")
     how = options.get("weight_standardisation", "none")

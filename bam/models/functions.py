@@ -8,14 +8,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Num, PyTree
 
 from bam.core import pytree
 from bam.core.pytree import Params
 from bam.models import lora
 from bam.models.layers import convolutions_as
+from bam.models.losses import Loss, cross_entropy
 
+CROSS_ENTROPY = cross_entropy()
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 
 # `(key, inputs) -> params` and `(params, inputs) -> logits`.
@@ -31,13 +32,13 @@ class Model(NamedTuple):
     Attributes:
       init: `key -> params`.
       logits: `(params, inputs [n, ...]) -> [n, classes]`, rows independent.
-      loss: `(params, example) -> scalar`, the cross-entropy of one example
+      loss: `(params, example) -> scalar`, the loss of one example
         `{"image": [views, ...], "label": int}`, averaged over its views; of a user, with all views
         of its examples, a label for each, and `"present": [views]`, over those that are there.
     """
 
     init: Callable[[Array], Params]
-    logits: Callable[[Params, PyTree], Float[Array, "n classes"]]
+    logits: Callable[[Params, PyTree], Float[Array, "n ... classes"]]
     loss: Callable[[Params, PyTree], Float[Array, ""]]
 
 
@@ -49,6 +50,7 @@ def as_functions(
     precision: str = "float32",
     lora_rank: int = 0,
     lora_targets: str = "",
+    loss: Loss = CROSS_ENTROPY,
 ) -> Model:
     """Turns a network into the pure functions that training uses; tracing alone checks it.
 
@@ -67,6 +69,7 @@ def as_functions(
       lora_rank: of factors beside the linear layers of a Linen module, see `bam.models.lora`; 0:
         there are none.
       lora_targets: expression that is found in the names of those layers.
+      loss: of an image, see `bam.models.losses`.
 
     Raises:
       ValueError: if the network keeps state besides parameters (BatchNorm does), or for an unknown
@@ -96,21 +99,22 @@ def as_functions(
 
     def logits(
         params: Params, inputs: Num[np.ndarray | Array, "n ..."]
-    ) -> Float[Array, "n classes"]:
+    ) -> Float[Array, "n ... classes"]:
         if precision == "bfloat16":
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
         with arithmetic():
             return pytree.at_least_float32(apply(params, jnp.asarray(inputs)))
 
-    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
-        views = logits(params, example["image"])
-        labels = jnp.broadcast_to(example["label"], views.shape[:1])
-        losses = optax.softmax_cross_entropy_with_integer_labels(views, labels)
+    def loss_of(params: Params, example: PyTree) -> Float[Array, ""]:
+        views, labels = logits(params, example["image"]), jnp.asarray(example["label"])
+        if "present" not in example:  # else each view has its own
+            labels = jnp.broadcast_to(labels, (len(views), *labels.shape))
+        losses = jax.vmap(loss.of_output)(views, labels)
         return jnp.mean(losses, where=example.get("present"))
 
     with arithmetic():
         jax.eval_shape(init, jax.random.key(0))
-    return Model(jax.jit(init), logits, loss)  # op by op, init would compile every layer
+    return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:

@@ -48,6 +48,7 @@ SETTINGS = {
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "lora": ("rank", "targets"),
+    "loss": ("name",),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
     "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std"),

@@ -68,9 +68,13 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # the same, and what is trained ("": all). The rest is frozen.
     config.init_fresh = ""
     config.trainable = ""
+    # "cross_entropy", "binary" (several labels of an image), "squared_error" or "per_pixel"
+    # (bam/models/losses.py), or your own MODULE:FUNCTION. `weights` of the classes are public.
+    config.loss = ConfigDict({"name": "cross_entropy"})
+    config.loss.weights = config_dict.placeholder(tuple)
     # Low-rank factors beside the linear layers whose names match `targets` (bam/models/lora.py); 0:
     # none. To train them and the head alone: trainable="lora|head".
-    config.lora = ConfigDict({"rank": 0, "targets": "qkv|proj|fc"})
+    config.lora = ConfigDict({"rank": 0, "targets": ""})
     # source: "sklearn", "tfds", "parquet", "archive", or "" for the data set's default.
     # num_classes: of a "folder" whose files do not name the classes; 0: as named, or as known.
     # holdout: training images set aside, to choose hyper-parameters on; evaluation reads them then.
@@ -78,7 +82,9 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # examples: a column of the Parquet files, or a .npy file with an integer for each row.
     # group_size: the most examples used of a user. See docs/users.md.
     config.dataset = ConfigDict({"name": "digits", "source": "", "path": "", "num_classes": 0})
-    config.dataset.update({"holdout": 0, "groups": "", "group_size": 0})
+    # memory: "device" holds the data in each device's memory, "stream" reads each batch from the
+    # files (sources parquet and tfds), "auto" does the first if there is room.
+    config.dataset.update({"holdout": 0, "groups": "", "group_size": 0, "memory": "auto"})
     # Features of the images instead of their pixels, by a fixed map that never saw the private
     # data: "" (none), "scattering", "backbone", or your own MODULE:FUNCTION. They are kept in the
     # folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` are scattering's, the
@@ -145,6 +151,10 @@ def check(config: ConfigDict) -> None:
     of_pixels = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (of_pixels and config.augment.flip == "none"):
         raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
+    if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
+        raise ValueError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
+    if config.loss.name != "cross_entropy" and config.public_clip.quantile:
+        raise ValueError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
     if config.features.name and config.public_clip.quantile:
         raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
     if (config.init_from or config.trainable) and config.public_clip.quantile:

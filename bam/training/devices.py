@@ -5,6 +5,7 @@ the same values, so all that may differ between them, random bits and clocks, is
 """
 
 import math
+import os
 import secrets
 from collections.abc import Sequence
 
@@ -83,6 +84,13 @@ def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(place, tree)
+
+
+def room_for_data() -> int:
+    """Bytes that a data set may take of each device's memory: half of it; on CPU a quarter."""
+    if jax.default_backend() != "cpu" and (stats := jax.local_devices()[0].memory_stats()):
+        return int(stats["bytes_limit"]) // 2
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def writes() -> bool:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from bam.data import augment, datasets, users
@@ -12,10 +13,28 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 
+def rows(
+    dataset: datasets.Dataset, split: datasets.Split, indices: Array | np.ndarray
+) -> tuple[Array, ...]:
+    """What `example_at` makes examples of: a split's rows `indices`, in arrays `[M, ...]`.
+
+    Of data in memory, where the split is all of them, it is the indices alone; of data that are
+    streamed the split is these rows.
+    """
+    found: tuple[Array, ...] = (jnp.asarray(indices),)
+    return (*found, *map(jnp.asarray, split[:2])) if datasets.streams(dataset) else found
+
+
+def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one image's label."""
+    labels = dataset.test.labels
+    return jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
+
+
 def example_at(
     config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
 ) -> ExampleAt:
-    """Makes the examples, or users, of a split on device, by `(key of the step, index)`.
+    """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
 
     An example has `image`, this step's K views of it, prepared; its `label`; and for oracles of
     one's own a `key` and the `step`, which no loss reads. A user has the views of all its examples
@@ -25,11 +44,13 @@ def example_at(
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 
-    def at(step_key: Array, index: Array) -> dict[str, Array]:
+    def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
+        index, *given = row
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         # A padded row names no example: it is one of zeros, which counts for nothing.
-        named = index < len(split.labels)
-        images, labels = (jnp.where(named, x[index], 0) for x in split[:2])
+        named = index < len(dataset.train.labels)
+        found = given or [x[index] for x in split[:2]]
+        images, labels = (jnp.where(named, x, 0) for x in found)
         images = images.reshape(-1, *shape)
         example = {"key": own_key, "step": step}
         if of_users:

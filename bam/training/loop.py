@@ -1,8 +1,9 @@
 """Private training: take the planned steps of a run, and not one more."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
+from bam.training.feed import Feed
 from bam.training.ledger import Ledger
 from bam.training.rundir import RunFiles, check_plan
 from bam.training.step import TrainState, with_noise_key, without_noise_key
@@ -28,6 +30,9 @@ __all__ = [
     "Result", "StoppedError", "TrainState", "Trainer", "build", "estimate_seconds", "evaluate",
     "not_private", "train", "whole_model",
 ]  # fmt: skip
+
+
+LARGE_IMAGE = 64 * 64  # pixels, from which on fewer images than 1000 are judged at once
 
 
 class Result(NamedTuple):
@@ -115,7 +120,8 @@ class _Run:
     files: RunFiles
     ledger: Ledger
     state: TrainState
-    train: datasets.Split  # on the devices
+    feed: Feed
+    steps: Iterator[tuple[datasets.Split, sampling.PaddedBatch]]
     sampling_seed: int
     from_system: bool  # whether its randomness is the operating system's, which is not saved
     identity: JsonObject  # what a checkpoint must agree with to be of this run
@@ -123,7 +129,7 @@ class _Run:
     end: int
     seconds: float
     rows: list[JsonObject]
-    batch: sampling.PaddedBatch
+    given: tuple[datasets.Split, sampling.PaddedBatch] | None  # to the next step, if there is one
 
     def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
         """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private."""
@@ -153,7 +159,7 @@ def _begin(
         log(_as_recorded(files.plan, trainer.plan))
         trainer = trainer.with_plan(files.plan)
     plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
-    on_device = trainer.place(dataset.train)
+    feed = Feed(trainer)
     first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
     state = trainer.init(first_seed)
     data = files.checkpoints and datasets.fingerprint(files.data_key(), dataset.train)
@@ -178,12 +184,14 @@ def _begin(
         state = with_noise_key(state, devices.random_bits(8))
     if trainer.config.checkpoint.every:
         checkpoints.check_room(state)
+    steps = feed.steps(sampling_seed, range(taken + 1, end + 1))
     return _Run(
         trainer=trainer,
         files=files,
         ledger=ledger,
         state=state,
-        train=on_device,
+        feed=feed,
+        steps=steps,
         sampling_seed=sampling_seed,
         from_system=from_system,
         identity=identity,
@@ -191,7 +199,7 @@ def _begin(
         end=end,
         seconds=seconds,
         rows=files.start_after(done),
-        batch=plan.batch(sampling_seed, taken + 1),
+        given=next(steps, None),
     )
 
 
@@ -213,9 +221,9 @@ def _take(run: _Run, step: int) -> None:
     """Takes a step. It is in the ledger before it begins, and on disk before anything is shown."""
     started = time.perf_counter()
     run.ledger.begin()
-    run.state = run.trainer.step(run.state, run.train, run.batch)
-    if step < run.end:  # while the devices are busy
-        run.batch = run.trainer.plan.batch(run.sampling_seed, step + 1)
+    assert run.given is not None
+    run.state = run.trainer.step(run.state, *run.given)
+    run.given = next(run.steps, None)  # while the devices are busy
     run.ledger.force()
     jax.block_until_ready(run.state.step)
     run.seconds += time.perf_counter() - started
@@ -228,7 +236,7 @@ def _measured(run: _Run, step: int) -> dict[str, float]:
     if step == run.end or (step > 0 and _due(step, config.eval.every)):
         found |= evaluate(run.trainer, whole_model(run.state))
     if _due(step, config.diagnostics.every):
-        found |= not_private(run.trainer, run.state, run.train)
+        found |= not_private(run.trainer, run.state, run.feed)
     return found
 
 
@@ -251,14 +259,14 @@ def estimate_seconds(trainer: Trainer) -> float:
     diagnostics and compilation are not counted.
     """
     plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
-    on_device = trainer.place(trainer.dataset.train)
-    state = trainer.init(0)
+    feed, state = Feed(trainer), trainer.init(0)
 
     def timed(num_rows: int) -> float:
         nonlocal state
         batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
+        train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
-        state = jax.block_until_ready(trainer.step(state, on_device, batch))
+        state = jax.block_until_ready(trainer.step(state, train, batch))
         return time.perf_counter() - started
 
     # A microbatch for every device.
@@ -275,18 +283,24 @@ def estimate_seconds(trainer: Trainer) -> float:
 
 
 def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
-    """On the test split: `test_accuracy` in [0, 1], mean cross-entropy `test_loss` in nats."""
+    """On the test split: the mean `test_loss`, `test_accuracy` in [0, 1] and what the loss has."""
     images, labels = trainer.dataset.test
-    totals = np.zeros(2)
-    for start in range(0, len(labels), 1000):
-        chunk = slice(start, start + 1000)
+    totals, outputs, criterion = np.zeros(2), [], trainer.criterion
+    together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
+    for start in range(0, len(labels), together):
+        chunk = slice(start, start + together)
         rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
         totals += np.asarray(trainer.evaluate(params, *rows))
-    accuracy, loss = totals / len(labels)
-    return {"test_accuracy": float(accuracy), "test_loss": float(loss)}
+        if criterion.metrics:
+            outputs.append(np.asarray(trainer.outputs(params, rows[0])))
+    accuracy, loss = (totals / len(labels)).tolist()
+    found = {"test_accuracy": accuracy} if criterion.right else {}
+    if criterion.metrics:
+        found |= criterion.metrics(np.concatenate(outputs), np.asarray(labels))
+    return found | {"test_loss": loss}
 
 
-def not_private(trainer: Trainer, state: TrainState, train: datasets.Split) -> dict[str, float]:
+def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:
     """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so.
 
     `not_private/…` is what `trainer.diagnose` says of them, and the `num_nonfinite` so far.
@@ -294,7 +308,7 @@ def not_private(trainer: Trainer, state: TrainState, train: datasets.Split) -> d
     num_examples = trainer.plan.num_examples
     num = min(trainer.config.diagnostics.num_examples, num_examples)
     rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
-    measured = trainer.diagnose(state, train, rows)
+    measured = trainer.diagnose(state, feed.of(rows), rows)
     named = {f"not_private/{k}": float(v) for k, v in measured.items()}
     return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 

@@ -15,7 +15,7 @@ from bam.core.pytree import Params
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.training import registry
+from bam.training import loading, registry
 
 with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
@@ -58,7 +58,7 @@ def _clip_norm(
     quantile: float,
     num_steps: int,
 ) -> float:
-    public = registry.make_dataset(section.as_configdict())
+    public = loading.make_dataset(section.as_configdict())
     return clip_norm_from_public(
         public, shape, model.as_configdict().to_dict(), quantile, num_steps
     )

@@ -14,6 +14,7 @@ section          your function                                     returns
 `model`          `(num_classes, **options)`                        a Flax module, or functions
 `dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
 `features`       `(**options)`, those that are set                 a map of images, row by row
+`loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
 ================ ================================================= ============================
 
 `plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from bam import files, models, named
+from bam import models, named
 from bam.core import oracles, pytree
 from bam.core.clipping import (
     BoundedTransformation,
@@ -42,12 +43,13 @@ from bam.data import datasets, features, users
 from bam.data.scattering import scattering
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
+from bam.models import losses
 from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune
 from bam.training.backbone import backbone
 
 with needs("train"):
-    from ml_collections import ConfigDict, FrozenConfigDict
+    from ml_collections import ConfigDict
 
 
 class Method(NamedTuple):
@@ -175,14 +177,12 @@ def is_plain(name: str) -> bool:
     return name in METHODS and METHODS[name].make is oracles.dp_sgd
 
 
-# Keys of every `dataset` section that a function of one's own is given, too, if they are set.
-COMMON = ("source", "path", "num_classes")
-
 # What is used of what a function of one's own returns.
 RETURNED = {
     "method": ("ascend", "grad"),
     "clip": ("init", "update"),
     "optimizer": ("init", "update"),
+    "loss": ("of_output", "check"),
     "model": (),  # see `bam.models.as_functions`
     "dataset": tuple(x for x in datasets.Dataset._fields if x != "users"),
     "features": ("__call__",),
@@ -199,7 +199,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     if method.get("ascent_params"):
         options["ascent_mask"] = pytree.matching(method.ascent_params)
     known = {name: row.make for name, row in METHODS.items()}
-    return _make("method", known, options, loss_fn)
+    return make("method", known, options, loss_fn)
 
 
 def make_gradient(
@@ -219,14 +219,14 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
     The plan of a non-private run is not called upon. ValueError as `make_oracle`, or if the
     transform declares no finite bound.
     """
-    clip: BoundedTransformation = _make("clip", CLIPS, section.to_dict(), plan)
+    clip: BoundedTransformation = make("clip", CLIPS, section.to_dict(), plan)
     sensitivity_of(clip)
     return clip
 
 
 def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTransformation:
     """What follows the noise, as a config's `optimizer` section says: post-processing."""
-    made: optax.GradientTransformation = _make("optimizer", OPTIMIZERS, section.to_dict(), plan)
+    made: optax.GradientTransformation = make("optimizer", OPTIMIZERS, section.to_dict(), plan)
     return made
 
 
@@ -234,18 +234,28 @@ def make_model(section: ConfigDict, num_classes: int) -> models.Network:
     """The network that a config's `model` section describes, from batches of inputs to logits."""
     if ":" not in section.name:
         return models.create(num_classes=num_classes, **section)
-    network: models.Network = _make("model", {}, section.to_dict(), num_classes)
+    network: models.Network = make("model", {}, section.to_dict(), num_classes)
     return network
 
 
-def example_like(config: ConfigDict, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+def make_loss(section: ConfigDict) -> losses.Loss:
+    """The loss that a config's `loss` section describes."""
+    made: losses.Loss = make("loss", losses.LOSSES, set_keys(section, ""))
+    return made
+
+
+def example_like(
+    config: ConfigDict,
+    shape: tuple[int, ...],
+    label: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((), jnp.int32),  # noqa: B008
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
     inputs = num_inputs(config)
     each = (inputs,) if users.group_size(config) else ()
     of_users = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
     return {
         "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct(each, jnp.int32),
+        "label": jax.ShapeDtypeStruct((*each, *label.shape), label.dtype),
         "key": jax.eval_shape(lambda: jax.random.key(0)),
         "step": jax.ShapeDtypeStruct((), jnp.int32),
         **of_users,
@@ -262,7 +272,7 @@ def make_features(section: ConfigDict) -> features.FeatureMap | None:
     options = set_keys(section, "cache")
     if not any(options.values()):  # neither a name nor anything that needs one
         return None
-    made: features.FeatureMap = _make("features", FEATURES, {"name": "", **options})
+    made: features.FeatureMap = make("features", FEATURES, {"name": "", **options})
     return made
 
 
@@ -271,59 +281,10 @@ def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
     return {k: v for k, v in section.items() if v is not None and k != left_out}
 
 
-def make_dataset(
-    section: ConfigDict,
-    of_images: ConfigDict | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> datasets.Dataset:
-    """The data that a config's `dataset` section names; the last two are kept in memory.
-
-    Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
-    it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
-    called with a line if they are computed. Raises ValueError as `datasets.load`.
-    """
-    wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
-    if wanted not in _datasets:
-        made = _dataset(wanted, log)
-        while len(_datasets) > 1:
-            del _datasets[next(iter(_datasets))]
-        _datasets[wanted] = made
-    return _datasets[wanted]
-
-
-_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
-
-
-def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
-    options = wanted.dataset.as_configdict().to_dict()
-    name, holdout = options.pop("name"), options.pop("holdout", 0)
-    groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
-    if ":" in name:
-        # Of the keys that every data set has, "" and 0 say that they are not set.
-        is_set = {k: v for k, v in options.items() if v or k not in COMMON}
-        loaded = _make("dataset", {}, {"name": name} | is_set)
-        datasets.check(loaded)
-    else:
-        loaded = datasets.load(name, **options)
-    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
-    if groups:
-        has_columns = name == "folder" or options.get("source") == "parquet"
-        loaded = users.with_ids(loaded, groups, folder if has_columns else None)
-    feature_map = make_features(wanted.features)
-    if feature_map is None:
-        return datasets.hold_out(loaded, holdout)
-    if wanted.features.get("cache"):
-        folder = files.user_path(wanted.features.cache)
-    elif folder is not None:
-        folder = (folder if folder.is_dir() else folder.parent) / "features"
-    made = features.extract(loaded, feature_map, set_keys(wanted.features, "cache"), folder, log)
-    return datasets.hold_out(made, holdout, of=loaded.train)
-
-
-def _make(
+def make(
     section: str, known: Mapping[str, Callable[..., Any]], options: JsonObject, *given: Any
 ) -> Any:
-    """Calls what a section names with what it is given and the section's options."""
+    """What a section names makes of what it is given and the section's options."""
     name = options.pop("name")
     maker = named.imported(section, name) if ":" in name else known.get(name)
     if maker is None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from bam.core.chacha import seeded_key
 from bam.core.clipping import BoundedTransformation
@@ -19,7 +19,6 @@ from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import LossFn, Oracle
 from bam.core.privatize import PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
-from bam.core.sampling import PaddedBatch
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
 
@@ -27,8 +26,8 @@ from bam.training import devices
 # cryptographic (bam.core.chacha).
 INIT_STREAM, AUGMENT_STREAM = 0, 2
 
-# `(key of the step, index) -> example`: one training example, with this step's views.
-ExampleAt = Callable[[Array, Int[Array, ""]], PyTree]
+# `(key of the step, row) -> example`: one training example, with this step's views.
+ExampleAt = Callable[[Array, PyTree], PyTree]
 
 
 class TrainState(NamedTuple):
@@ -62,7 +61,8 @@ class TrainState(NamedTuple):
 
 def private_step(
     state: TrainState,
-    batch: PaddedBatch,
+    rows: PyTree,
+    mask: Bool[Array, " rows"],
     example_at: ExampleAt,
     oracle: Oracle,
     clip: BoundedTransformation,
@@ -74,21 +74,21 @@ def private_step(
 ) -> TrainState:
     """A batch of examples -> the private gradient -> the next weights.
 
-    `example_at` makes an example of its index, so that only a microbatch of images exists at a
-    time. The clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S,
-    and is correlated over steps as the plan's strategy says; the sum is divided by the plan's l,
-    which is public. `descend` takes the step along the private gradient. Microbatches and mesh are
-    as in `bam.clipped_sum`.
+    `example_at` makes an example of a row, so that only a microbatch of views exists at a time. The
+    clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S, and is
+    correlated over steps as the plan's strategy says; the sum is divided by the plan's l, which is
+    public. `descend` takes the step along the private gradient. Microbatches and mesh are as in
+    `bam.clipped_sum`.
     """
     key = step_key(state)
     private_grad, norms, after = private_mean(
-        oracle._replace(grad=lambda params, index: oracle.grad(params, example_at(key, index))),
+        oracle._replace(grad=lambda params, row: oracle.grad(params, example_at(key, row))),
         clip,
         state.params,
-        jnp.asarray(batch.indices),
+        rows,
         PrivatizeState(state.clip, state.noise),
         previous=state.private_grad,
-        mask=jnp.asarray(batch.mask),
+        mask=mask,
         noise_multiplier=plan.noise_multiplier,
         expected_batch_size=plan.expected_batch_size,
         strategy=plan.mechanism.strategy,
@@ -105,7 +105,8 @@ def private_step(
 
 def ordinary_step(
     state: TrainState,
-    batch: PaddedBatch,
+    rows: PyTree,
+    mask: Bool[Array, " rows"],
     example_at: ExampleAt,
     loss: LossFn,
     expected_batch_size: int,
@@ -117,10 +118,10 @@ def ordinary_step(
     """The step without clipping and noise, on the same batches: NOT private."""
     key = step_key(state)
     total = plain_sum(
-        lambda params, index: loss(params, example_at(key, index)),
+        lambda params, row: loss(params, example_at(key, row)),
         state.params,
-        jnp.asarray(batch.indices),
-        mask=jnp.asarray(batch.mask),
+        rows,
+        mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
     )

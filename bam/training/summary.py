@@ -18,6 +18,7 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "image_shape": list(trainer.dataset.train.images.shape[-3:]),
         "mean": trainer.dataset.mean.tolist(),
         "std": trainer.dataset.std.tolist(),
+        "loss": trainer.config.loss.name,
         "features": trainer.config.features.name,
         "features_digest": finetune.digest(trainer.config.features.weights),
         "model": trainer.config.model.name,
@@ -34,7 +35,8 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "sampling": trainer.plan.mechanism.sampling,
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
-        "test_accuracy": last_row["test_accuracy"],
+        **{"test_accuracy": None}
+        | {key: value for key, value in last_row.items() if key.startswith("test_")},
         "seconds": last_row["seconds"],
         "device": devices.name(),
         "num_devices": trainer.mesh.size if trainer.mesh else 1,

@@ -10,20 +10,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Num, PyTree
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Num, PyTree
 
 from bam import models
 from bam.core import oracles, pytree, sampling, strategy
-from bam.core.clipping import BoundedTransformation, clip_by_l2_norm, finish
-from bam.core.noise import first_noise, next_noise
-from bam.core.pytree import Grads, Params
+from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
+from bam.core.pytree import Params
 from bam.data import datasets, users
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.models import layers
+from bam.models import layers, losses
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
-from bam.training import devices, diagnostics, examples, finetune, public_clip, registry, tuning
+from bam.training import (
+    devices,
+    diagnostics,
+    examples,
+    finetune,
+    loading,
+    public_clip,
+    registry,
+    traced,
+    tuning,
+)
 from bam.training.config import check
 from bam.training.step import (
     TrainState,
@@ -62,6 +72,7 @@ class Trainer:
       config: the configuration it was built from, with what was chosen for its "auto" keys.
       dataset: the data, on the host; of users, see `users.grouped`.
       plan: the privacy plan of a run.
+      criterion: the loss of an image, and how outputs are judged.
       model: the network as functions of its parameters, for per-example gradients.
       dense_model: the same with XLA's own convolution, the fastest outside of loops and of those.
       clip: the per-example transform; of a run that is not private one that bounds nothing.
@@ -73,6 +84,7 @@ class Trainer:
     config: ConfigDict
     dataset: datasets.Dataset
     plan: PrivacyPlan
+    criterion: losses.Loss
     model: models.Model
     dense_model: models.Model
     clip: BoundedTransformation
@@ -94,41 +106,63 @@ class Trainer:
     def place(self, split: datasets.Split) -> datasets.Split:
         """A split on the devices, as the functions below read it."""
         # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
-        rows = split.images.reshape(len(split.images), -1)
-        return devices.replicate(split._replace(images=rows), self.mesh)
+        rows = split._replace(images=split.images.reshape(len(split.images), -1))
+        # Of data that are streamed it is a batch, of which each device is given its rows alone.
+        share = devices.share_rows if datasets.streams(self.dataset) else devices.replicate
+        return share(rows, self.mesh)
 
     @functools.partial(compiled, donate=(0,))
     def step(
         self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
-        """One step, of a train split on the devices. It does not check the plan: the loop does."""
+        """One step, of a train split on the devices. It does not check the plan: the loop does.
+
+        Of data that are streamed the split holds the batch's rows, in their order.
+        """
         loss, example_at = self.loss(state), self._examples(state, train)
+        rows = examples.rows(self.dataset, train, batch.indices)
+        given = state, rows, jnp.asarray(batch.mask), example_at
         after = functools.partial(
             descend, optimizer=self.optimizer, ema_decay=self.config.ema_decay
         )
         if not self.plan.private:
             size = self.plan.expected_batch_size
-            return ordinary_step(state, batch, example_at, loss, size, after, **self._sharing)
+            return ordinary_step(*given, loss, size, after, **self._sharing)
         oracle = registry.make_oracle(self.config.method, loss)
-        return private_step(
-            state, batch, example_at, oracle, self.clip, self.plan, after, **self._sharing
-        )
+        return private_step(*given, oracle, self.clip, self.plan, after, **self._sharing)
 
     @compiled
     def evaluate(
         self,
         params: Params,
         images: Num[Array | np.ndarray, "n h w c"],
-        labels: Int[Array | np.ndarray, " n"],
+        labels: Num[Array | np.ndarray, "n ..."],
     ) -> tuple[Array, Array]:
         """The number of images classified correctly, and the sum of their losses.
 
         The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
         """
+        outputs = self._outputs(params, images)
+        right = self.criterion.right or (lambda output, label: jnp.zeros(()))
+        each = [
+            jnp.sum(jax.vmap(f)(outputs, jnp.asarray(labels)))
+            for f in (right, self.criterion.of_output)
+        ]
+        return each[0], each[1]
+
+    @compiled
+    def outputs(
+        self, params: Params, images: Num[Array | np.ndarray, "n h w c"]
+    ) -> Float[Array, "n ..."]:
+        """What the whole model makes of images, on every device."""
+        outputs = self._outputs(params, images)
+        if self.mesh is None:
+            return outputs
+        return jax.lax.with_sharding_constraint(outputs, NamedSharding(self.mesh, PartitionSpec()))
+
+    def _outputs(self, params: Params, images: Array | np.ndarray) -> Array:
         inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
-        logits = self.dense_model.logits(params, inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)
+        return self.dense_model.logits(params, inputs)
 
     @compiled
     def means(
@@ -136,16 +170,18 @@ class Trainer:
     ) -> tuple[diagnostics.Means, diagnostics.Means]:
         """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
 
-        The train split is on the devices; `indices` are its rows.
+        The train split is on the devices; `indices` are its rows. Of data that are streamed it
+        holds these rows alone.
         """
         example_at = functools.partial(self._examples(state, train), step_key(state))
+        rows = examples.rows(self.dataset, train, indices)
 
         def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
             return diagnostics.means(
-                lambda params, index: oracle.grad(params, example_at(index)),
+                lambda params, row: oracle.grad(params, example_at(row)),
                 self.clip,
                 oracle.ascend(state.params, state.private_grad),
-                indices,
+                rows,
                 clip_state=state.clip,
                 **self._sharing,
             )
@@ -164,8 +200,8 @@ class Trainer:
         example_at = functools.partial(self._examples(state, train), step_key(state))
         params = finetune.merge(state.params, state.frozen)
         losses = jax.lax.map(
-            lambda index: self.dense_model.loss(params, example_at(index)),
-            indices,
+            lambda row: self.dense_model.loss(params, example_at(row)),
+            examples.rows(self.dataset, train, indices),
             batch_size=self.config.microbatch_size,
         )
         plan = self.plan
@@ -239,8 +275,9 @@ def build(
     """
     check(config)
     if dataset is None:
-        dataset = registry.make_dataset(config.dataset, config.features, log)
-    datasets.check(dataset)
+        dataset = loading.make_dataset(config.dataset, config.features, log)
+    criterion = registry.make_loss(config.loss)
+    datasets.check(dataset, criterion.check)
     dataset = users.grouped(dataset, users.group_size(config))
     shape, num_examples = dataset.train.images.shape[-3:], len(dataset.train.labels)
     config = config.copy_and_resolve_references()
@@ -255,19 +292,21 @@ def build(
         precision=config.precision,
         lora_rank=config.lora.rank,
         lora_targets=config.lora.targets,
+        loss=criterion,
     )
     model = network(convolution=config.convolution)
     trainer = Trainer(
         config=config,
         dataset=dataset,
         plan=plan,
+        criterion=criterion,
         model=model,
         dense_model=network(convolution="xla"),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
         **_parts_of(config, plan),
     )
-    _check_gradient(trainer)
+    traced.check(config, plan, dataset, model, criterion, trainer.clip)
     if plan.private and config.public_clip.quantile:
         plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
         trainer = trainer.with_plan(plan)
@@ -307,37 +346,3 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         selection=Selection(**section) if section else None,
         group_size=users.group_size(config),
     )
-
-
-def _check_gradient(trainer: Trainer) -> None:
-    """Traces one example's gradient, so that what it cannot do is known before anything is run."""
-    config, plan, clip = trainer.config, trainer.plan, trainer.clip
-    shape, num_classes = trainer.dataset.train.images.shape[-3:], trainer.dataset.num_classes
-    example = registry.example_like(config, shape)
-    logits = jax.eval_shape(trainer.model.logits, _shapes(trainer.model), example["image"])
-    if logits.shape != (inputs := registry.num_inputs(config), num_classes):
-        raise ValueError(
-            f"model {config.model.name} makes logits {logits.shape} of {inputs} "
-            f"inputs: one row of {num_classes} for each is needed"
-        )
-    trained, frozen = trainer.shapes
-    gradient = registry.make_gradient(config.method, trainer.model.loss)
-    grads = jax.eval_shape(gradient, trained, frozen, example)
-    if not pytree.same_structure(grads, trained):
-        raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
-
-    def private(params: Params, grads: Grads) -> Grads:
-        state = clip.init(params)
-        return finish(clip, clip.update(grads, state, params)[0], state)[0]
-
-    def drawn(params: Params) -> Array | None:
-        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, plan.mechanism.strategy)
-        noise, _ = next_noise(
-            state, plan.noise_multiplier, clip.sensitivity, plan.mechanism.strategy
-        )
-        return noise.drawn
-
-    if plan.private:
-        jax.eval_shape(drawn, trained)  # it has room for so many parameters
-    if not pytree.same_structure(jax.eval_shape(private, trained, grads), trained):
-        raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")

@@ -23,7 +23,7 @@ from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.training import devices, finetune, registry
+from bam.training import devices, examples, finetune, registry
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -41,6 +41,9 @@ GROW = {"tpu": (1, 4, 16), "gpu": (1, 4)}
 # On CPU more examples at once save the time between operations. Examples whose loss takes this many
 # floating-point operations do not notice it.
 LARGE_EXAMPLE = 5e7
+
+# Shapes and dtypes of an example.
+Like = dict[str, jax.ShapeDtypeStruct]
 
 # A step on so many examples, compiled, and what to call it with.
 Step = tuple[PyTree, tuple[PyTree, ...]]
@@ -71,19 +74,20 @@ def microbatch_size(
     if config.microbatch_size != "auto":
         return int(config.microbatch_size)
     num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[-3:]
+    like = registry.example_like(config, shape, examples.label_of(dataset))
     platform = jax.default_backend()
     largest = min(num_examples, config.expected_batch_size)
     inputs = registry.num_inputs(config)
     tried = CPU_SIZES if platform == "cpu" else accelerator_sizes(platform, inputs)
     sizes = [size for size in tried if size <= largest] or [largest]
-    if platform == "cpu" and _operations(config, model, shape) > LARGE_EXAMPLE:
+    if platform == "cpu" and _operations(model, like) > LARGE_EXAMPLE:
         sizes = sizes[:1]
     if platform == "cpu" and len(sizes) == 1:
         return sizes[0]
-    sections = [config[key].to_dict() for key in ("model", "method", "augment")]
-    how = [config.precision, config.convolution, config.trainable]
+    sections = [config[key].to_dict() for key in ("model", "method", "augment", "lora")]
+    how = [config.precision, config.convolution, config.trainable, config.loss.name]
     return fastest(
-        functools.partial(_sum, config, model, dataset.num_classes, shape, mesh),
+        functools.partial(_sum, config, model, dataset.num_classes, like, mesh),
         [*sections, *how, dataset.num_classes, shape, inputs],
         sizes,
         mesh.size if mesh else 1,
@@ -106,22 +110,20 @@ def accelerator_sizes(platform: str, num_views: int) -> list[int]:
     return [factor * first for factor in GROW[kind]]
 
 
-def _example(config: ConfigDict, num_classes: int, shape: tuple[int, ...], index: Array) -> PyTree:
+def _example(num_classes: int, like: Like, index: Array) -> PyTree:
     key = jax.random.fold_in(jax.random.key(1), index)
-    views = jax.random.normal(key, (registry.num_inputs(config), *shape))
-    like = registry.example_like(config, shape)
-    label = jnp.broadcast_to(index % num_classes, like["label"].shape)
+    views = jax.random.normal(key, like["image"].shape)
+    label = jnp.broadcast_to(index % num_classes, like["label"].shape).astype(like["label"].dtype)
     example = {"image": views, "label": label, "key": key, "step": jnp.zeros((), jnp.int32)}
     if "present" in like:
         example["present"] = jnp.ones(like["present"].shape, bool)
     return example
 
 
-def _operations(config: ConfigDict, model: models.Model, shape: tuple[int, ...]) -> float:
+def _operations(model: models.Model, like: Like) -> float:
     """Of an example's loss, as it is written; nothing is compiled."""
     params = jax.eval_shape(model.init, jax.random.key(0))
-    example = registry.example_like(config, shape)
-    counted = jax.jit(model.loss).lower(params, example).cost_analysis()
+    counted = jax.jit(model.loss).lower(params, like).cost_analysis()
     return float((counted or {}).get("flops", 0))
 
 
@@ -129,7 +131,7 @@ def _sum(
     config: ConfigDict,
     model: models.Model,
     num_classes: int,
-    shape: tuple[int, ...],
+    like: Like,
     mesh: jax.sharding.Mesh | None,
     size: int,
     num_examples: int,
@@ -137,7 +139,7 @@ def _sum(
     """The sum that a step spends its time on, over random images."""
     weights = finetune.split(model.init(jax.random.key(0)), config.trainable)
     how: JsonObject = {"microbatch_size": size, "mesh": mesh}
-    example = functools.partial(_example, config, num_classes, shape)
+    example = functools.partial(_example, num_classes, like)
 
     @jax.jit
     def total(params: Params, frozen: Params, indices: Array) -> Grads:

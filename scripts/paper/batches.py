@@ -15,7 +15,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam.cli import console, plotting, study, sweeps
-from bam.training import registry
+from bam.training import loading, registry
 from scripts.paper import effects
 
 _SIZES = flags.DEFINE_list("sizes", "256,1024,4096,16384", "expected batch sizes to train with")
@@ -65,7 +65,7 @@ def main() -> None:
 
 def _config(method: str, size: int) -> ConfigDict:
     config = sweeps.method_config(method, FIXED)
-    examples = len(registry.make_dataset(config.dataset, config.features).train.labels)
+    examples = len(loading.make_dataset(config.dataset, config.features).train.labels)
     config.optimizer.learning_rate *= size / config.expected_batch_size
     config.expected_batch_size = config.diagnostics.num_examples = size
     config.num_steps = config.num_epochs * max(1, examples // size)

@@ -23,6 +23,7 @@ from bam import files
 from bam.cli import console, stats, sweeps, tables
 from bam.cli.study import Study, as_json, carry_out, percent
 from bam.training import loop
+from bam.training.feed import Feed
 from configs import extensions
 
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
@@ -172,8 +173,7 @@ def _bias(own: sweeps.Configs, baseline: sweeps.Configs) -> list[dict[str, float
             if ours is None or theirs is None:
                 continue
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)
-            data = built().place(built().dataset.train)
-            said = loop.not_private(built(), state, data)
+            said = loop.not_private(built(), state, Feed(built()))
             named = {k.removeprefix("not_private/"): v for k, v in said.items()}
             kept = {"where": where, "bias": named}
             files.write_json(file, kept)

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from bam import files
 from bam.cli import console, plotting, sweeps, tables
 from bam.training import diagnostics, loop, registry
+from bam.training.feed import Feed
 from scripts.paper import effects
 
 _FIGURE = flags.DEFINE_enum(
@@ -245,9 +246,9 @@ def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
     owner, other = _built(at), _built(series)
 
     def measure(config: ConfigDict, folder: Path) -> dict[str, Any]:
-        on_device = other().place(other().dataset.train)
+        feed = Feed(other())
         states = {stage: _state(owner(), config.seed, folder, stage) for stage in STAGES}
-        return {n: loop.not_private(other(), state, on_device) for n, state in states.items()}
+        return {n: loop.not_private(other(), state, feed) for n, state in states.items()}
 
     return [
         {

@@ -22,7 +22,7 @@ from bam.cli import console, sweeps, tables
 from bam.cli.study import Study, carry_out
 from bam.privacy import accounting, groups
 from bam.privacy.accounting import rounded_down, rounded_up
-from bam.training import registry
+from bam.training import loading
 
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
 _EPSILONS = flags.DEFINE_list("epsilons", "3,8", "ε to promise, at the config's δ")
@@ -45,7 +45,7 @@ def main() -> None:
     with console.one_line_errors():
         base = sweeps.method_config("dp_sgd", FIXED)
         base.eval.every = 0
-        num_examples = len(registry.make_dataset(base.dataset, base.features).train.labels)
+        num_examples = len(loading.make_dataset(base.dataset, base.features).train.labels)
         base.num_steps = base.num_epochs * (num_examples // base.expected_batch_size)
         ids = _deal(num_examples, _GROUP_SIZE.value)
         configs = {

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from bam.data.common import DataError, Split, check_labels, check_memory, check_size, decode_images
+from bam.data.stream import StoredImages
 from bam.extras import needs
 
 IMAGE_COLUMNS = ("image", "img")
@@ -24,17 +26,22 @@ MAX_ROW_GROUP = 2**30  # bytes of encoded images; Hugging Face writes 100 or 100
 
 
 def read(
-    path: Path, shape: tuple[int, int, int] | None = None, num_classes: int = 0
+    path: Path,
+    shape: tuple[int, int, int] | None = None,
+    num_classes: int = 0,
+    stays: Callable[[int], bool] = lambda num_bytes: False,
 ) -> tuple[Split, Split, int]:
     """Training split, test split and number of classes of `train.parquet` and `test.parquet`.
 
     An image column (`image` or `img`) is a struct whose `bytes` hold an encoded image (its `path`
-    is ignored, never followed); a label column (`label` or `fine_label`) holds integers. A split
+    is ignored, never followed); a label column (`label` or `fine_label`) holds integers, or for
+    losses of other labels numbers or lists of one length (fixed_size_list). A split
     may also come in shards, `train-00000-of-00002.parquet` and so on, all of them present.
 
     Every image has the shape `(height, width, channels)`; None: that of the first training image.
     0 classes: as many as the schema metadata of the first training file names. Their number is
-    public, so it is never counted from the labels, which are not.
+    public, so it is never counted from the labels, which are not. If `stays(bytes of the decoded
+    training images)`, images are `StoredImages`, of which each read decodes what it needs.
 
     DataError for a missing split or column, a damaged file, image or label, naming file and row; if
     the number of classes is neither given nor named, or both and not the same.
@@ -50,14 +57,18 @@ def read(
             "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
             "--config.dataset.num_classes (of public data: --config.public_clip.num_classes)"
         )
+    stored = {split: _Stored(many) for split, many in files.items()}
+    shape = shape or stored["train"].first_shape()
+    if stays(stored["train"].num_rows * math.prod(shape)):
+        train, test = (stored[x].split(shape, num_classes, str(path)) for x in ("train", "test"))
+        return train, test, num_classes
     splits = []
     for split in ("train", "test"):
         images, labels = [], []
         for file in files[split]:
             encoded, numbers = _table(file, math.prod(shape) if shape else 1)
-            labels.append(check_labels(numbers, num_classes, str(file)))
+            labels.append(_checked(numbers, num_classes, str(file)))
             images.append(decode_images(encoded, str(file), shape))
-            shape = shape or images[0].shape[1:]
         whole = len(images) == 1  # else its shards are put together, in twice the memory
         splits.append(Split(*(x[0] if whole else np.concatenate(x) for x in (images, labels))))
     return splits[0], splits[1], num_classes
@@ -138,13 +149,7 @@ def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.nda
     numbers: list[np.ndarray] = []
     try:
         schema = pq.read_schema(file)
-        image = _column(schema, IMAGE_COLUMNS, file)
-        label = _column(schema, LABEL_COLUMNS, file)
-        image_type, label_type = schema.field(image).type, schema.field(label).type
-        if not pa.types.is_struct(image_type) or image_type.get_field_index("bytes") < 0:
-            raise DataError(f"{file}: column {image} is {image_type}, not a struct with bytes")
-        if not pa.types.is_integer(label_type):
-            raise DataError(f"{file}: column {label} is {label_type}, not an integer")
+        image, label = _columns(schema, file)
         column = f"{image}.bytes"
         with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
             # 64 more of every row for its label and for what points to its image.
@@ -154,9 +159,7 @@ def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.nda
                 declared = table.metadata.row_group(group).total_byte_size
                 check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
                 rows = table.read_row_group(group, columns=[column, label])
-                missing = np.flatnonzero(rows[label].is_null().to_numpy())
-                if missing.size:
-                    raise DataError(f"{file}: row {len(encoded) + missing[0]}: no label")
+                numbers.append(_numbers(rows[label], f"{file}: row", len(encoded)))
                 for part in pc.struct_field(rows[image], "bytes").chunks:
                     num_bytes += part.nbytes
                     check_memory(num_bytes, str(file))
@@ -164,10 +167,112 @@ def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.nda
                     encoded += [
                         None if i is None else different[i] for i in part.indices.to_pylist()
                     ]
-                numbers.append(rows[label].to_numpy().astype(np.int64))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-    return encoded, np.concatenate([*numbers, np.zeros(0, np.int64)])
+    return encoded, np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
+
+
+def _numbers(column: Any, where: str, first: int = 0) -> np.ndarray:
+    """Labels of a column: int64, float32 or, of lists, int32 or float32 of two axes."""
+    import pyarrow as pa
+
+    missing = np.flatnonzero(column.is_null().to_numpy())
+    if missing.size:
+        raise DataError(f"{where} {first + missing[0]}: no label")
+    if not pa.types.is_fixed_size_list(column.type):
+        found = column.to_numpy()
+        return found.astype(np.int64 if np.issubdtype(found.dtype, np.integer) else np.float32)
+    flat = column.combine_chunks().flatten()
+    if flat.null_count:
+        raise DataError(f"{where}: a list of labels lacks a value")
+    found = flat.to_numpy().reshape(len(column), column.type.list_size)
+    return found.astype(np.int32 if np.issubdtype(found.dtype, np.integer) else np.float32)
+
+
+def _checked(numbers: np.ndarray, num_classes: int, where: str) -> np.ndarray:
+    """Labels as the loss is given them; those of classes are checked."""
+    return check_labels(numbers, num_classes, where) if numbers.dtype == np.int64 else numbers
+
+
+class _Stored:
+    """The rows of a split's files, each of which can be read by itself."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        with needs("data"):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+        self._paths, self._footers = paths, list[Any]()
+        groups, digest = [], hashlib.blake2b(digest_size=16)
+        for number, file in enumerate(paths):
+            try:
+                footer = pq.read_metadata(file)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+            with file.open("rb") as opened:  # where everything is, sizes and statistics
+                opened.seek(-8 - footer.serialized_size, 2)
+                digest.update(opened.read())
+            self._footers.append(footer)
+            for group in range(footer.num_row_groups):
+                declared = footer.row_group(group)
+                check_size(declared.total_byte_size, MAX_ROW_GROUP, f"{file}: row group {group}")
+                groups.append((number, group, declared.num_rows))
+        self._groups = np.array(groups, np.int64).reshape(-1, 3)
+        self._ends = np.cumsum(self._groups[:, 2])
+        self.num_rows = int(self._groups[:, 2].sum())
+        self._columns = _columns(self._footers[0].schema.to_arrow_schema(), paths[0])
+        self._digest = digest.digest()
+
+    def first_shape(self) -> tuple[int, int, int]:
+        where = str(self._paths[0])
+        first = decode_images([self.encoded(0)] if self.num_rows else [], where)
+        return first.shape[1:]
+
+    def encoded(self, row: int) -> bytes | None:
+        """The image of a row, as its file has it; a row group is read for it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        place = int(np.searchsorted(self._ends, row, side="right"))
+        number, group, rows = self._groups[place].tolist()
+        file, image = self._paths[number], self._columns[0]
+        try:
+            with pq.ParquetFile(file, metadata=self._footers[number], pre_buffer=False) as table:
+                read = table.read_row_group(group, columns=[f"{image}.bytes"], use_threads=False)
+            found = read[image][row - int(self._ends[place]) + rows].as_py()
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+        return found and found["bytes"]
+
+    def split(self, shape: tuple[int, int, int], num_classes: int, where: str) -> Split:
+        """Labels in memory, images in the files."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        labels = []
+        for file in self._paths:
+            try:
+                column = pq.read_table(file, columns=[self._columns[1]])[self._columns[1]]
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+            labels.append(_numbers(column, f"{file}: row"))
+        rows = np.arange(self.num_rows)
+        images = StoredImages(self.encoded, shape, rows, where, self._digest)
+        return Split(images, _checked(np.concatenate(labels), num_classes, where))
+
+
+def _columns(schema: Any, file: Path) -> tuple[str, str]:
+    """The names of the columns of images and labels, if their types are right."""
+    import pyarrow as pa
+
+    image, label = _column(schema, IMAGE_COLUMNS, file), _column(schema, LABEL_COLUMNS, file)
+    image_type, label_type = schema.field(image).type, schema.field(label).type
+    if not pa.types.is_struct(image_type) or image_type.get_field_index("bytes") < 0:
+        raise DataError(f"{file}: column {image} is {image_type}, not a struct with bytes")
+    of_each = label_type.value_type if pa.types.is_fixed_size_list(label_type) else label_type
+    if not (pa.types.is_integer(of_each) or pa.types.is_floating(of_each)):
+        raise DataError(f"{file}: column {label} is {label_type}, not an integer or a number")
+    return image, label
 
 
 def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
@@ -178,15 +283,19 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
 
 
 def _num_classes(file: Path) -> int:
-    """The number of class names that a file's schema metadata give; 0 if they do not."""
+    """The number of class names that a file's schema metadata give, or of labels; 0: not known."""
     with needs("data"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
     try:
-        metadata = pq.read_schema(file).metadata or {}
+        schema = pq.read_schema(file)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+    metadata = schema.metadata or {}
+    kind = next((schema.field(x).type for x in LABEL_COLUMNS if x in schema.names), None)
+    if kind is not None and (pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind)):
+        return int(getattr(kind, "list_size", 1))
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)

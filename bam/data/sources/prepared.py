@@ -4,9 +4,11 @@ tensorflow-datasets itself would import the modules that a folder's `features.js
 the files that its `dataset_info.json` names. Here neither is used: what a row holds is known.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from bam.data.common import DataError, Split, check_labels, check_size, decode_images, read_file
 from bam.data.sources import archives
+from bam.data.stream import StoredImages
 from bam.extras import needs
 
 
@@ -48,13 +51,18 @@ STOCK = {
 }  # fmt: skip
 
 MAX_INFO = 2**20  # bytes of dataset_info.json
+# Of records: reading ahead, array_record would unpack many that are too large at once.
+ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"
 
 
-def read(name: str, path: Path) -> tuple[Split, Split]:
+def read(
+    name: str, path: Path, stays: Callable[[int], bool] = lambda num_bytes: False
+) -> tuple[Split, Split]:
     """Training and test split of a set in STOCK, in the stored order, from tfds's `data_dir`.
 
     The test split of ImageNet32 is its validation split. DataError if it is not prepared there as
-    array_record, or damaged.
+    array_record, or damaged. If `stays(bytes of the decoded training images)`, images are
+    `StoredImages`.
     """
     stock = _stock(name)
     versions = sorted((path / stock.folder).glob("*/dataset_info.json"))
@@ -77,8 +85,9 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
             f"{folder}: prepared as {file_format!s:.20}, not array_record: prepare it again with "
             "file_format=array_record"
         )
+    stay = stays(sum(rows.get("train") or []) * math.prod(stock.shape))
     train, test = (
-        _read_split(stock, folder, split, rows.get(split), official)
+        _read_split(stock, folder, split, rows.get(split), official, stay)
         for split, official in zip(("train", stock.test_split), archives.ROWS[name], strict=True)
     )
     return train, test
@@ -91,9 +100,12 @@ def _stock(name: str) -> _Stock:
 
 
 def _read_split(
-    stock: _Stock, folder: Path, split: str, shards: list[int] | None, official: int
+    stock: _Stock, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
 ) -> Split:
-    """Reads the shards of a split, whose numbers of rows are given, in order."""
+    """Reads the shards of a split, whose numbers of rows are given, in order.
+
+    If the images are to stay in the files, they are read, but not kept.
+    """
     with needs("data"):  # both here: below, what fails is the files' fault
         from array_record.python.array_record_module import ArrayRecordReader
         from tensorflow_datasets.proto import tf_example_pb2
@@ -103,28 +115,43 @@ def _read_split(
         raise DataError(f"{where}: no such split")
     if sum(shards) > official:
         raise DataError(f"{where}: {sum(shards)} rows, the official split has {official}")
-    encoded, labels = [], []
+    encoded, labels, paths = [], [], []
+    digest = hashlib.blake2b(digest_size=16)
     limit = 2 * math.prod(stock.shape) + 2**16
     stem = f"{stock.folder.partition('/')[0]}-{split}.array_record"
     try:
         for shard, num_rows in enumerate(shards):
             file = folder / f"{stem}-{shard:05d}-of-{len(shards):05d}"
+            paths.append(file)
             for record in _records(ArrayRecordReader, file, num_rows, limit):
                 row = tf_example_pb2.Example.FromString(record).features.feature
-                encoded.append(row["image"].bytes_list.value[0])
+                image = row["image"].bytes_list.value[0]
+                digest.update(image)
+                encoded += [] if stay else [image]
                 labels.append(row["label"].int64_list.value[0])
     # array_record raises what its C++ reader met, as one of several types.
     except Exception as error:
         raise DataError(f"{where}: damaged files: row {len(labels)}: {error}") from error
     numbers = check_labels(np.array(labels, np.int64), stock.num_classes, where)
-    return Split(decode_images(encoded, where, stock.shape), numbers)
+    if not stay:
+        return Split(decode_images(encoded, where, stock.shape), numbers)
+    ends, locks = np.cumsum(shards), [threading.Lock() for _ in shards]
+    readers = [ArrayRecordReader(str(file), options=ONE_BY_ONE) for file in paths]
+
+    def one(row: int) -> bytes:
+        shard = int(np.searchsorted(ends, row, side="right"))
+        with locks[shard]:
+            [record] = readers[shard].read([row - int(ends[shard]) + shards[shard]])
+        found = tf_example_pb2.Example.FromString(record).features.feature["image"]
+        return bytes(found.bytes_list.value[0])
+
+    rows = np.arange(len(numbers))
+    return Split(StoredImages(one, stock.shape, rows, where, digest.digest()), numbers)
 
 
 def _records(open_reader: Any, file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
     """The records, of `limit` bytes at most, of a file that should have so many."""
-    # One after the other: reading ahead, it would unpack many that are too large at once.
-    options = "readahead_buffer_size:0,max_parallelism:1"
-    reader = open_reader(str(file), options=options)
+    reader = open_reader(str(file), options=ONE_BY_ONE)
     try:
         if reader.num_records() != num_rows:
             raise ValueError(f"{reader.num_records()} rows in {file.name}, not {num_rows}")

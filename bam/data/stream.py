@@ -1,0 +1,116 @@
+"""Images that stay in their files: read when their rows are asked for, and ahead of the steps.
+
+What is in memory is the labels, the batch that is trained on and about one more.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from bam.core.sampling import PaddedBatch
+from bam.data.common import Split, decode_images
+from bam.extras import needs
+
+CHUNK = 64  # rows that a thread reads at once
+
+Encoded = Callable[[int], bytes | None]  # row -> its image, as a PNG or JPEG
+
+
+class StoredImages:
+    """Images `[..., h, w, c]`, uint8, in files: `images[rows]` reads those rows.
+
+    Attributes:
+      shape: of all of them.
+      dtype: uint8.
+      digest: of what tells these files from others.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self,
+        encoded: Encoded,
+        image_shape: tuple[int, int, int],
+        rows: np.ndarray,
+        where: str,
+        digest: bytes,
+    ) -> None:
+        """`rows` are numbers of images, in an array of any shape; `where` is named by errors."""
+        self._encoded, self._image_shape, self._rows = encoded, image_shape, rows
+        self._where, self.digest = where, digest
+        self.shape = (*rows.shape, *image_shape)
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """The images of these rows, read now. DataError for one that is damaged."""
+        rows = self._rows[index]
+        numbers = np.ravel(rows).tolist()
+        if not numbers:
+            return np.zeros((*rows.shape, *self._image_shape), np.uint8)
+        made = decode_images([self._encoded(i) for i in numbers], self._where, self._image_shape)
+        return made.reshape(*rows.shape, *self._image_shape)
+
+    def select(self, index: np.ndarray) -> "StoredImages":
+        """The images of these rows, not read; rows in `[a, b]` give images `[a, b, h, w, c]`."""
+        rows = self._rows[index]
+        return StoredImages(self._encoded, self._image_shape, rows, self._where, self.digest)
+
+
+def select(images: Any, index: np.ndarray) -> Any:
+    """`images[index]` of an array; of stored images the same, not read."""
+    return images.select(index) if isinstance(images, StoredImages) else images[index]
+
+
+def rows_of(
+    split: Split, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"] | None = None
+) -> Split:
+    """The examples of these rows, in memory; zeros where the mask is False."""
+    shown = np.ones(len(indices), bool) if mask is None else mask
+    images = np.zeros((len(indices), *split.images.shape[1:]), split.images.dtype)
+    labels = np.zeros((len(indices), *split.labels.shape[1:]), split.labels.dtype)
+    images[shown], labels[shown] = (x[indices[shown]] for x in split)
+    return Split(images, labels)
+
+
+def ahead(
+    split: Split,
+    batch_of: Callable[[int], PaddedBatch],
+    capacity: int,
+    steps: range,
+    num_threads: int = 2,
+) -> Iterator[tuple[Split, PaddedBatch]]:
+    """The examples of each step's batch with the batch, in order, read ahead by threads.
+
+    Args:
+      split: of the training data.
+      batch_of: `step -> batch`, of `capacity` rows.
+      capacity: rows of a batch.
+      steps: of a run that are left.
+      num_threads: that read and decode; about one batch is read ahead.
+    """
+    with needs("data"):
+        import grain
+
+    chunks = math.ceil(capacity / CHUNK)
+    drawn = functools.lru_cache(maxsize=4)(batch_of)
+
+    def read(number: int) -> Split:
+        step, part = divmod(number, chunks)
+        indices, mask = (
+            np.asarray(x)[part * CHUNK : (part + 1) * CHUNK] for x in drawn(steps[step])[:2]
+        )
+        return rows_of(split, indices, mask)
+
+    read_ahead = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=chunks)
+    parts = iter(grain.MapDataset.range(len(steps) * chunks).map(read).to_iter_dataset(read_ahead))
+    for step in steps:
+        examples = [next(parts) for _ in range(chunks)]
+        yield Split(*map(np.concatenate, zip(*examples, strict=True))), drawn(step)

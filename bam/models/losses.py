@@ -1,0 +1,175 @@
+"""Losses of one example, and the figures that judge a model trained by them on test data.
+
+A clip bounds an example's gradient whatever its loss, so ε depends neither on which is chosen nor
+on class weights. They must be public all the same: weights computed from the private labels tell of
+them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from bam.extras import needs
+
+
+class Loss(NamedTuple):
+    """A loss and what it needs to know of labels.
+
+    Attributes:
+      of_output: `(output, label) -> scalar`, of one image: float32 or wider.
+      check: `(labels, num_classes) -> what is wrong with them, or ""`; NumPy arrays. The last axis
+        of an output has `num_classes` numbers.
+      right: `(output, label) ->` the share of an image's labels that are predicted right, whose
+        mean is `test_accuracy`; None: there is no such thing.
+      metrics: `(outputs, labels) -> figures by name`, of all test images in NumPy; None: none.
+    """
+
+    of_output: Callable[[Array, Array], Float[Array, ""]]
+    check: Callable[[np.ndarray, int], str]
+    right: Callable[[Array, Array], Float[Array, ""]] | None = None
+    metrics: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None
+
+
+def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
+    r"""$-w_y \log p_y$ of one label: integers from 0, `[N]`.
+
+    Args:
+      weights: of the classes, public, finite and not negative; None: 1 of each.
+    """
+    of_classes = _weights(weights)
+
+    def of_output(output: Array, label: Array) -> Array:
+        loss = optax.softmax_cross_entropy_with_integer_labels(output, label)
+        return loss if of_classes is None else loss * jnp.asarray(of_classes)[label]
+
+    def check(labels: np.ndarray, num_classes: int) -> str:
+        if of_classes is not None and len(of_classes) != num_classes:
+            return f"labels of {num_classes} classes, but loss.weights are {len(of_classes)}"
+        return _wrong_classes(labels, num_classes, 1)
+
+    return Loss(of_output, check, right=_is_class)
+
+
+def binary() -> Loss:
+    """Sum over labels of the binary cross-entropy: zeros and ones, `[N, labels]`.
+
+    Metrics are the accuracy over all labels, and the area under the ROC curve of each label that
+    has both values among the test examples, with their mean.
+    """
+
+    def check(labels: np.ndarray, num_classes: int) -> str:
+        if labels.ndim != 2 or labels.shape[1] != num_classes:
+            return f"labels of shape {labels.shape}; expected [N, {num_classes}], zeros and ones"
+        return "" if np.isin(labels, (0, 1)).all() else "labels that are neither 0 nor 1"
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        with needs("train"):
+            from sklearn.metrics import roc_auc_score
+
+        both = [k for k in range(labels.shape[1]) if 0 < labels[:, k].mean() < 1]
+        found = {k: float(roc_auc_score(labels[:, k], outputs[:, k])) for k in both}
+        mean = {"test_auroc": float(np.mean([*found.values()]))} if found else {}
+        return mean | {f"test_auroc/{k}": value for k, value in found.items()}
+
+    return Loss(
+        lambda output, label: jnp.sum(optax.sigmoid_binary_cross_entropy(output, label)),
+        check,
+        right=lambda output, label: jnp.mean((output > 0) == (label > 0)),
+        metrics=metrics,
+    )
+
+
+def squared_error() -> Loss:
+    """Mean over targets of the squared error: numbers, `[N]` or `[N, targets]`; no accuracy."""
+
+    def check(labels: np.ndarray, num_classes: int) -> str:
+        if math.prod(labels.shape[1:]) != num_classes or labels.ndim > 2:
+            return f"labels of shape {labels.shape}; expected [N, {num_classes}] numbers"
+        return "" if np.isfinite(labels).all() else "labels that are not finite"
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"test_mean_absolute_error": float(np.abs(outputs - _like(labels, outputs)).mean())}
+
+    return Loss(
+        lambda output, label: jnp.mean(jnp.square(output - _like(label, output))),
+        check,
+        metrics=metrics,
+    )
+
+
+def per_pixel(weights: Sequence[float] | None = None) -> Loss:
+    """Mean over pixels of the cross-entropy: integers from 0, `[N, h, w]`.
+
+    Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are right, and the mean
+    over classes of intersection over union, of all test pixels together.
+    """
+    of_pixel = cross_entropy(weights)
+
+    def check(labels: np.ndarray, num_classes: int) -> str:
+        return _wrong_classes(labels, num_classes, 3)
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        with needs("train"):
+            from sklearn.metrics import jaccard_score
+
+        found = outputs.argmax(-1).ravel()
+        return {"test_mean_iou": float(jaccard_score(labels.ravel(), found, average="macro"))}
+
+    def of_output(output: Array, label: Array) -> Array:
+        if output.shape[:-1] != label.shape:
+            raise ValueError(
+                f"loss per_pixel: outputs of shape {output.shape} for pixels {label.shape}"
+            )
+        return jnp.mean(of_pixel.of_output(output, label))
+
+    return Loss(
+        of_output,
+        check,
+        right=lambda output, label: jnp.mean(_is_class(output, label)),
+        metrics=metrics,
+    )
+
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "binary": binary,
+    "cross_entropy": cross_entropy,
+    "per_pixel": per_pixel,
+    "squared_error": squared_error,
+}
+
+
+def _weights(weights: Sequence[float] | None) -> np.ndarray | None:
+    if weights is None:
+        return None
+    made = np.asarray(weights, np.float32)
+    if made.ndim != 1 or not (np.isfinite(made).all() and (made >= 0).all() and made.any()):
+        raise ValueError(f"loss.weights must be finite numbers from 0, one a class, got {weights}")
+    return made
+
+
+def _wrong_classes(labels: np.ndarray, num_classes: int, ndim: int) -> str:
+    if num_classes < 2:
+        return f"labels: at least 2 classes are needed, got {num_classes}"
+    if labels.ndim != ndim or not np.issubdtype(labels.dtype, np.integer):
+        axes = "[N]" if ndim == 1 else "[N, height, width]"
+        return f"labels of {labels.dtype} and shape {labels.shape}; expected integers {axes}"
+    bad = ((labels < 0) | (labels >= num_classes)).reshape(len(labels), -1)
+    if not bad.any():
+        return ""
+    row = int(np.flatnonzero(bad.any(axis=1))[0])
+    value = labels.reshape(len(labels), -1)[row][bad[row]][0]
+    return f"label {value} of row {row} is not from 0 to {num_classes - 1}"
+
+
+def _is_class(output: Array, label: Array) -> Array:
+    return jnp.argmax(output, axis=-1) == label
+
+
+def _like(label: Any, output: Any) -> Any:
+    """Targets `[N]` are a single one each."""
+    return label.reshape(output.shape)

@@ -1,0 +1,43 @@
+"""Where a run's steps take their examples from: the devices' memory, or files, read ahead."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from bam.core.sampling import PaddedBatch
+from bam.data import datasets, stream
+from bam.training.trainer import Trainer
+
+Rows: TypeAlias = np.ndarray | jax.Array
+
+
+class Feed:
+    """The training examples of a run, as `Trainer.step` and `Trainer.diagnose` read them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Places data that are kept in memory."""
+        self._trainer, self._split = trainer, trainer.dataset.train
+        self._all = None if datasets.streams(trainer.dataset) else trainer.place(self._split)
+
+    def steps(self, seed: int, steps: range) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
+        """The examples and the batch of each of these steps of a seed's run, in order."""
+        plan = self._trainer.plan
+        if self._all is not None:
+            for step in steps:
+                yield self._all, plan.batch(seed, step)
+            return
+        batch_of = lambda step: plan.batch(seed, step)  # noqa: E731
+        for examples, batch in stream.ahead(self._split, batch_of, plan.capacity, steps):
+            yield self._trainer.place(examples), batch
+
+    def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
+        """What is read of these rows."""
+        if self._all is not None:
+            return self._all
+        return self._trainer.place(
+            stream.rows_of(
+                self._split, np.asarray(indices), None if mask is None else np.asarray(mask)
+            )
+        )

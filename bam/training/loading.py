@@ -1,0 +1,90 @@
+"""The data set that a config names: loaded, kept for the next run, features of it if it says so."""
+
+from collections.abc import Callable
+
+from bam import files
+from bam.data import datasets, features, users
+from bam.extras import needs
+from bam.files import JsonObject
+from bam.training import devices, registry
+
+with needs("train"):
+    from ml_collections import ConfigDict, FrozenConfigDict
+
+# Keys of every `dataset` section that a function of one's own is given, too, if they are set.
+COMMON = ("source", "path", "num_classes")
+MEMORIES = ("auto", "device", "stream")
+SAID = 2**28  # bytes of images from which on it is said where they are
+
+
+def make_dataset(
+    section: ConfigDict,
+    of_images: ConfigDict | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> datasets.Dataset:
+    """The data that a config's `dataset` section names; the last two are kept in memory.
+
+    Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
+    it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
+    called with a line if they are computed. Raises ValueError as `datasets.load`.
+    """
+    wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
+    if wanted not in _datasets:
+        made = _dataset(wanted, log)
+        while len(_datasets) > 1:
+            del _datasets[next(iter(_datasets))]
+        _datasets[wanted] = made
+    return _datasets[wanted]
+
+
+_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
+
+
+def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
+    options = wanted.dataset.as_configdict().to_dict()
+    name, holdout = options.pop("name"), options.pop("holdout", 0)
+    groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
+    memory = options.pop("memory", "auto")
+    if ":" in name:
+        # Of the keys that every data set has, "" and 0 say that they are not set.
+        is_set = {k: v for k, v in options.items() if v or k not in COMMON}
+        loaded = registry.make("dataset", {}, {"name": name} | is_set)
+        datasets.check(loaded)
+    else:
+        loaded = datasets.load(name, **options, stays=_stays(memory, options, log))
+    folder = datasets.folder_of(name, options.get("source"), options.get("path"))
+    if groups:
+        has_columns = name == "folder" or options.get("source") == "parquet"
+        loaded = users.with_ids(loaded, groups, folder if has_columns else None)
+    feature_map = registry.make_features(wanted.features)
+    if feature_map is None:
+        return datasets.hold_out(loaded, holdout)
+    if wanted.features.get("cache"):
+        folder = files.user_path(wanted.features.cache)
+    elif folder is not None:
+        folder = (folder if folder.is_dir() else folder.parent) / "features"
+    made = features.extract(
+        loaded, feature_map, registry.set_keys(wanted.features, "cache"), folder, log
+    )
+    return datasets.hold_out(made, holdout, of=loaded.train)
+
+
+def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:
+    """Whether images stay in their files, as `dataset.memory` says."""
+    if memory not in MEMORIES:
+        raise ValueError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
+    room = devices.room_for_data()
+
+    def stays(num_bytes: int) -> bool:
+        streamed = memory == "stream" or (memory == "auto" and num_bytes > room)
+        if memory == "auto" and num_bytes > SAID:
+            where = "are streamed from their files" if streamed else "are held in memory"
+            log(
+                f"the training images {where}: {num_bytes / 2**30:.1f} GiB decoded, of "
+                f"{room / 2**30:.1f} that dataset.memory=auto allows"
+            )
+        return streamed
+
+    if memory == "stream" and options.get("source") in ("archive", "sklearn"):
+        raise ValueError("dataset.memory=stream is for the sources parquet and tfds")
+    return stays

@@ -1,0 +1,199 @@
+"""Losses by hand, labels of every kind, and the figures that judge them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+from sklearn import metrics as sklearn_metrics
+
+import bam
+from bam import models
+from bam.data import datasets, users
+from bam.models import losses
+from bam.training import loop, trainer
+from configs import digits
+from tests.cases import run_command
+
+OUTPUT = np.array([0.5, -1.0, 2.0], np.float32)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "label", "expected"),
+    [
+        (losses.cross_entropy(), OUTPUT, 1, -np.log(softmax(OUTPUT)[1])),
+        (losses.cross_entropy((1, 5, 0)), OUTPUT, 1, -5 * np.log(softmax(OUTPUT)[1])),
+        (losses.cross_entropy((1, 5, 0)), OUTPUT, 2, 0.0),
+        (
+            losses.binary(), OUTPUT, np.array([1, 0, 0]),
+            -np.log(1 / (1 + np.exp(-0.5))) - np.log(1 / (1 + np.exp(-1.0)))
+            - np.log(1 / (1 + np.exp(2.0))),
+        ),
+        (losses.squared_error(), OUTPUT[:1], np.float32(2.0), 2.25),
+        (losses.squared_error(), OUTPUT, np.array([0.5, 0.0, 0.0]), 5 / 3),
+        (
+            losses.per_pixel(), np.tile(OUTPUT, (2, 2, 1)), np.array([[0, 1], [1, 2]]),
+            -np.log(softmax(OUTPUT)[[0, 1, 1, 2]]).mean(),
+        ),
+    ],
+)  # fmt: skip
+def test_losses_are_what_one_computes_by_hand(loss, output, label, expected):
+    found = loss.of_output(jnp.asarray(output), jnp.asarray(label))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, -1.0), (0.0, 0.0), (1.0, np.inf)])
+def test_weights_that_cannot_be_are_refused(weights):
+    with pytest.raises(ValueError, match=r"loss\.weights must be finite numbers from 0"):
+        losses.cross_entropy(weights)
+
+
+def data_of(labels, num_classes, shape=(4, 4, 1)):
+    images = np.random.default_rng(0).random((len(labels), *shape), np.float32)
+    split = datasets.Split(images, np.asarray(labels))
+    zeros, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
+    return datasets.Dataset("own", split, split, num_classes, zeros, ones)
+
+
+def config_of(loss, **changes):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 10, "delta": 1e-3})
+    config.loss.name, config.model.name, config.microbatch_size = loss, "linear", 5
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+SEVERAL = np.random.default_rng(1).integers(0, 2, (40, 3)).astype(np.int32)
+PIXELS = np.random.default_rng(1).integers(0, 2, (40, 4, 4)).astype(np.int32)
+NUMBERS = np.linspace(-1, 1, 40, dtype=np.float32)
+
+
+def segmenter(num_classes):
+    """A class for each pixel."""
+    return nn.Conv(num_classes, (3, 3))
+
+
+def test_several_labels_are_judged_by_accuracy_and_auroc():
+    built = trainer.build(config_of("binary"), data_of(SEVERAL, 3))
+    result = loop.train(built, 0)
+    outputs = built.outputs(loop.whole_model(result.state), built.dataset.test.images)
+    auroc = sklearn_metrics.roc_auc_score(SEVERAL, outputs, average=None)
+    assert result.summary["test_auroc"] == pytest.approx(auroc.mean())
+    assert [result.summary[f"test_auroc/{k}"] for k in range(3)] == pytest.approx(list(auroc))
+    right = np.mean((np.asarray(outputs) > 0) == SEVERAL)
+    assert result.summary["test_accuracy"] == pytest.approx(right)
+    one_sided = data_of(np.concatenate([SEVERAL[:, :2], np.zeros((40, 1), np.int32)], 1), 3)
+    found = loop.evaluate(trainer.build(config_of("binary"), one_sided), result.state.params)
+    assert "test_auroc/2" not in found and "test_auroc" in found
+
+
+def test_numbers_have_no_accuracy_and_a_mean_absolute_error():
+    built = trainer.build(config_of("squared_error"), data_of(NUMBERS, 1))
+    result = loop.train(built, 0)
+    outputs = built.outputs(result.state.params, built.dataset.test.images)[:, 0]
+    assert result.summary["test_accuracy"] is None
+    expected = np.abs(np.asarray(outputs) - NUMBERS).mean()
+    assert result.summary["test_mean_absolute_error"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_pixels_are_judged_by_intersection_over_union():
+    config = config_of("per_pixel")
+    config.model = {"name": "tests.test_losses:segmenter"}
+    built = trainer.build(config, data_of(PIXELS, 2))
+    result = loop.train(built, 0)
+    outputs = built.outputs(result.state.params, built.dataset.test.images)
+    found = np.asarray(outputs).argmax(-1)
+    both = [(found == k) & (k == PIXELS) for k in range(2)]
+    either = [(found == k) | (k == PIXELS) for k in range(2)]
+    expected = np.mean([a.sum() / b.sum() for a, b in zip(both, either, strict=True)])
+    assert result.summary["test_mean_iou"] == pytest.approx(expected)
+    assert result.summary["test_accuracy"] == pytest.approx(np.mean(found == PIXELS))
+    config.augment.flip = "horizontal"
+    with pytest.raises(ValueError, match="labels of pixels are not moved"):
+        trainer.build(config, data_of(PIXELS, 2))
+
+
+@pytest.mark.parametrize("labels", [SEVERAL, NUMBERS])
+def test_a_users_gradient_is_the_mean_over_its_examples_labels(labels):
+    num = labels.shape[1] if labels.ndim == 2 else 1
+    loss = "binary" if labels.ndim == 2 else "squared_error"
+    data = data_of(labels, num)._replace(users=np.arange(40) // 3)
+    config = config_of(loss, **{"dataset.group_size": 4})
+    built = trainer.build(config, data)
+    assert built.dataset.train.labels.shape[:2] == (14, 4)
+    params = built.init(0).params
+    images, own = built.dataset.train
+    for user in (0, 13):  # of three examples, and of one
+        rows = 3 if user == 0 else 1
+        views, label, present = users.in_one_row(jnp.asarray(images[user])[:, None], own[user])
+        found = built.model.loss(params, {"image": views, "label": label, "present": present})
+        alone = [
+            built.model.loss(params, {"image": images[user][i][None], "label": own[user][i]})
+            for i in range(rows)
+        ]
+        assert found == pytest.approx(np.mean(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "num_classes", "message"),
+    [
+        ("binary", SEVERAL, 4, r"labels of shape \(40, 3\); expected \[N, 4\]"),
+        ("binary", 2 * SEVERAL, 3, "labels that are neither 0 nor 1"),
+        ("squared_error", NUMBERS * np.nan, 1, "labels that are not finite"),
+        ("squared_error", SEVERAL, 2, r"expected \[N, 2\] numbers"),
+        ("per_pixel", PIXELS + 1, 2, "label 2 of row 0 is not from 0 to 1"),
+        ("cross_entropy", NUMBERS, 2, "labels of float32"),
+        ("per_pixel", PIXELS, 2, r"outputs of shape \(2,\) for pixels \(4, 4\)"),
+        ("no_such", NUMBERS, 1, "unknown loss 'no_such'; choose from binary, cross_entropy"),
+        ("optax:sigmoid_binary_cross_entropy", SEVERAL, 3, "does not take|without of_output"),
+    ],
+)
+def test_labels_that_a_loss_cannot_take_are_one_line(loss, labels, num_classes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        trainer.build(config_of(loss), data_of(labels, num_classes))
+    assert "\n" not in str(error.value)
+
+
+def test_class_weights_scale_gradients_and_not_what_is_released():
+    """The clip bounds whatever the loss: weights of a thousand change no sum by more than S."""
+    model = models.as_functions(nn.Dense(2), (3,), loss=losses.cross_entropy((1.0, 1000.0)))
+    params = model.init(jax.random.key(0))
+    example = {"image": jnp.ones((2, 1, 3)), "label": jnp.array([1, 0])}
+    clip = bam.clip_by_l2_norm(1.0)
+    total, norms = bam.clipped_sum(
+        bam.dp_sgd(model.loss).grad, clip, params, example, mask=jnp.array([True, False])
+    )
+    assert norms[0] > 100
+    assert optax.tree.norm(total) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_several_labels_and_numbers_are_imported_trained_on_and_shown(tmp_path):
+    rows = ["file,a,b,age"]
+    for number in range(40):
+        image = np.full((9, 9, 3), 5 * number, np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number % 2},{int(number > 20)},{number / 7}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    for kind, flags, loss, figure in (
+        ("several", ["--label_column=a,b"], "binary", "test auroc"),
+        ("number", ["--label_column=age", "--number"], "squared_error", "test mean absolute error"),
+    ):
+        out = tmp_path / kind
+        options = [f"--out={out}", "--size=8", f"--labels={tmp_path / 't.csv'}", *flags]
+        made = run_command("bam.cli.data", "import", str(tmp_path), *options)
+        assert f"--config.loss.name={loss}" in made.stdout, made.stderr
+        shown = run_command("bam.cli.data", "show", str(out), f"--out={out}.png")
+        assert shown.returncode == 0, shown.stderr
+        trained = run_command(
+            "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={out}-run",
+            "--config.dataset.name=folder", f"--config.dataset.path={out}",
+            f"--config.loss.name={loss}", "--config.num_steps=2", "--config.model.name=linear",
+            "--config.expected_batch_size=5", "--config.delta=1e-3",
+        )  # fmt: skip
+        assert figure in trained.stdout, trained.stderr

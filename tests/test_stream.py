@@ -1,0 +1,200 @@
+"""Data that stay in their files: the batches are those of data in memory, to the bit."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from bam.data import datasets, features, importing, listing, stream
+from bam.data.common import DataError
+from bam.data.sources import parquet
+from bam.training import loading, loop
+from bam.training.feed import Feed
+from configs import digits
+from tests import prepared_folder
+from tests.cases import assert_same_bits, run_command
+
+CLASSES = ("dark", "light")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Images of two classes in several files, of 30 users."""
+    folder, out = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("out") / "data"
+    rng = np.random.default_rng(0)
+    rows = ["file,label,user"]
+    for number in range(120):
+        label = number % 2
+        pixels = rng.integers(100 * label, 100 * label + 150, (9, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,{CLASSES[label]},{number % 30}")
+    table = folder / "table.csv"
+    table.write_text("\n".join(rows))
+    examples = listing.in_table(folder, table, {x: x for x in ("file", "label", "user")})
+    importing.run(folder, examples, out, importing.Options(8, 3, CLASSES, 0.25, strict=True))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    loading._datasets.clear()
+
+
+def config_of(data, memory, **changes):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 6, "expected_batch_size": 20, "seed": 1})
+    config.dataset.update({"name": "folder", "path": str(data), "memory": memory})
+    config.model.name, config.microbatch_size = "linear", 7
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+OF_USERS = {"dataset.groups": "user", "dataset.group_size": 3}
+
+
+@pytest.mark.parametrize("changes", [{}, OF_USERS, {"dataset.holdout": 10}])
+def test_batches_are_those_in_memory_to_the_bit_and_nothing_else_is_read(data, changes):
+    in_memory, streamed = (loop.build(config_of(data, x, **changes)) for x in ("device", "stream"))
+    assert isinstance(streamed.dataset.train.images, stream.StoredImages)
+    assert streamed.dataset.train.images.shape == in_memory.dataset.train.images.shape
+    train = in_memory.dataset.train
+    given = {x: list(Feed(x).steps(3, range(1, 5))) for x in (in_memory, streamed)}
+    for (_, expected), (found, batch) in zip(*given.values(), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, batch, expected)
+        for mine, all_rows in zip(found, train, strict=True):
+            rows = np.asarray(mine).reshape(len(mine), *all_rows.shape[1:])
+            np.testing.assert_array_equal(rows[batch.mask], all_rows[batch.indices[batch.mask]])
+            assert not rows[~batch.mask].any()
+    for a, b in zip(streamed.dataset.test, in_memory.dataset.test, strict=True):
+        np.testing.assert_array_equal(a[:], b)
+
+
+@pytest.mark.parametrize("changes", [{"augment.flip": "horizontal", "augment.shift": 1}, OF_USERS])
+def test_a_run_is_the_one_in_memory_and_resumes_to_the_bit(data, tmp_path, changes):
+    changes |= {"diagnostics.every": 3, "diagnostics.num_examples": 8}
+    in_memory = loop.train(loop.build(config_of(data, "device", **changes)), 1)
+    built = loop.build(config_of(data, "stream", **changes))
+    asked = iter(range(7))
+    with pytest.raises(loop.StoppedError):
+        loop.train(built, 1, tmp_path, should_stop=lambda: next(asked) == 2)
+    streamed = loop.train(built, 1, tmp_path)
+    assert_same_bits(streamed.state.params, in_memory.state.params)
+    for a, b in zip(streamed.rows, in_memory.rows, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+def test_a_set_of_tfds_is_read_row_by_row(tmp_path):
+    rng = np.random.default_rng(0)
+    train, test = (
+        datasets.Split(rng.integers(0, 256, (n, 32, 32, 3), np.uint8), np.arange(n, dtype=np.int32))
+        for n in (10, 5)
+    )
+    prepared_folder.write("cifar10", train, test, tmp_path)
+    loaded = datasets.load("cifar10", path=tmp_path, stays=lambda num_bytes: num_bytes > 0)
+    rows = np.array([[9, 0], [7, 7]])
+    assert isinstance(loaded.train.images, stream.StoredImages)
+    np.testing.assert_array_equal(loaded.train.images[rows], train.images[rows])
+    np.testing.assert_array_equal(loaded.train.labels, train.labels)
+
+
+def test_features_are_made_of_images_that_are_not_all_in_memory(data, tmp_path, monkeypatch):
+    read = []
+    decode = stream.decode_images
+    monkeypatch.setattr(
+        stream, "decode_images", lambda many, *how: read.append(len(many)) or decode(many, *how)
+    )
+    monkeypatch.setattr(features, "CHUNK", 32)
+    made = [
+        features.extract(
+            loading.make_dataset(config_of(data, memory).dataset), lambda x: x**2, {}, tmp_path
+        )
+        for memory in ("stream", "device")
+    ]
+    np.testing.assert_array_equal(made[0].train.images, made[1].train.images)
+    assert max(read) <= 32 < sum(read)
+
+
+def test_what_is_done_with_which_size_is_said(data, monkeypatch):
+    said = []
+    monkeypatch.setattr(loading, "SAID", 0)
+    for room in (10**9, 10):
+        monkeypatch.setattr("bam.training.devices.room_for_data", lambda room=room: room)
+        loading._datasets.clear()
+        loading.make_dataset(config_of(data, "auto").dataset, log=said.append)
+    assert "are held in memory: 0.0 GiB" in said[0]
+    assert "are streamed from their files" in said[1]
+    with pytest.raises(ValueError, match=r"unknown dataset\.memory 'disk'"):
+        loading.make_dataset(config_of(data, "disk").dataset)
+    archive = config_of(data, "stream", **{"dataset.name": "mnist", "dataset.source": "archive"})
+    with pytest.raises(ValueError, match="for the sources parquet and tfds"):
+        loading.make_dataset(archive.dataset)
+
+
+def test_another_image_in_the_files_ends_a_run_and_a_damaged_one_is_named(data, tmp_path):
+    config = config_of(data, "stream", **{"dataset.path": str(tmp_path / "data")})
+    (tmp_path / "data").mkdir()
+    for file in data.iterdir():
+        (tmp_path / "data" / file.name).write_bytes(file.read_bytes())
+    asked = iter(range(7))
+    with pytest.raises(loop.StoppedError):
+        loop.train(loop.build(config), 1, tmp_path / "run", should_stop=lambda: next(asked) == 2)
+    [file] = (tmp_path / "data").glob("train-*.parquet")
+    _rewrite(file, lambda images: [*images[1:], images[0]])
+    loading._datasets.clear()
+    with pytest.raises(ValueError, match="is of a run on other training data"):
+        loop.train(loop.build(config), 1, tmp_path / "run")
+    _rewrite(file, lambda images: [images[0], {"bytes": b"nothing"}, *images[2:]])
+    loading._datasets.clear()
+    loaded = loading.make_dataset(config.dataset)
+    loaded.train.images[[0, 2]]
+    with pytest.raises(DataError, match="row 1: unreadable image"):
+        loaded.train.images[[0, 1]]
+
+
+def _rewrite(file, change):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    kind = table.schema.field("image").type
+    images = pa.array(change(table["image"].to_pylist()), kind)
+    pq.write_table(table.set_column(0, "image", images), file, row_group_size=16)
+
+
+@pytest.mark.parametrize("what", ["cut", "no footer", "no label"])
+def test_files_that_cannot_be_streamed_are_refused(data, tmp_path, what):
+    for file in data.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    [file] = tmp_path.glob("train-*.parquet")
+    content = file.read_bytes()
+    if what == "cut":
+        file.write_bytes(content[:-20])
+    elif what == "no footer":
+        file.write_bytes(b"")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(file)
+        labels = pa.array([None, *table["label"].to_pylist()[1:]], pa.int64())
+        pq.write_table(table.set_column(1, "label", labels), file)
+    with pytest.raises(DataError, match=r"(not a readable Parquet|no label)"):
+        parquet.read(tmp_path, stays=lambda num_bytes: True)
+
+
+def test_an_audit_of_one_run_needs_the_data_in_memory(data):
+    from bam.audit import one_run
+
+    with pytest.raises(ValueError, match=r"dataset\.memory=device"):
+        one_run.build(config_of(data, "stream"), 4)
+
+
+def test_the_command_trains_on_a_stream(data, tmp_path):
+    done = run_command(
+        "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}",
+        "--config.dataset.name=folder", f"--config.dataset.path={data}",
+        "--config.dataset.memory=stream", "--config.num_steps=3", "--config.model.name=linear",
+        "--config.expected_batch_size=20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "summary.json").exists()
