@@ -362,9 +362,10 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 def test_padding_rows_that_leak_are_caught(monkeypatch):
     right = privatize.clipped_sum
 
-    def leaky(grad_fn, clip, params, indices, *, mask, **options):
-        indices, mask = jnp.where(mask, indices, canary.CANARY), jnp.ones_like(mask)
-        return right(grad_fn, clip, params, indices, mask=mask, **options)
+    def leaky(grad_fn, clip, params, rows, *, mask, **options):
+        [indices], mask = rows, jnp.ones_like(mask)
+        leaked = (jnp.where(indices < sampling.PADDING, indices, canary.CANARY),)
+        return right(grad_fn, clip, params, leaked, mask=mask, **options)
 
     monkeypatch.setattr(privatize, "clipped_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0

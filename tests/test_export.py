@@ -565,6 +565,18 @@ def test_the_command_in_a_release_prints_the_epsilon_that_it_claims(finished, re
     assert f"prints {claimed}:" in text and row_of(text, "ε, rounded up").endswith(f"{claimed} |")
 
 
+def test_a_statement_answers_what_nist_asks_of_a_claim():
+    text = records()
+    asked = [
+        "unit of privacy", "neighbouring data sets", "privacy parameters", "who chose them",
+        "bound on a contribution", "other parameters", "trust model", "threat model",
+        "side channels", "randomness", "several releases", "outside", "how it can be checked",
+    ]  # fmt: skip
+    section = text[text.index("## What NIST SP 800-226 asks") :]
+    assert all(len(row_of(section, name).split("|")[2].strip()) > 10 for name in asked)
+    assert "one training example" in row_of(section, "unit of privacy")
+
+
 def test_what_is_rounded_claims_less_than_what_is_exact():
     text = records()
     assert "(3, 1.4e-05)-differential\nprivacy" in text

@@ -26,7 +26,7 @@ from bam.core.privatize import PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping
-from bam.privacy import statement
+from bam.privacy import nist, statement
 from bam.privacy.plan import make_plan
 
 
@@ -286,6 +286,7 @@ class PrivateTraining:
             statement.in_words(plan, nominal, "the weights"),
             statement.facts(config, plan, summary, nominal),
             LOOKED_AT,
+            nist.answers(plan, summary),
             statement.check(plan),
             statement.limits(plan, f"bam {summary['versions']['bam']}, {summary['commit']}"),
         ]

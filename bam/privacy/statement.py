@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from bam.files import JsonObject
+from bam.privacy import nist
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.recheck import check
 from bam.privacy.units import unit_of, worded
@@ -125,6 +126,7 @@ def privacy(
         in_words(plan, nominal),
         facts(config, plan, summary, nominal),
         unaccounted(config, summary, diagnosed),
+        nist.answers(plan, summary),
         check(plan),
         limits(plan, exported_by),
     ]

@@ -35,6 +35,12 @@ PAGES = {
         "fixed size": "docs/results/batches/digits_fixed_size.md",
         "poisson": "docs/results/batches/digits_poisson.md",
     },
+    "docs/faq.md": {"clip norm": "docs/results/clip_norm.md"},
+    "docs/own_images.md": {
+        **{x: f"docs/results/own_images/{x}.md" for x in ("import", "show", "train", "report")},
+        **{x: f"docs/results/own_images/{x}.md" for x in ("export", "statement")},
+        "stream": "benchmarks/stream_cpu.md",
+    },
     "docs/finetuning.md": {
         "fine-tuning": "docs/results/finetuning/cifar10.md",
         "trainable": "benchmarks/trainable_cpu.md",

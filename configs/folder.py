@@ -1,0 +1,23 @@
+"""A folder of one's own images, as `bam data import` makes it of photographs or scans.
+
+Command:   bam train --config=folder:dp_sgd --workdir=runs/mine --config.dataset.path=DATA
+Hardware:  any CPU, for some thousand images of 32×32.
+Strengths: as for digits, not chosen for anyone's images.
+"""
+
+from ml_collections import ConfigDict
+
+from bam.training import config as base
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the configuration of a method on a folder of images."""
+    config = base.get_config(method)
+    config.dataset.name = "folder"
+    config.expected_batch_size = 256
+    config.num_epochs = 30
+    config.microbatch_size = 32
+    config.optimizer.learning_rate = 5e-3
+    base.set_strength(config, dp_sat=0.02, bam_sam=0.005, bam_exact=0.005)
+    config.eval.every = 30
+    return config
