@@ -29,7 +29,7 @@ TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
 SEED_BITS = 256  # of a seed, at most: a key has no more
 
 Words = TypeVar("Words", np.ndarray, Array)
-StepLike = TypeVar("StepLike", bound="int | Array | np.integer")
+StepLike = TypeVar("StepLike", bound=int | Array | np.integer)
 
 
 class Stream(enum.IntEnum):

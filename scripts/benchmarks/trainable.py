@@ -1,6 +1,8 @@
 """Time and memory per example of training all parameters, some, or the last layer alone.
 
 python -m scripts.benchmarks.trainable --out=benchmarks/trainable_cpu
+python -m scripts.benchmarks.trainable --model=vit_ti16 --size=224 --batch=8 --methods=dp_sgd \
+  --out=benchmarks/lora_cpu
 """
 
 from pathlib import Path
@@ -21,12 +23,19 @@ _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,bam_sam", "methods to time")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _MICROBATCH = flags.DEFINE_integer("microbatch", 1, "examples per group", lower_bound=1)
+_MODEL = flags.DEFINE_enum("model", "resnet9", ["resnet9", "vit_ti16", "vit_s16"], "the network")
+_SIZE = flags.DEFINE_integer("size", 32, "height and width of the images", lower_bound=16)
 _WIDTH = flags.DEFINE_integer("width", 16, "of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 console.require("out")
 
-HEAD = "Dense_0"  # of ResNet-9
+# What is trained, with the rank of low-rank factors, of a Vision Transformer.
+OF_VIT = {
+    "last layer": ("head", 0),
+    "low-rank factors (rank 8) and last layer": ("lora|head", 8),
+    "all": ("", 0),
+}
 COLUMNS: tables.Columns = {
     "trained": lambda row: row["trained"],
     "method": lambda row: row["method"],
@@ -42,16 +51,18 @@ def main() -> None:
     """Compiles every step, times them in turn, writes numbers and table."""
     console.use_compilation_cache()
     with console.one_line_errors():
+        of_resnet = {name: (names.format(head="Dense_0"), 0) for name, names in TRAINED.items()}
+        trained_parts = of_resnet if _MODEL.value == "resnet9" else OF_VIT
         cases = {
-            (trained, method): Case(trained, method)
-            for trained in TRAINED
+            (trained, method): Case(trained, method, *part)
+            for trained, part in trained_parts.items()
             for method in _METHODS.value
         }
     seconds = timing.measure(
         {str(key): case.step for key, case in cases.items()}, _TRIALS.value, _REPEATS.value
     )
     rows = [case.row(seconds[str(key)]) for key, case in cases.items()]
-    settings = ("batch", "microbatch", "width", "trials", "repeats")
+    settings = ("model", "size", "batch", "microbatch", "width", "trials", "repeats")
     out = Path(_OUT.value)
     named = {name: flags.FLAGS[name].value for name in settings}
     timing.keep(Path(f"{out}.json"), {**named, "rows": rows})
@@ -59,16 +70,17 @@ def main() -> None:
 
 
 class Case:
-    """A compiled step of ResNet-9 on random images, and its state."""
+    """A compiled step on random images, and its state."""
 
-    def __init__(self, trained: str, method: str) -> None:
-        """Compiles it."""
+    def __init__(self, trained: str, method: str, names: str, rank: int) -> None:
+        """Compiles it: parameters of these names are trained, of factors of this rank."""
         config = cifar10.get_config(method)
-        config.update(
-            {"trainable": TRAINED[trained].format(head=HEAD), "num_steps": 1, "accountant": "rdp"}
-        )
+        config.update({"trainable": names, "num_steps": 1, "accountant": "rdp"})
+        config.lora.update({"rank": rank, "targets": "qkv|proj|fc"})
         config.expected_batch_size, config.microbatch_size = _BATCH.value, _MICROBATCH.value
         config.model.width = _WIDTH.value
+        if _MODEL.value != "resnet9":
+            config.model = {"name": _MODEL.value, "width": 1}
         config.augment.update({"views": 1, "shift": 0, "flip": "none"})
         self.names = {"trained": trained, "method": method}
         self.built = trainer.build(config, random_images(2 * _BATCH.value))
@@ -102,9 +114,9 @@ class Case:
 
 
 def random_images(num: int) -> datasets.Dataset:
-    """Random images of CIFAR-10's shape."""
+    """Random images in colour."""
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (num, 32, 32, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (num, _SIZE.value, _SIZE.value, 3), dtype=np.uint8)
     split = datasets.Split(images, rng.integers(0, 10, num, dtype=np.int32))
     channels = np.full(3, 0.5, np.float32)
     return datasets.Dataset("random", split, split, 10, channels, channels / 2)
