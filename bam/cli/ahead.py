@@ -17,6 +17,7 @@ from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
 from bam.data.sources import archives
+from bam.data.stream import select
 from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
@@ -32,13 +33,18 @@ class Compiled(NamedTuple):
     seconds: float
 
 
-def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[JsonObject, str]:
-    """All that the compiler says of a config's step on a target's devices; the program's text."""
+def look(
+    config: ConfigDict, target: str, hardware: list[jax.Device], size: int = 0
+) -> tuple[JsonObject, str]:
+    """All that the compiler says of a config's step on a target's devices; the program's text.
+
+    With a size, images are squares of so many pixels, which are streamed.
+    """
     kind = targets.kind_of(target)
     config = config.copy_and_resolve_references()
     if config.convolution == "auto":
         config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
-    dataset = _dataset(config.dataset)
+    dataset = _dataset(config.dataset, size)
     if feature_map := registry.make_features(config.features):
         dataset = features.blank(dataset, feature_map)
     sizes = [config.microbatch_size]
@@ -81,15 +87,16 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device]) -> tuple[J
     return answer | _facts(compiled, text, kind, len(hardware), answer["flop_per_step"]), text
 
 
-def _dataset(section: ConfigDict) -> datasets.Dataset:
+def _dataset(section: ConfigDict, size: int) -> datasets.Dataset:
     """The data set, or blank images, as many, of a public one that need not be there."""
     if section.name not in archives.ROWS or section.path:
         return loading.make_dataset(section)
-    blank, holdout = datasets.stand_in(section.name), section.holdout
+    blank, holdout = datasets.stand_in(section.name, size), section.holdout
     if holdout >= len(blank.train.labels):
         return datasets.hold_out(blank, holdout)  # says what is wrong
     train, test = (
-        datasets.Split(*(x[:n] for x in blank.train)) for n in (-holdout or None, holdout)
+        datasets.Split(*(select(x, np.s_[:n]) for x in blank.train))
+        for n in (-holdout or None, holdout)
     )
     return blank._replace(train=train, test=test if holdout else blank.test)
 
@@ -109,7 +116,13 @@ def compile_step(
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
 
     batch = sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
-    train = jax.eval_shape(lambda: built.place(built.dataset.train))
+    rows = built.dataset.train
+    if datasets.streams(built.dataset):
+        num, shape = built.plan.capacity, rows.images.shape[1:]
+        rows = datasets.Split(
+            np.broadcast_to(np.uint8(0), (num, *shape)), np.broadcast_to(np.int32(0), num)
+        )
+    train = jax.eval_shape(lambda: built.place(rows))
     arguments = (jax.eval_shape(lambda: built.init(0)), train, batch)
     started = time.perf_counter()
     try:

@@ -22,6 +22,12 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHO
 _TARGET = flags.DEFINE_string("target", "", f"for example {targets.EXAMPLES}")
 _JSON = flags.DEFINE_string("json", "", "file to write the answer to as well; '': none")
 _PROGRAM = flags.DEFINE_string("program", "", "file for the compiled program's text; '': none")
+_SIZE = flags.DEFINE_integer(
+    "size",
+    0,
+    "pixels of a side of images that are streamed, in place of the data set's; 0: those",
+    0,
+)
 console.require("config", "target")
 
 
@@ -32,7 +38,7 @@ def main() -> None:
         for file in (_JSON.value, _PROGRAM.value):
             console.check_writable(file)
         hardware = targets.devices_of(_TARGET.value)
-        answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware)
+        answer, text = ahead.look(_CONFIG.value, _TARGET.value, hardware, _SIZE.value)
         for name, value in rows(answer):
             print(f"{name:<28}{value}")
         if _JSON.value:

@@ -176,19 +176,22 @@ def streams(dataset: Dataset) -> bool:
     return isinstance(dataset.train.images, StoredImages)
 
 
-def stand_in(name: str) -> Dataset:
+def stand_in(name: str, size: int = 0) -> Dataset:
     """Blank images in place of a data set, as many and as large, which take no memory.
 
-    For what depends on sizes alone, such as the compilation of a step; a DataError for a data set
-    whose size is not known.
+    With a size they are squares of so many pixels, and streamed. For what depends on sizes alone,
+    such as the compilation of a step; a DataError for a data set whose size is not known.
     """
     if name not in DATASETS or name not in archives.ROWS:
         known = ", ".join(archives.ROWS)
         raise DataError(f"the size of {name!r} is not known; those of {known} are")
     facts = DATASETS[name]
+    shape = (size, size, facts.shape[-1])
     train, test = (
         Split(
-            np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
+            StoredImages(lambda row: None, shape, np.arange(number), name, b"")
+            if size
+            else np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
             np.broadcast_to(np.zeros((), np.int32), (number,)),
         )
         for number in archives.ROWS[name]

@@ -58,13 +58,13 @@ class StoredImages:
         made = decode_images([self._encoded(i) for i in numbers], self._where, self._image_shape)
         return made.reshape(*rows.shape, *self._image_shape)
 
-    def select(self, index: np.ndarray) -> "StoredImages":
+    def select(self, index: Any) -> "StoredImages":
         """The images of these rows, not read; rows in `[a, b]` give images `[a, b, h, w, c]`."""
         rows = self._rows[index]
         return StoredImages(self._encoded, self._image_shape, rows, self._where, self.digest)
 
 
-def select(images: Any, index: np.ndarray) -> Any:
+def select(images: Any, index: Any) -> Any:
     """`images[index]` of an array; of stored images the same, not read."""
     return images.select(index) if isinstance(images, StoredImages) else images[index]
 

@@ -45,6 +45,10 @@ TARGETS = {
 }
 
 
+# ViT-S by low-rank factors, on as many images as ImageNet32 has, of 224 × 224, streamed.
+OF_VIT = ["--config.dataset.name=imagenet32", "--size=224", "--config.delta=7.5e-7"]
+
+
 class Row(NamedTuple):
     """One compilation: a config of configs/, a method, a target, and further flags."""
 
@@ -80,6 +84,8 @@ def grid() -> Iterator[Row]:
                     yield _row(config, method, target)
         if target == "v5e:1x1":
             yield _row("cifar10", "dp_sgd", target, views=1)
+        if target not in LARGE:
+            yield Row("vit", "dp_sgd", target, f"vit_dp_sgd_{target.replace(':', '_')}", OF_VIT)
 
 
 def _row(config: str, method: str, target: str, views: int = 0) -> Row:

@@ -1,0 +1,25 @@
+"""ViT-S/16 with public weights, trained by low-rank factors and a new head, on one's own images.
+
+Command:   bam train --config=vit:dp_sgd --workdir=runs/vit --config.dataset.path=DATA
+             --config.init_from=model.safetensors --config.init_fresh=^head,
+             with images imported by --size=224
+Hardware:  one GPU or TPU; benchmarks/hardware says what the compilers plan. Not trained here.
+Strengths: not chosen; learning rate and C of low-rank factors have not been searched.
+"""
+
+from ml_collections import ConfigDict
+
+from bam.training import config as base
+
+
+def get_config(method: str = "dp_sgd") -> ConfigDict:
+    """Returns the configuration of a method on a folder of images of 224 × 224."""
+    config = base.get_config(method)
+    config.dataset.name = "folder"
+    config.model = ConfigDict({"name": "vit_s16", "width": 1})
+    config.trainable = "lora|^head"
+    config.lora.update({"rank": 8, "targets": "qkv|proj|fc"})
+    config.expected_batch_size = 1024
+    config.num_epochs = 10
+    config.microbatch_size = "auto"
+    return config
