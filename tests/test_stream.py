@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bam.cli import ahead
 from bam.data import datasets, features, importing, listing, stream
 from bam.data.common import DataError
 from bam.data.sources import parquet
@@ -187,6 +188,17 @@ def test_an_audit_of_one_run_needs_the_data_in_memory(data):
 
     with pytest.raises(ValueError, match=r"dataset\.memory=device"):
         one_run.build(config_of(data, "stream"), 4)
+
+
+def test_a_stand_in_of_another_size_is_streamed_and_planned_for():
+    blank = datasets.stand_in("imagenet32", 224)
+    assert datasets.streams(blank) and blank.train.images.shape == (1_281_167, 224, 224, 3)
+    made = ahead._dataset(config_of("", "auto", **{"dataset.name": "cifar10"}).dataset, 64)
+    config = config_of("", "auto", **{"dataset.name": "cifar10", "microbatch_size": 1})
+    compiled = ahead.compile_step(config, made, jax.devices()[:1])
+    arguments = ahead.memory(compiled.program)["arguments"]
+    capacity = compiled.experiment.plan.capacity
+    assert capacity * 64 * 64 * 3 < arguments < 1.2 * capacity * 64 * 64 * 3 + 2**21
 
 
 def test_the_command_trains_on_a_stream(data, tmp_path):

@@ -87,7 +87,7 @@ def look(
     return answer | _facts(compiled, text, kind, len(hardware), answer["flop_per_step"]), text
 
 
-def _dataset(section: ConfigDict, size: int) -> datasets.Dataset:
+def _dataset(section: ConfigDict, size: int = 0) -> datasets.Dataset:
     """The data set, or blank images, as many, of a public one that need not be there."""
     if section.name not in archives.ROWS or section.path:
         return loading.make_dataset(section)

@@ -1,8 +1,17 @@
 """Time of a step whose images are read from files, beside one whose images are in memory.
 
 python -m scripts.benchmarks.stream --out=benchmarks/stream_cpu
+python -m scripts.benchmarks.stream --gigabytes=20 --folder=DIR --out=benchmarks/stream_memory_cpu
+
+The second trains on so many gigabytes of files, and says how much memory that took.
 """
 
+import io
+import json
+import math
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +33,8 @@ _STEPS = flags.DEFINE_integer("steps", 3, "steps of a round", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "of each, in turn", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 64, "expected batch size", lower_bound=1)
 _IMAGES = flags.DEFINE_integer("images", 4096, "images of the data set", lower_bound=100)
+_GIGABYTES = flags.DEFINE_float("gigabytes", 0.0, "of files to train on; 0: time steps instead", 0)
+_FOLDER = flags.DEFINE_string("folder", "", "for those files, which are left there")
 console.require("out")
 
 CASES = {"resnet9 at 32 × 32": ("resnet9", 64, 32), "WRN-16-4 at 64 × 64": ("wide_resnet", 4, 64)}
@@ -38,8 +49,10 @@ COLUMNS: tables.Columns = {
 
 
 def main() -> None:
-    """Times both in turn, writes numbers and table."""
+    """Times both in turn, or measures memory, and writes numbers and table."""
     console.use_compilation_cache()
+    if _GIGABYTES.value:
+        return _memory(Path(_FOLDER.value))
     rows = []
     for case, (name, width, size) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +98,54 @@ class _Steps:
     def _step(self) -> None:
         self.state = self.trainer.step(self.state, *next(self.steps))
         jax.block_until_ready(self.state.step)
+
+
+def _memory(folder: Path) -> None:
+    """The most memory of a process that trains on large files."""
+    num_shards = _large(folder)
+    command = [sys.executable, "-m", "bam", "train", "--config=configs/folder.py:dp_sgd"]
+    options = {
+        "dataset.path": folder, "model.name": "resnet18", "model.width": 8, "num_steps": 8,
+        "expected_batch_size": 256, "accountant": "rdp", "microbatch_size": 1, "delta": 1e-6,
+    }  # fmt: skip
+    command += [f"--config.{key}={value}" for key, value in options.items()]
+    with tempfile.TemporaryDirectory() as run:
+        done = subprocess.run([*command, f"--workdir={run}/run"], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    size = sum(file.stat().st_size for file in folder.glob("*.parquet"))
+    facts = {"file_bytes": size, "num_examples": num_shards * importing.SHARD, "max_bytes": used}
+    timing.keep(Path(f"{_OUT.value}.json"), {**facts, "command": " ".join(command[1:])})
+    print(f"{size / 1e9:.1f} GB of files, at most {used / 2**30:.2f} GiB of memory")
+
+
+def _large(folder: Path) -> int:
+    """Writes files of noise of 224 × 224, as an import would, unless they are there."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng, pngs = np.random.default_rng(0), []
+    for _ in range(200):
+        png = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (224, 224, 3), np.uint8)).save(png, "PNG")
+        pngs.append(png.getvalue())
+    num_shards = math.ceil(_GIGABYTES.value * 1e9 / len(pngs[0]) / importing.SHARD)
+    names = [f"train-{shard:05d}-of-{num_shards:05d}.parquet" for shard in range(num_shards)]
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = pa.struct({"bytes": pa.binary()})
+    label = {"_type": "ClassLabel", "names": list(CLASSES)}
+    metadata = {"huggingface": json.dumps({"info": {"features": {"label": label}}})}
+    for name in [*names, "test.parquet"]:
+        if not (folder / name).exists():
+            chosen = rng.integers(0, len(pngs), importing.SHARD if name in names else 200)
+            images = pa.array([{"bytes": pngs[i]} for i in chosen], kind)
+            columns = {"image": images, "label": pa.array(chosen % 2, pa.int64())}
+            table = pa.table(columns, metadata=metadata)
+            pq.write_table(
+                table, folder / name, compression="none", row_group_size=3, use_dictionary=["label"]
+            )
+    return num_shards
 
 
 def _data(folder: Path, size: int) -> Path:

@@ -44,6 +44,7 @@ PAGES = {
     "docs/finetuning.md": {
         "fine-tuning": "docs/results/finetuning/cifar10.md",
         "trainable": "benchmarks/trainable_cpu.md",
+        "lora": "benchmarks/lora_cpu.md",
     },
     "docs/correlated.md": {
         "digits": "docs/results/correlated/digits.md",
