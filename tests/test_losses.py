@@ -160,6 +160,18 @@ def test_labels_that_a_loss_cannot_take_are_one_line(loss, labels, num_classes, 
     assert "\n" not in str(error.value)
 
 
+def test_a_sweep_and_a_private_search_refuse_what_has_no_accuracy(tmp_path):
+    flags = ["--config=digits", "--methods=dp_sgd", f"--workdir={tmp_path}"]
+    done = run_command("bam.cli.sweep", *flags, "--config.loss.name=squared_error")
+    assert done.returncode == 2
+    assert "a sweep compares accuracies: the loss squared_error has none" in done.stderr
+    done = run_command(
+        "bam.cli.sweep", *flags, "--private", "--trials_mean=2", "--set=clip_norm=1,2",
+        "--config.loss.name=binary",
+    )  # fmt: skip
+    assert done.returncode == 2 and "classified right: loss cross_entropy" in done.stderr
+
+
 def test_class_weights_scale_gradients_and_not_what_is_released():
     """The clip bounds whatever the loss: weights of a thousand change no sum by more than S."""
     model = models.as_functions(nn.Dense(2), (3,), loss=losses.cross_entropy((1.0, 1000.0)))

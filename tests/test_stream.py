@@ -1,5 +1,9 @@
 """Data that stay in their files: the batches are those of data in memory, to the bit."""
 
+import json
+import signal
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from bam.training import loading, loop
 from bam.training.feed import Feed
 from configs import digits
 from tests import prepared_folder
-from tests.cases import assert_same_bits, run_command
+from tests.cases import Command, assert_same_bits, run_command
 
 CLASSES = ("dark", "light")
 
@@ -201,12 +205,30 @@ def test_a_stand_in_of_another_size_is_streamed_and_planned_for():
     assert capacity * 64 * 64 * 3 < arguments < 1.2 * capacity * 64 * 64 * 3 + 2**21
 
 
-def test_the_command_trains_on_a_stream(data, tmp_path):
-    done = run_command(
-        "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path}",
-        "--config.dataset.name=folder", f"--config.dataset.path={data}",
-        "--config.dataset.memory=stream", "--config.num_steps=3", "--config.model.name=linear",
-        "--config.expected_batch_size=20",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "summary.json").exists()
+def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, tmp_path):
+    def command(name, memory):
+        return (
+            "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / name}",
+            "--config.dataset.name=folder", f"--config.dataset.path={data}", "--config.seed=3",
+            f"--config.dataset.memory={memory}", "--config.num_steps=400",
+            "--config.model.name=linear", "--config.expected_batch_size=20",
+            "--config.checkpoint.every=5", "--config.accountant=rdp",
+        )  # fmt: skip
+
+    checkpoints = tmp_path / "stream" / "checkpoints"
+    with Command(*command("stream", "stream")) as running:
+        while not any(checkpoints.glob("[0-9]*")):
+            running.check_runs()
+            time.sleep(0.01)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait().returncode == -signal.SIGKILL
+    for name, memory in (("stream", "stream"), ("device", "device")):
+        done = run_command(*command(name, memory))
+        assert done.returncode == 0, done.stderr
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("stream", "device")
+    ]
+    assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
+    losses = [row["test_loss"] for row in rows[0]]
+    assert len(set(losses)) > 10

@@ -80,6 +80,8 @@ def build(wanted: Configs, should_stop: Callable[[], bool]) -> dict[str, loop.Tr
     built: dict[str, loop.Trainer] = {}
     of_run = {}
     for name, config in wanted.items():
+        if registry.make_loss(config.loss).right is None:
+            raise ValueError(f"a sweep compares accuracies: the loss {config.loss.name} has none")
         same = config.copy_and_resolve_references()
         same.seed = 0
         key = str(same.to_json_best_effort(sort_keys=True))

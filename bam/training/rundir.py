@@ -27,13 +27,14 @@ class FinishedError(FileExistsError):
 
 
 # What may differ when a run is resumed: when it is looked at and saved, never what is computed.
-CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run", "dataset.memory")
+CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
 # Keys of config and plan that came later, and what they stand for in runs that do not have them.
 BEFORE: JsonObject = {
     "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
-    "loss.name": "cross_entropy", "unit": "example", "group_size": 0, "overflow": 0.0,
+    "loss.name": "cross_entropy", "dataset.memory": "auto", "unit": "example", "group_size": 0,
+    "overflow": 0.0,
 }  # fmt: skip
 # Keys that were 0 or False where they were not set, and are None there now.
 ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")

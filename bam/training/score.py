@@ -15,8 +15,11 @@ from jaxtyping import Array, UInt32
 from bam.core import fixed_point
 from bam.core.pytree import Params
 from bam.data.datasets import Split
+from bam.data.stream import StoredImages
 from bam.training import devices
 from bam.training.trainer import Trainer
+
+TOGETHER = 4096  # images that stay in files are read so many at a time
 
 
 def unit_of(noise_multiplier: float) -> int:
@@ -35,7 +38,13 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
 
         return jnp.sum(jax.lax.map(one, rows))
 
-    return int(count(params, devices.replicate(split, trainer.mesh)))
+    if not isinstance(split.images, StoredImages):
+        return int(count(params, devices.replicate(split, trainer.mesh)))
+    total = 0
+    for start in range(0, len(split.labels), TOGETHER):
+        rows = Split(*(x[start : start + TOGETHER] for x in split))
+        total += int(count(params, devices.replicate(rows, trainer.mesh)))
+    return total
 
 
 def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
