@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from bam.data import augment
+from bam.training import examples, trainer
+from configs import digits
 
 IMAGE = jnp.arange(6 * 5 * 2, dtype=jnp.uint8).reshape(6, 5, 2)
 
@@ -53,3 +55,67 @@ def test_views_repeat_with_their_key_and_change_with_it():
 def test_augmentations_that_cannot_be_are_refused_by_name(options, named):
     with pytest.raises(ValueError, match=f"augment.{named}"):
         augment.views(jax.random.key(0), IMAGE, **options)
+
+
+def test_mixtures_are_of_two_different_views_of_one_example():
+    key, views = jax.random.key(5), jax.random.normal(jax.random.key(6), (3, 2, 2, 1))
+    made = np.asarray(augment.with_mixtures(key, views, 40))
+    np.testing.assert_array_equal(made[:3], views)
+    pairs = set()
+    for mixture in made[3:]:
+        # The slow way: of every pair, the α that fits best, and whether it fits.
+        for i in range(3):
+            for j in range(i):
+                one, other = (np.asarray(views[k]).ravel() for k in (i, j))
+                apart = one - other
+                alpha = (mixture.ravel() - other) @ apart / (apart @ apart)
+                if np.allclose(other + alpha * apart, mixture.ravel(), atol=1e-6):
+                    assert 0 <= alpha <= 1
+                    pairs.add((i, j))
+    assert pairs == {(1, 0), (2, 0), (2, 1)}
+    np.testing.assert_array_equal(augment.with_mixtures(key, views, 0), views)
+    assert not np.array_equal(made, augment.with_mixtures(jax.random.key(7), views, 40))
+
+
+def config_of(**changes):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 2, "expected_batch_size": 20})
+    config.model.name, config.microbatch_size = "linear", 5
+    config.augment.update({"views": 2, "shift": 1, "mixtures": 3})
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def test_a_step_sees_views_and_mixtures_of_each_example_alone():
+    built = trainer.build(config_of())
+    state, split = built.init(0), built.place(built.dataset.train)
+    at = examples.example_at(built.config, built.dataset, split, state.step)
+    key = jax.random.key(3)
+    one = at(key, (jnp.int32(4),))
+    assert one["image"].shape == (5, 8, 8, 1)
+    without = config_of(**{"augment.mixtures": 0})
+    plain = examples.example_at(without, built.dataset, split, state.step)(key, (jnp.int32(4),))
+    np.testing.assert_array_equal(one["image"][:2], plain["image"])  # as they were
+    # The control: another example, elsewhere in the data, changes nothing of it.
+    other = split._replace(images=split.images.at[5].set(7))
+    again = examples.example_at(built.config, built.dataset, other, state.step)
+    np.testing.assert_array_equal(again(key, (jnp.int32(4),))["image"], one["image"])
+    assert (
+        np.abs(again(key, (jnp.int32(5),))["image"] - at(key, (jnp.int32(5),))["image"]).max() > 0
+    )
+    loss = built.model.loss(state.params, one)
+    each = [built.model.loss(state.params, one | {"image": x[None]}) for x in one["image"]]
+    assert loss == pytest.approx(np.mean(each), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"augment.mixtures": -1}, "augment.mixtures are of 2 views or more"),
+        ({"augment.views": 1}, "augment.mixtures are of 2 views or more"),
+        ({"dataset.groups": "x.npy", "dataset.group_size": 2}, "mixtures are of examples"),
+    ],
+)
+def test_mixtures_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        trainer.build(config_of(**changes))

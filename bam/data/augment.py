@@ -6,7 +6,7 @@ costs no privacy (De et al. 2022).
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 FLIPS = ("none", "horizontal")
 
@@ -50,6 +50,27 @@ def views(
     return pick("vsw,vrwc->vrsc", columns, wide).astype(image.dtype)
 
 
+def with_mixtures(
+    key: Array, inputs: Float[Array, "views h w c"], num_mixtures: int
+) -> Float[Array, "inputs h w c"]:
+    r"""The K views of one example, then mixtures $\alpha v_i + (1 - \alpha) v_j$ of two of them.
+
+    i and j are different views, drawn evenly, and α is uniform on [0, 1]. No other example has a
+    part in it, so that mixtures cost no privacy, and the label is the views'.
+
+    Source: DP-MixSelf of Bao et al. 2023 (DP-Mix, NeurIPS).
+    """
+    if not num_mixtures:
+        return inputs
+    of_first, of_second, of_alpha = jax.random.split(key, 3)
+    num_views = len(inputs)
+    first = jax.random.randint(of_first, (num_mixtures,), 0, num_views)
+    further = jax.random.randint(of_second, (num_mixtures,), 1, num_views)
+    second = (first + further) % num_views
+    alpha = jax.random.uniform(of_alpha, (num_mixtures, 1, 1, 1), inputs.dtype)
+    return jnp.concatenate([inputs, alpha * inputs[first] + (1 - alpha) * inputs[second]])
+
+
 def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size"]:
     """Of each view, the `size` rows from `begin`; those outside of the image as rows inside."""
     period = max(1, 2 * (size - 1))
@@ -57,10 +78,14 @@ def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size
     return jnp.minimum(row, period - row)
 
 
-def check(num_views: int, shift: int, flip: str) -> None:
+def check(num_views: int, shift: int, flip: str, num_mixtures: int = 0) -> None:
     """Refuses augmentations that cannot be, with a ValueError that names the argument."""
     if num_views < 1:
         raise ValueError(f"augment.views must be at least 1, got {num_views}")
+    if num_mixtures < 0 or (num_mixtures and num_views < 2):
+        raise ValueError(
+            f"augment.mixtures are of 2 views or more, got {num_mixtures} of {num_views}"
+        )
     if shift < 0:
         raise ValueError(f"augment.shift must be at least 0, got {shift}")
     if flip not in FLIPS:

@@ -52,7 +52,7 @@ SETTINGS = {
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
     "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std"),
-    "augment": ("views", "shift", "flip"),
+    "augment": ("views", "shift", "flip", "mixtures"),
     "optimizer": ("name", "learning_rate", "momentum", "per_clip_norm"),
     "eval": ("every",),
     "checkpoint": ("every",),

@@ -99,7 +99,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.features.mean = config_dict.placeholder(float)
     config.features.std = config_dict.placeholder(float)
     # K views per example, each shifted by up to `shift` pixels, then mirrored with probability 1/2.
-    config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none"})
+    # `mixtures` of two views each are seen beside them (DP-MixSelf).
+    config.augment = ConfigDict({"views": 1, "shift": 0, "flip": "none", "mixtures": 0})
     config.input_clip_norm = 0.0  # scale every input to at most this L2 norm; 0: leave it
     config.optimizer = ConfigDict({"name": "nadam", "learning_rate": 2e-3})
     config.ema_decay = 0.0  # 0: no averaging; evaluation uses the averaged weights otherwise
@@ -147,12 +148,14 @@ def check(config: ConfigDict) -> None:
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     users.check(config)
-    augment.check(*(config.augment[k] for k in ("views", "shift", "flip")))
+    augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "mixtures")))
     of_pixels = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (of_pixels and config.augment.flip == "none"):
         raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
     if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
         raise ValueError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
+    if config.augment.mixtures and users.group_size(config):
+        raise ValueError("augment.mixtures are of examples, not of users: it must be 0")
     if config.loss.name != "cross_entropy" and config.public_clip.quantile:
         raise ValueError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
     if config.features.name and config.public_clip.quantile:

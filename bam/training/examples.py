@@ -13,6 +13,9 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 
+MIXED = 2**31 - 1  # what is folded into the key of an example's views for its mixtures
+
+
 def rows(
     dataset: datasets.Dataset, split: datasets.Split, indices: Array | np.ndarray
 ) -> tuple[Array, ...]:
@@ -60,6 +63,8 @@ def example_at(
         else:
             inputs = augment.views(views_key, images[0], **options)
         inputs = datasets.prepare(dataset, inputs, config.input_clip_norm)
+        mixed_key = jax.random.fold_in(views_key, MIXED)
+        inputs = augment.with_mixtures(mixed_key, inputs, config.augment.mixtures)
         return example | {"image": inputs, "label": labels}
 
     return at

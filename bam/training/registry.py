@@ -263,8 +263,9 @@ def example_like(
 
 
 def num_inputs(config: ConfigDict) -> int:
-    """How many inputs a network is given at once: K views, of a user those of k examples."""
-    return int(config.augment.views * max(1, users.group_size(config)))
+    """How many inputs a network is given at once: of a user, those of k examples."""
+    of_each = config.augment.views + config.augment.mixtures
+    return int(of_each * max(1, users.group_size(config)))
 
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:
