@@ -22,6 +22,7 @@ from examples import (
     low_pass,
     penalty_schedule,
     random_smoothing,
+    scale_then_privatize,
     slaclip,
 )
 from tests.cases import ORACLES
@@ -44,6 +45,7 @@ TRANSFORMS = {
     "chain": bam.chain(optax.scale(3.0), bam.clip_by_l2_norm(0.5)),
     "automatic clipping": automatic_clipping.clip(PLAN),
     "DP-PSAC": dp_psac.clip(PLAN),
+    "scale, then privatise": scale_then_privatize.clip(PLAN),
 }
 
 
@@ -298,6 +300,28 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
         found.append(float(state.clip))
     assert mean.shape == (5,)
     assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)
+
+
+def test_scaling_follows_what_was_released_and_moves_noise_to_large_coordinates():
+    plan = dataclasses.replace(PLAN, clip_norm=1.0)
+    transform = scale_then_privatize.clip(plan, floor=0.1, decay=0.5)
+    rng = np.random.default_rng(0)
+    grads = rng.normal(size=(3, 4, 2)) * [5.0, 0.05]  # [steps, examples, coordinates]
+    state, moments = transform.init(jnp.zeros(2)), np.zeros(2)
+    for of_step in grads:
+        clipped = [transform.update(jnp.float32(g), state)[0] for g in of_step]
+        released, state = transform.finish(sum(clipped) / 4, state)
+        # The slow way, one example and one coordinate at a time.
+        total = np.zeros(2)
+        for g in of_step:
+            scaled = g / (np.sqrt(moments) + 0.1)
+            total += scaled / max(1.0, np.linalg.norm(scaled))
+        expected = total / 4 * (np.sqrt(moments) + 0.1)
+        moments = 0.5 * moments + 0.5 * expected**2
+        np.testing.assert_allclose(released, expected, rtol=1e-5)
+        np.testing.assert_allclose(state, moments, rtol=1e-5)
+    noise, _ = transform.finish(jnp.ones(2), state)
+    assert noise[0] > 1.5 * noise[1]
 
 
 def test_psac_weighs_small_gradients_less_than_automatic_clipping_does():

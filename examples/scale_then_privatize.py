@@ -1,0 +1,43 @@
+"""Scale, then privatise: coordinates that were large so far get more of the noise.
+
+A gradient is divided, coordinate by coordinate, by the size that the released gradients had there;
+it is clipped and noised like that, and multiplied by the same sizes afterwards:
+
+    s_t = 1 / (√v_{t−1} + floor),   ĝ_t = (1/l) (Σ clip(s_t ⊙ g_i) + noise) / s_t,
+    v_t = decay · v_{t−1} + (1 − decay) ĝ_t²
+
+v is made of what was released, so it costs no privacy; S = C, as of the plain clip. C is a norm of
+scaled gradients: it has to be chosen anew.
+
+Source: arXiv 2507.01129, with Adam's second moment and without its bias correction.
+
+Config: `config.clip = ConfigDict({"name": "examples.scale_then_privatize:clip", "floor": 0.01})`
+"""
+
+import jax
+import jax.numpy as jnp
+
+import bam
+
+
+def clip(plan, floor=0.01, decay=0.999):
+    """Clips gradients that are scaled by what was released; C is the plan's `clip_norm`."""
+    if not (floor > 0 and 0 <= decay < 1):
+        raise ValueError(f"floor must be positive and decay in [0, 1), got {floor} and {decay}")
+    to_norm = bam.clip_by_l2_norm(plan.clip_norm)
+
+    def init(params):
+        return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+    def update(grads, moments, params=None):
+        scaled = jax.tree.map(
+            lambda g, v: g / (jnp.sqrt(v) + floor).astype(g.dtype), grads, moments
+        )
+        return to_norm.update(scaled, None)[0], moments
+
+    def finish(mean, moments):
+        grads = jax.tree.map(lambda m, v: m * (jnp.sqrt(v) + floor), mean, moments)
+        after = jax.tree.map(lambda v, g: decay * v + (1 - decay) * g**2, moments, grads)
+        return grads, after
+
+    return bam.BoundedTransformation(init, update, plan.clip_norm, finish)
