@@ -116,7 +116,10 @@ def _memory(folder: Path) -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     size = sum(file.stat().st_size for file in folder.glob("*.parquet"))
     facts = {"file_bytes": size, "num_examples": num_shards * importing.SHARD, "max_bytes": used}
-    timing.keep(Path(f"{_OUT.value}.json"), {**facts, "command": " ".join(command[1:])})
+    timing.keep(
+        Path(f"{_OUT.value}.json"),
+        {**facts, "command": " ".join(command[1:]).replace(str(folder), "FOLDER")},
+    )
     print(f"{size / 1e9:.1f} GB of files, at most {used / 2**30:.2f} GiB of memory")
 
 
