@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from ml_collections import ConfigDict
 
 from bam import models
@@ -394,3 +395,22 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
     assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
     assert str(tmp_path) not in said
+
+
+def test_features_are_of_the_weights_that_a_file_had_when_the_run_was_built(weights, tmp_path):
+    file, own = weights[0], tmp_path / "weights.safetensors"
+    own.write_bytes(file.read_bytes())
+    config = config_on(tmp_path / "kept")
+    options = {"model": "resnet18", "weights": str(own), "size": 32, "groups": None}
+    config.features.update({"name": "backbone", **options})
+    first = loop.build(config)
+    changed = safetensors.numpy.load(own.read_bytes())
+    name = next(k for k in changed if k.endswith("kernel"))
+    changed[name] = changed[name] * np.float32(1.001)  # less than a damaged row would differ by
+    own.write_bytes(safetensors.numpy.save(changed))
+    second = loop.build(config)
+    assert first.features_digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert second.features_digest == hashlib.sha256(own.read_bytes()).hexdigest()
+    assert len(list((tmp_path / "kept").glob("*.npy"))) == 4  # a train and a test split of each
+    own.unlink()
+    assert loop.train(first, 1).summary["features_digest"] == first.features_digest

@@ -82,7 +82,7 @@ def segmenter(num_classes):
 def test_several_labels_are_judged_by_accuracy_and_auroc():
     built = trainer.build(config_of("binary"), data_of(SEVERAL, 3))
     result = loop.train(built, 0)
-    outputs = built.outputs(loop.whole_model(result.state), built.dataset.test.images)
+    outputs = built.evaluate(loop.whole_model(result.state), *built.dataset.test)[2]
     auroc = sklearn_metrics.roc_auc_score(SEVERAL, outputs, average=None)
     assert result.summary["test_auroc"] == pytest.approx(auroc.mean())
     assert [result.summary[f"test_auroc/{k}"] for k in range(3)] == pytest.approx(list(auroc))
@@ -96,7 +96,7 @@ def test_several_labels_are_judged_by_accuracy_and_auroc():
 def test_numbers_have_no_accuracy_and_a_mean_absolute_error():
     built = trainer.build(config_of("squared_error"), data_of(NUMBERS, 1))
     result = loop.train(built, 0)
-    outputs = built.outputs(result.state.params, built.dataset.test.images)[:, 0]
+    outputs = built.evaluate(result.state.params, *built.dataset.test)[2][:, 0]
     assert result.summary["test_accuracy"] is None
     expected = np.abs(np.asarray(outputs) - NUMBERS).mean()
     assert result.summary["test_mean_absolute_error"] == pytest.approx(expected, rel=1e-5)
@@ -107,7 +107,7 @@ def test_pixels_are_judged_by_intersection_over_union():
     config.model = {"name": "tests.test_losses:segmenter"}
     built = trainer.build(config, data_of(PIXELS, 2))
     result = loop.train(built, 0)
-    outputs = built.outputs(result.state.params, built.dataset.test.images)
+    outputs = built.evaluate(result.state.params, *built.dataset.test)[2]
     found = np.asarray(outputs).argmax(-1)
     both = [(found == k) & (k == PIXELS) for k in range(2)]
     either = [(found == k) | (k == PIXELS) for k in range(2)]

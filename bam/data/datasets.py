@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Float32, Integer, Num
 from bam import files
 from bam.data.common import DataError, Split
 from bam.data.sources import archives, builtin, parquet, prepared
-from bam.data.stream import StoredImages, select
+from bam.data.stream import StoredImages, content, select
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
@@ -164,10 +164,7 @@ def fingerprint(key: bytes, *splits: Split) -> str:
     """Keyed BLAKE2 of some splits' bytes: without the key it confirms no guess at a row."""
     mac = hashlib.blake2b(key=key, digest_size=16)
     for array in itertools.chain(*splits):
-        if isinstance(array, StoredImages):
-            mac.update(array.digest)
-            continue
-        mac.update(np.ascontiguousarray(array).view(np.uint8).data)
+        mac.update(content(array))
     return mac.hexdigest()
 
 

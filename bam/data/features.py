@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float16, Num
 
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
-from bam.data.stream import StoredImages
+from bam.data.stream import StoredImages, content
 from bam.files import to_disk
 
 # Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
@@ -179,8 +179,5 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 def _fingerprint(images: Images, facts: Mapping[str, object]) -> str:
     named = json.dumps([FORMAT, dict(facts), str(images.dtype), images.shape], sort_keys=True)
     digest = hashlib.blake2b(named.encode(), digest_size=16)
-    if isinstance(images, StoredImages):
-        digest.update(images.digest)
-    else:
-        digest.update(np.ascontiguousarray(images).view(np.uint8).data)
+    digest.update(content(images))
     return digest.hexdigest()

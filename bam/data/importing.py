@@ -10,7 +10,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,8 +126,8 @@ def check(examples: Sequence[Example], options: Options) -> None:
 
 
 def _check_labels(labels: set[str], options: Options) -> None:
-    num_classes = len(options.classes)
-    if len(set(options.classes)) < max({"class": 2}.get(options.kind, 0), num_classes):
+    different = len(set(options.classes))
+    if different < len(options.classes) or (options.kind == "class" and different < 2):
         raise DataError("at least two classes are needed, each once")
     if options.kind == "class" and (unknown := labels - set(options.classes)):
         raise DataError(f"label {min(unknown)!r} is none of the classes {list(options.classes)}")
@@ -202,7 +202,6 @@ def _write_shard(
 ) -> dict[str, str]:
     """Writes a file unless it is there; returns what was left out of it, and why."""
     with needs("data"):
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
     if path.exists():
@@ -216,15 +215,31 @@ def _write_shard(
             if options.strict:
                 raise
             left_out[example.file] = str(error)
+    write([png for _, png in kept], [x for x, _ in kept], path, options, left_out)
+    return left_out
+
+
+def write(
+    pngs: Sequence[bytes],
+    examples: Sequence[Example],
+    path: Path,
+    options: Options,
+    left_out: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a Parquet file of encoded images and what their examples say of them."""
+    with needs("data"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
     named = {"_type": "ClassLabel", "names": list(options.classes)}
     facts = {"info": {"features": {"label": named} if options.kind == "class" else {}}}
-    metadata = {"huggingface": json.dumps(facts), "left_out": json.dumps(left_out)}
+    metadata = {"huggingface": json.dumps(facts), "left_out": json.dumps(left_out or {})}
     columns = {
-        "image": pa.array([{"bytes": png} for _, png in kept], pa.struct({"bytes": pa.binary()})),
-        "label": _labels([x.label for x, _ in kept], options),
+        "image": pa.array([{"bytes": png} for png in pngs], pa.struct({"bytes": pa.binary()})),
+        "label": _labels([x.label for x in examples], options),
     }
-    if shard[0].user:
-        columns["user"] = pa.array([x.user for x, _ in kept], pa.string())
+    if any(x.user for x in examples):
+        columns["user"] = pa.array([x.user for x in examples], pa.string())
     partial = path.with_suffix(".part")
     # Small row groups: of a data set that is streamed, an image is read with the whole of its own.
     together = max(1, ROW_GROUP // (options.size**2 * options.channels))
@@ -233,7 +248,6 @@ def _write_shard(
         row_group_size=together, use_dictionary=["label", "user"],
     )  # fmt: skip
     partial.rename(path)
-    return left_out
 
 
 def _labels(labels: list[str], options: Options) -> Any:

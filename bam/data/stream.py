@@ -64,6 +64,13 @@ class StoredImages:
         return StoredImages(self._encoded, self._image_shape, rows, self._where, self.digest)
 
 
+def content(array: Any) -> memoryview | bytes:
+    """What a hash of an array reads: its bytes; of stored images what tells their files apart."""
+    if isinstance(array, StoredImages):
+        return array.digest
+    return np.ascontiguousarray(array).view(np.uint8).data
+
+
 def select(images: Any, index: Any) -> Any:
     """`images[index]` of an array; of stored images the same, not read."""
     return images.select(index) if isinstance(images, StoredImages) else images[index]

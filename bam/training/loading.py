@@ -6,7 +6,7 @@ from bam import files
 from bam.data import datasets, features, users
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.training import devices, registry
+from bam.training import devices, finetune, registry
 
 with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
@@ -28,7 +28,10 @@ def make_dataset(
     it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
     called with a line if they are computed. Raises ValueError as `datasets.load`.
     """
-    wanted = FrozenConfigDict({"dataset": section, "features": of_images or ConfigDict()})
+    described = {"dataset": section, "features": of_images or ConfigDict()}
+    # Features are of the weights that a file has now, whatever it had when it was read before.
+    described["digest"] = finetune.digest(described["features"].get("weights"))
+    wanted = FrozenConfigDict(described)
     if wanted not in _datasets:
         made = _dataset(wanted, log)
         while len(_datasets) > 1:
@@ -63,9 +66,10 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
         folder = files.user_path(wanted.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    made = features.extract(
-        loaded, feature_map, registry.set_keys(wanted.features, "cache"), folder, log
-    )
+    facts = registry.set_keys(wanted.features, "cache")
+    if wanted.digest:
+        facts["weights"] = wanted.digest
+    made = features.extract(loaded, feature_map, facts, folder, log)
     return datasets.hold_out(made, holdout, of=loaded.train)
 
 
@@ -73,11 +77,13 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
     """Whether images stay in their files, as `dataset.memory` says."""
     if memory not in MEMORIES:
         raise ValueError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
-    room = devices.room_for_data()
 
     def stays(num_bytes: int) -> bool:
-        streamed = memory == "stream" or (memory == "auto" and num_bytes > room)
-        if memory == "auto" and num_bytes > SAID:
+        if memory != "auto":
+            return bool(memory == "stream")
+        room = devices.room_for_data()
+        streamed = num_bytes > room
+        if num_bytes > SAID:
             where = "are streamed from their files" if streamed else "are held in memory"
             log(
                 f"the training images {where}: {num_bytes / 2**30:.1f} GiB decoded, of "

@@ -290,9 +290,9 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     for start in range(0, len(labels), together):
         chunk = slice(start, start + together)
         rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
-        totals += np.asarray(trainer.evaluate(params, *rows))
-        if criterion.metrics:
-            outputs.append(np.asarray(trainer.outputs(params, rows[0])))
+        *sums, output = trainer.evaluate(params, *rows)
+        totals += np.asarray(sums)
+        outputs += [np.asarray(output)] if criterion.metrics else []
     accuracy, loss = (totals / len(labels)).tolist()
     found = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:

@@ -4,7 +4,7 @@ import jax
 
 from bam.files import JsonObject
 from bam.provenance import git_commit, versions
-from bam.training import devices, finetune
+from bam.training import devices
 from bam.training.trainer import Trainer
 
 
@@ -20,7 +20,7 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "std": trainer.dataset.std.tolist(),
         "loss": trainer.config.loss.name,
         "features": trainer.config.features.name,
-        "features_digest": finetune.digest(trainer.config.features.weights),
+        "features_digest": trainer.features_digest,
         "model": trainer.config.model.name,
         "num_params": trainer.num_params,
         "num_frozen": trainer.num_frozen,

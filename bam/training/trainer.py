@@ -78,6 +78,7 @@ class Trainer:
       clip: the per-example transform; of a run that is not private one that bounds nothing.
       optimizer: what follows the noise.
       weights: those that training begins from, if they are not random.
+      features_digest: SHA-256 of the weights that features were made with; "": of none.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
     """
 
@@ -90,6 +91,7 @@ class Trainer:
     clip: BoundedTransformation
     optimizer: optax.GradientTransformation
     weights: finetune.Weights
+    features_digest: str
     mesh: jax.sharding.Mesh | None
 
     def init(self, seed: int) -> TrainState:
@@ -137,32 +139,22 @@ class Trainer:
         params: Params,
         images: Num[Array | np.ndarray, "n h w c"],
         labels: Num[Array | np.ndarray, "n ..."],
-    ) -> tuple[Array, Array]:
-        """The number of images classified correctly, and the sum of their losses.
+    ) -> tuple[Array, Array, Float[Array, "n ..."]]:
+        """The number of images classified correctly, the sum of their losses, and the outputs.
 
         The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
         """
-        outputs = self._outputs(params, images)
+        inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
+        outputs = self.dense_model.logits(params, inputs)
         right = self.criterion.right or (lambda output, label: jnp.zeros(()))
         each = [
             jnp.sum(jax.vmap(f)(outputs, jnp.asarray(labels)))
             for f in (right, self.criterion.of_output)
         ]
-        return each[0], each[1]
-
-    @compiled
-    def outputs(
-        self, params: Params, images: Num[Array | np.ndarray, "n h w c"]
-    ) -> Float[Array, "n ..."]:
-        """What the whole model makes of images, on every device."""
-        outputs = self._outputs(params, images)
-        if self.mesh is None:
-            return outputs
-        return jax.lax.with_sharding_constraint(outputs, NamedSharding(self.mesh, PartitionSpec()))
-
-    def _outputs(self, params: Params, images: Array | np.ndarray) -> Array:
-        inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
-        return self.dense_model.logits(params, inputs)
+        if self.mesh:  # all rows in every process
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
+        return each[0], each[1], outputs
 
     @compiled
     def means(
@@ -303,6 +295,7 @@ def build(
         model=model,
         dense_model=network(convolution="xla"),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
+        features_digest=finetune.digest(config.features.get("weights")),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
         **_parts_of(config, plan),
     )

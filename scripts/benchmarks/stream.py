@@ -7,7 +7,6 @@ The second trains on so many gigabytes of files, and says how much memory that t
 """
 
 import io
-import json
 import math
 import resource
 import subprocess
@@ -125,9 +124,6 @@ def _memory(folder: Path) -> None:
 
 def _large(folder: Path) -> int:
     """Writes files of noise of 224 × 224, as an import would, unless they are there."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rng, pngs = np.random.default_rng(0), []
     for _ in range(200):
         png = io.BytesIO()
@@ -136,18 +132,12 @@ def _large(folder: Path) -> int:
     num_shards = math.ceil(_GIGABYTES.value * 1e9 / len(pngs[0]) / importing.SHARD)
     names = [f"train-{shard:05d}-of-{num_shards:05d}.parquet" for shard in range(num_shards)]
     folder.mkdir(parents=True, exist_ok=True)
-    kind = pa.struct({"bytes": pa.binary()})
-    label = {"_type": "ClassLabel", "names": list(CLASSES)}
-    metadata = {"huggingface": json.dumps({"info": {"features": {"label": label}}})}
+    options = importing.Options(224, 3, CLASSES, 0.1, strict=True)
     for name in [*names, "test.parquet"]:
         if not (folder / name).exists():
             chosen = rng.integers(0, len(pngs), importing.SHARD if name in names else 200)
-            images = pa.array([{"bytes": pngs[i]} for i in chosen], kind)
-            columns = {"image": images, "label": pa.array(chosen % 2, pa.int64())}
-            table = pa.table(columns, metadata=metadata)
-            pq.write_table(
-                table, folder / name, compression="none", row_group_size=3, use_dictionary=["label"]
-            )
+            examples = [listing.Example(f"{i}.png", CLASSES[i % 2]) for i in chosen]
+            importing.write([pngs[i] for i in chosen], examples, folder / name, options)
     return num_shards
 
 

@@ -57,10 +57,11 @@ def read(
             "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
             "--config.dataset.num_classes (of public data: --config.public_clip.num_classes)"
         )
-    stored = {split: _Stored(many) for split, many in files.items()}
-    shape = shape or stored["train"].first_shape()
-    if stays(stored["train"].num_rows * math.prod(shape)):
-        train, test = (stored[x].split(shape, num_classes, str(path)) for x in ("train", "test"))
+    stored = _Stored(files["train"])
+    shape = shape or stored.first_shape()
+    if stays(stored.num_rows * math.prod(shape)):
+        both = stored, _Stored(files["test"])
+        train, test = (each.split(shape, num_classes, str(path)) for each in both)
         return train, test, num_classes
     splits = []
     for split in ("train", "test"):

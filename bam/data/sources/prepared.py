@@ -126,8 +126,10 @@ def _read_split(
             for record in _records(ArrayRecordReader, file, num_rows, limit):
                 row = tf_example_pb2.Example.FromString(record).features.feature
                 image = row["image"].bytes_list.value[0]
-                digest.update(image)
-                encoded += [] if stay else [image]
+                if stay:
+                    digest.update(image)
+                else:
+                    encoded.append(image)
                 labels.append(row["label"].int64_list.value[0])
     # array_record raises what its C++ reader met, as one of several types.
     except Exception as error:
