@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,8 @@ def finished(experiment, tmp_path_factory):
 def released(folder, **mechanism):
     """The statement of a run with that `mechanism` section, released to `out`, and its plan."""
     config = tiny(**{f"mechanism.{key}": value for key, value in mechanism.items()})
+    if mechanism["name"] == "random_allocation":
+        config.accountant = "pld"  # RDP has no bound
     loop.train(loop.build(config, own_data()), None, folder / "run")
     export.export(folder / "run", folder / "out")
     return (folder / "out/PRIVACY.md").read_text(), files.read_json(folder / "run/plan.json")
@@ -98,6 +101,15 @@ def test_a_release_of_correlated_noise_says_how_and_its_commands_give_its_epsilo
     assert "--num_steps=2" in text  # three steps, two parts: an example is in two of them at most
     assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
     assert files.read_json(tmp_path / "out/config.json")["mechanism"]["bands"] == 2
+
+
+def test_a_release_of_batches_by_the_epoch_has_commands_that_give_its_epsilon(tmp_path):
+    text, plan = released(tmp_path, name="random_allocation")
+    assert "in every epoch of 3 steps each example is in the batch of one" in text
+    assert "Poisson" not in text and "bam privacy" not in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImportWarning)
+        assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-3)
 
 
 def test_a_mechanism_of_ones_own_is_not_released(finished, tmp_path):

@@ -72,6 +72,8 @@ def batches_p_values(
         return fixed_size_p_values(members, plan.expected_batch_size)
     if plan.mechanism_name == "banded":
         return banded_p_values(runs, plan)
+    if plan.mechanism_name == "random_allocation":
+        return allocation_p_values(runs, plan.mechanism.period)
     return batch_p_values(members, plan.sampling_prob) if plan.mechanism_name == "poisson" else {}
 
 
@@ -100,6 +102,27 @@ def banded_p_values(
         "separation": float(all(separated(run, bands) for run in runs)),
         "parts": min(1.0, float(len(of_parts) * min(of_parts, default=1.0))),
     }
+
+
+def allocation_p_values(
+    runs: Sequence[Bool[np.ndarray, "_ examples"]], batches_per_epoch: int
+) -> dict[str, float]:
+    """p-values of "in every epoch each example is in one batch, which is drawn anew for it".
+
+    `one batch of an epoch` is 0 if an example is in two batches of an epoch, or in none of a whole
+    one, else 1. The batches at any one place of their epochs are then as `batch_p_values` has them.
+    """
+    places: list[dict[str, float]] = []
+    right = True
+    for run in runs:
+        times = np.add.reduceat(run, np.arange(0, len(run), batches_per_epoch), dtype=int)
+        whole = len(run) // batches_per_epoch
+        right &= bool(np.all(times[:whole] == 1) and np.all(times <= 1))
+    for place in range(batches_per_epoch):
+        of_place = np.concatenate([run[place::batches_per_epoch] for run in runs])
+        places.append(batch_p_values(of_place, 1 / batches_per_epoch))
+    found = {name: _smallest([p_values[name] for p_values in places]) for name in places[0]}
+    return found | {"one batch of an epoch": float(right)}
 
 
 def batch_p_values(

@@ -67,7 +67,8 @@ class Bounds(NamedTuple):
     """Lower bounds on ε, each at the stated confidence by itself, and the guesses behind both.
 
     `epsilon_lower` is of a mechanism whose trade-off function is that of the Poisson-sampled
-    Gaussian for some σ, `epsilon_lower_any` of any mechanism.
+    Gaussian for some σ, `epsilon_lower_any` of any mechanism. Of other batches than Poisson's both
+    are the latter.
     """
 
     epsilon_lower: float
@@ -81,13 +82,16 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
     of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. ValueError if
-    the config is not private, or of users, its batches are not Poisson's, or m is not from 1 to the
-    number of parameters.
+    the config is not private, or of users, its batches are neither Poisson's nor by random
+    allocation, or m is not from 1 to the number of parameters.
     """
     if not registry.is_private(config.method.name):
         raise ValueError("a non-private run claims no ε to audit")
-    if config.mechanism.name != "poisson":
-        raise ValueError(f"one run is audited of Poisson batches, not of {config.mechanism.name}")
+    if config.mechanism.name not in ("poisson", "random_allocation"):
+        raise ValueError(
+            "one run is audited of batches that are poisson or random_allocation, not of "
+            f"{config.mechanism.name}"
+        )
     if users.group_size(config):
         raise ValueError(
             "one run is audited of examples, not of users: dataset.group_size must be 0"
@@ -146,8 +150,9 @@ def run(
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 
-    The score is the sum over the steps of $\log(1 - q + q e^{(x - 1/2)/s^2})$, the logarithm of the
-    likelihood ratio of "in" and "out": x is the canary's entry of the privatised sum over S, less
+    The score is the logarithm of the likelihood ratio of "in" and "out": the sum over the steps of
+    $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation over the epochs of the logarithm
+    of the mean of $e^{(x - 1/2)/s^2}$. x is the canary's entry of the privatised sum over S, less
     what the attacker expects of all other examples, and s the spread of all x of the step. `seed`
     and `on_row` are those of `loop.train`; the seed is that of the coins, too.
     """
@@ -163,7 +168,7 @@ def run(
     takes_part = np.ones(len(labels), bool)
     takes_part[rows] = included
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
-    scores = np.zeros(len(rows))
+    log_ratios: list[np.ndarray] = []
 
     def scored_step(
         state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
@@ -176,14 +181,28 @@ def run(
         total = plan.expected_batch_size * flat(state.private_grad)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
         variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2
-        scores[:] += np.logaddexp(
-            math.log1p(-plan.sampling_prob) if plan.sampling_prob < 1 else -math.inf,
-            math.log(plan.sampling_prob) + (x - 0.5) / variance,
-        )
+        log_ratios.append((x - 0.5) / variance)
         return state
 
     result = loop.train(built.with_step(scored_step), seed, on_row=on_row)
+    scores = scores_of(np.array(log_ratios), plan)
     return OneRun(scores, included, result.summary["test_accuracy"] or 0.0)
+
+
+def scores_of(
+    log_ratios: Float[np.ndarray, "steps canaries"], plan: PrivacyPlan
+) -> Float[np.ndarray, " canaries"]:
+    """The log-likelihood ratio of a run, of those of its steps for whoever is in their batch."""
+    if plan.mechanism_name == "random_allocation":
+        batches = plan.mechanism.period
+        epochs = [log_ratios[i : i + batches] for i in range(0, len(log_ratios), batches)]
+        left = [batches - len(epoch) for epoch in epochs]  # of the last, in steps not taken
+        sums = [np.exp(special.logsumexp(x, axis=0)) for x in epochs]
+        return np.sum(np.log((np.array(sums) + np.array(left)[:, None]) / batches), axis=0)
+    drawn = math.log(plan.sampling_prob) + log_ratios
+    if plan.sampling_prob < 1:
+        drawn = np.logaddexp(math.log1p(-plan.sampling_prob), drawn)
+    return np.sum(drawn, axis=0)
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
@@ -194,13 +213,15 @@ def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
     num_guesses = guesses(num_canaries)
     order, half = np.argsort(seen.scores), num_guesses // 2
     num_correct = int(np.sum(seen.included[order[-half:]]) + np.sum(~seen.included[order[:half]]))
-    epsilon_lower = canary.epsilon_ruled_out(
-        lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
-        plan.sampling_prob,
-        plan.num_steps,
-        plan.delta,
-    )
     any_mechanism = epsilon_any_mechanism(num_canaries, num_guesses, num_correct, plan.delta, level)
+    epsilon_lower = any_mechanism
+    if plan.mechanism_name == "poisson":
+        epsilon_lower = canary.epsilon_ruled_out(
+            lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
+            plan.sampling_prob,
+            plan.num_steps,
+            plan.delta,
+        )
     return Bounds(epsilon_lower, any_mechanism, num_guesses, num_correct)
 
 

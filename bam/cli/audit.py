@@ -138,7 +138,7 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
     print(
         f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
         f"{bounds.epsilon_lower_any:.2f} at {_CONFIDENCE.value:.0%} confidence, and at least "
-        f"{bounds.epsilon_lower:.2f} if the mechanism is a Poisson-sampled Gaussian; claimed "
+        f"{bounds.epsilon_lower:.2f} if the mechanism is a Gaussian with its batches; claimed "
         f"{plan.epsilon:.2f} at δ = {plan.delta:g}{'. THE CLAIM IS WRONG' if wrong else ''}"
     )
     if out:

@@ -127,12 +127,33 @@ def cyclic_sample(
     return drawn[_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
 
 
+def allocated_sample(
+    seed: int, step: int, num_examples: int, batches_per_epoch: int
+) -> Int64[np.ndarray, " sampled"]:
+    """Draws the examples that are allocated to a step: to one of each epoch's b steps, anew.
+
+    Any step of an epoch is equally likely, independently of other examples and other epochs. Steps
+    1 to b of a seed are its first epoch. ValueError for fewer than 1 batch.
+
+    Examples:
+      >>> epoch = [allocated_sample(0, step, 10, batches_per_epoch=2) for step in (1, 2)]
+      >>> sorted([*epoch[0], *epoch[1]]) == list(range(10))
+      True
+    """
+    if batches_per_epoch < 1:
+        raise ValueError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
+    epoch, place = divmod(step - 1, batches_per_epoch)
+    return np.flatnonzero(_parts(seed, num_examples, batches_per_epoch, epoch + 1) == place)
+
+
 @functools.lru_cache(maxsize=2)
-def _parts(seed: int, num_examples: int, num_parts: int) -> Int64[np.ndarray, " examples"]:
+def _parts(
+    seed: int, num_examples: int, num_parts: int, epoch: int = 0
+) -> Int64[np.ndarray, " examples"]:
     """The part that each example is in: random numbers that no batch's draw uses."""
     key, parts, attempt = chacha.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
-        drawn = chacha.words(key, num_examples, nonce(Stream.PARTS, 0, attempt))
+        drawn = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
         fair = (parts == num_parts) & (drawn < 2**32 - 2**32 % num_parts)
         parts, attempt = np.where(fair, drawn % num_parts, parts), attempt + 1
     return parts

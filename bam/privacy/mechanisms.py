@@ -19,6 +19,7 @@ from bam.files import JsonMapping
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
 from bam.privacy.fixed_size import epsilon_of_fixed_size
+from bam.privacy.random_allocation import epsilon_of_random_allocation
 
 # What neighbouring data sets differ in, in few words and in more.
 ADJACENCIES = {
@@ -225,7 +226,46 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
         draw=lambda seed, step: sampling.fixed_size_sample(seed, step, num_examples, batch_size),
         capacity=lambda probability: batch_size,
         epsilon=epsilon,
-        noise_multiplier=_searched(epsilon),
+        noise_multiplier=_searched(epsilon, 1e-5),
+    )
+
+
+def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
+    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Add or remove one.
+
+    Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
+    vary around N/b. ε is below that of Poisson batches, and needs the extra `allocation`.
+    """
+    batches = num_examples // batch_size
+    if batches < 2:
+        raise ValueError(
+            f"mechanism random_allocation needs two batches an epoch: expected_batch_size must be "
+            f"at most {num_examples // 2}, got {batch_size}"
+        )
+
+    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
+        if accountant != "pld":
+            raise ValueError(
+                f"accountant {accountant} has no bound for random_allocation batches: pld has"
+            )
+        return epsilon_of_random_allocation(
+            noise_multiplier=noise_multiplier,
+            batches_per_epoch=batches,
+            num_steps=num_steps,
+            delta=delta,
+        )
+
+    return Mechanism(
+        adjacency="add_or_remove_one",
+        batches=f"random allocation: each example in one of the {batches} batches of every epoch",
+        sampling=f"random allocation: in every epoch of {batches} steps each example is in the "
+        f"batch of one, any of them equally likely and independently of others and of other "
+        f"epochs, {BY}",
+        draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
+        capacity=functools.partial(sampling.usual_capacity, num_examples, 1 / batches),
+        epsilon=epsilon,
+        noise_multiplier=_searched(epsilon, 1e-4),
+        period=batches,
     )
 
 
@@ -249,11 +289,12 @@ MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "banded": banded,
     "fixed_size": fixed_size,
     "full_batch": full_batch,
+    "random_allocation": random_allocation,
 }
 
 
-def _searched(epsilon_of: Callable[..., float]) -> Callable[..., float]:
-    """σ for an ε by bisection of `epsilon_of`, to a relative 1e-5 and never above the target."""
+def _searched(epsilon_of: Callable[..., float], tolerance: float) -> Callable[..., float]:
+    """σ for an ε by bisection of `epsilon_of`, never above the target."""
 
     def noise_multiplier(
         *, target_epsilon: float, num_steps: int, delta: float, accountant: str
@@ -263,7 +304,7 @@ def _searched(epsilon_of: Callable[..., float]) -> Callable[..., float]:
             epsilon_of, num_steps=num_steps, delta=delta, accountant=accountant
         )
         return accounting.least_noise(
-            lambda sigma: of_sigma(noise_multiplier=sigma), target_epsilon, 1.0, 1e-5
+            lambda sigma: of_sigma(noise_multiplier=sigma), target_epsilon, 1.0, tolerance
         )
 
     return noise_multiplier

@@ -45,7 +45,8 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size" or "full_batch".
+      mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or
+        "random_allocation".
       mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.

@@ -4,6 +4,7 @@ from bam.files import JsonMapping
 from bam.privacy.fixed_size import WHOLE_ORDERS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.pld import FINE, ROUNDING
+from bam.privacy.random_allocation import COARSE, LEAST, SHARE, TRUNCATION
 
 CORRELATED = """
 The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
@@ -38,6 +39,22 @@ def check(plan: JsonMapping) -> str:
             f"dp.GaussianDpEvent({sigma} / 2)); print(RdpAccountant({list(WHOLE_ORDERS)}, "
             f"R.REPLACE_ONE).compose(step, {steps}).get_epsilon({delta}))"
         )
+    elif plan.get("mechanism") == "random_allocation":
+        batches = num_examples // batch_size
+        own = (
+            "from bam.privacy.random_allocation import epsilon_of_random_allocation as epsilon; "
+            f"print(epsilon(noise_multiplier={sigma}, batches_per_epoch={batches}, "
+            f"num_steps={steps}, delta={delta}))"
+        )
+        spacing = max(LEAST, min(COARSE, SHARE * plan["epsilon"]))
+        alone = (
+            f"import PLD_accounting as p; run = p.PrivacyParams(sigma={sigma}, "
+            f"num_steps={batches}, num_epochs={-(-steps // batches)}, delta={delta}); "
+            f"how = p.AllocationSchemeConfig(loss_discretization={spacing}, "
+            f"tail_truncation={TRUNCATION * delta}, "
+            "convolution_method=p.ConvolutionMethod.FFT); "
+            "print(p.gaussian_allocation_epsilon_configurable(params=run, config=how))"
+        )
     elif plan.get("selection"):
         mean, shape, noise = plan["selection"].values()
         own = (
@@ -66,7 +83,8 @@ def check(plan: JsonMapping) -> str:
         )
     warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
     attacker = ""
-    if plan["adjacency"] == "add_or_remove_one" and not plan.get("selection"):
+    poisson_steps = plan.get("mechanism") not in ("fixed_size", "random_allocation")
+    if poisson_steps and not plan.get("selection"):
         attacker = f"""
 The third, from the root of bam's code, prints what any attacker can gain from this training, a
 tighter limit than ε and δ alone give (column "composed"):

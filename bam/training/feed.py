@@ -21,14 +21,20 @@ class Feed:
         self._trainer, self._split = trainer, trainer.dataset.train
         self._all = None if datasets.streams(trainer.dataset) else trainer.place(self._split)
 
-    def steps(self, seed: int, steps: range) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
-        """The examples and the batch of each of these steps of a seed's run, in order."""
+    def steps(
+        self, seed: int, steps: range, before: int = 0
+    ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
+        """The examples and the batch of each of these steps, in order.
+
+        `before` of the run's steps were drawn with other seeds: this one begins a period, see
+        `Mechanism.period`.
+        """
         plan = self._trainer.plan
+        batch_of = lambda step: plan.batch(seed, step - before)  # noqa: E731
         if self._all is not None:
             for step in steps:
-                yield self._all, plan.batch(seed, step)
+                yield self._all, batch_of(step)
             return
-        batch_of = lambda step: plan.batch(seed, step)  # noqa: E731
         for examples, batch in stream.ahead(self._split, batch_of, plan.capacity, steps):
             yield self._trainer.place(examples), batch
 

@@ -184,7 +184,7 @@ def _begin(
         state = with_noise_key(state, devices.random_bits(8))
     if trainer.config.checkpoint.every:
         checkpoints.check_room(state)
-    steps = feed.steps(sampling_seed, range(taken + 1, end + 1))
+    steps = feed.steps(sampling_seed, range(taken + 1, end + 1), taken if from_system else 0)
     return _Run(
         trainer=trainer,
         files=files,
