@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import PLD_accounting as allocation
 import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import delta_calculation, sample_generation
@@ -39,10 +40,10 @@ def losses(sigma, batches, epochs, num, present):
 
 @pytest.mark.parametrize(
     ("sigma", "batches", "epochs", "share"),
-    [(2.0, 12, 3, 0.97), (0.8, 4, 2, 0.97), (1.0, 48, 1, 0.9)],
+    [(2.0, 12, 3, 0.95), (0.8, 4, 2, 0.95), (1.0, 48, 1, 0.9), (0.6285, 312, 1, 0.8)],
 )
 def test_epsilon_is_just_above_that_of_simulated_runs(sigma, batches, epochs, share):
-    delta, num = 1e-3, 400_000
+    delta, num = 1e-3, min(400_000, 20_000_000 // batches)
     run = {"noise_multiplier": sigma, "num_steps": batches * epochs, "batches_per_epoch": batches}
     epsilon = epsilon_of_random_allocation(delta=delta, **run)
 
@@ -61,9 +62,8 @@ def test_epsilon_is_just_above_that_of_simulated_runs(sigma, batches, epochs, sh
 
 
 def test_epsilon_is_within_three_percent_of_the_packages_own_lower_bound():
-    allocation = accountant.package()
     params = allocation.PrivacyParams(sigma=2.0, num_steps=12, num_epochs=10, delta=1e-5)
-    config = allocation.AllocationSchemeConfig(loss_discretization=0.05, tail_truncation=1e-8)
+    config = allocation.AllocationSchemeConfig(loss_discretization=0.03, tail_truncation=1e-8)
     below = allocation.gaussian_allocation_epsilon_configurable(
         params=params, config=config, bound_type=allocation.BoundType.IS_DOMINATED
     )
@@ -100,7 +100,7 @@ def test_epsilon_of_the_ends_and_of_part_of_an_epoch():
 
 def test_the_plan_promises_what_the_accountant_says_and_no_other_can():
     plan = bam.make_plan(**PLAN)
-    assert 0.999 * 4 < plan.epsilon <= 4 == plan.mechanism.period
+    assert 0.998 * 4 < plan.epsilon <= 4 == plan.mechanism.period
     with pytest.raises(ValueError, match="accountant rdp has no bound for random_allocation"):
         bam.make_plan(**PLAN, accountant="rdp")
     with pytest.raises(ValueError, match="expected_batch_size must be at most 40, got 41"):

@@ -234,7 +234,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
     """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Add or remove one.
 
     Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
-    vary around N/b. ε is below that of Poisson batches, and needs the extra `allocation`.
+    vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
     """
     batches = num_examples // batch_size
     if batches < 2:
@@ -264,7 +264,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
         draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
         capacity=functools.partial(sampling.usual_capacity, num_examples, 1 / batches),
         epsilon=epsilon,
-        noise_multiplier=_searched(epsilon, 1e-4),
+        noise_multiplier=_searched(epsilon, 1e-3),
         period=batches,
     )
 

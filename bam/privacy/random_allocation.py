@@ -2,16 +2,13 @@
 
 import functools
 import math
-import warnings
-from types import ModuleType
 
 from bam.extras import needs
-from bam.privacy import accounting, pld
+from bam.privacy import accounting
 
-# Spacings of the table of an epoch's privacy loss: the first, and the least, after it is chosen as
-# a share of the ε that the first gave. ε holds at any of them.
-COARSE, LEAST, SHARE = 1e-2, 1e-4, 1e-3
-TRUNCATION = 1e-3  # of δ, what of the probability the tables leave out on the safe side
+# Spacing of the tables of privacy losses, as a share of the ε of Poisson batches: the bound is
+# above the truth by about as much, or less. TRUNCATION of δ is left out on the safe side.
+SPACING, TRUNCATION = 0.025, 0.01
 
 
 def epsilon_of_random_allocation(
@@ -39,8 +36,8 @@ def epsilon_of_random_allocation(
       >>> settings = dict(noise_multiplier=2.0, num_steps=120, delta=1e-5)
       >>> allocated = epsilon_of_random_allocation(batches_per_epoch=12, **settings)
       >>> poisson = accounting.epsilon(sampling_prob=1 / 12, **settings)
-      >>> round(allocated, 2), round(poisson, 2)
-      (1.94, 2.1)
+      >>> round(allocated, 1), round(poisson, 1)
+      (2.0, 2.1)
     """
     if batches_per_epoch < 2:
         raise ValueError(f"batches_per_epoch must be at least 2, got {batches_per_epoch}")
@@ -50,29 +47,31 @@ def epsilon_of_random_allocation(
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    run = noise_multiplier, batches_per_epoch, -(-num_steps // batches_per_epoch), delta
-    found = _epsilon(*run, COARSE)
-    finer = max(LEAST, SHARE * found)
-    return min(found, _epsilon(*run, finer)) if finer < COARSE else found
+    epochs = -(-num_steps // batches_per_epoch)
+    return _epsilon(noise_multiplier, batches_per_epoch, epochs, delta)
 
 
-def package() -> ModuleType:
-    """`PLD_accounting`, which warns that it would use numba: not for what is used of it here."""
-    with needs("allocation"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ImportWarning)
-        import PLD_accounting
-    return PLD_accounting
+def settings(sigma: float, batches: int, epochs: int, delta: float) -> tuple[float, float]:
+    """The spacing and the truncation that ε is computed with."""
+    poisson = accounting.epsilon(
+        noise_multiplier=sigma,
+        sampling_prob=1 / batches,
+        num_steps=batches * epochs,
+        delta=delta,
+        accountant="rdp",
+    )
+    return SPACING * poisson, TRUNCATION * delta
 
 
 @functools.lru_cache(maxsize=64)  # every step of an epoch asks for the same
-def _epsilon(sigma: float, batches: int, epochs: int, delta: float, spacing: float) -> float:
-    allocation = package()
-    params = allocation.PrivacyParams(sigma=sigma, num_steps=batches, num_epochs=epochs)
-    how = allocation.AllocationSchemeConfig(
-        loss_discretization=spacing,
-        tail_truncation=TRUNCATION * delta,
-        convolution_method=allocation.ConvolutionMethod.FFT,
+def _epsilon(sigma: float, batches: int, epochs: int, delta: float) -> float:
+    with needs("allocation"):
+        import numba  # noqa: F401  # without it, it would take half a minute
+        import PLD_accounting as allocation
+
+    spacing, truncation = settings(sigma, batches, epochs, delta)
+    params = allocation.PrivacyParams(
+        sigma=sigma, num_steps=batches, num_epochs=epochs, delta=delta
     )
-    dominating = allocation.gaussian_allocation_pld(params=params, config=how)
-    rounding = pld.ROUNDING * batches * epochs  # of Fourier transforms
-    return float(dominating.get_epsilon_for_delta(delta - rounding))
+    how = allocation.AllocationSchemeConfig(loss_discretization=spacing, tail_truncation=truncation)
+    return float(allocation.gaussian_allocation_epsilon_configurable(params=params, config=how))

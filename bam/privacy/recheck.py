@@ -1,10 +1,10 @@
 """Commands that compute the ε of a recorded plan again, with bam and without."""
 
 from bam.files import JsonMapping
+from bam.privacy import random_allocation
 from bam.privacy.fixed_size import WHOLE_ORDERS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.pld import FINE, ROUNDING
-from bam.privacy.random_allocation import COARSE, LEAST, SHARE, TRUNCATION
 
 CORRELATED = """
 The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
@@ -46,13 +46,13 @@ def check(plan: JsonMapping) -> str:
             f"print(epsilon(noise_multiplier={sigma}, batches_per_epoch={batches}, "
             f"num_steps={steps}, delta={delta}))"
         )
-        spacing = max(LEAST, min(COARSE, SHARE * plan["epsilon"]))
+        epochs = -(-steps // batches)
+        spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
         alone = (
             f"import PLD_accounting as p; run = p.PrivacyParams(sigma={sigma}, "
-            f"num_steps={batches}, num_epochs={-(-steps // batches)}, delta={delta}); "
+            f"num_steps={batches}, num_epochs={epochs}, delta={delta}); "
             f"how = p.AllocationSchemeConfig(loss_discretization={spacing}, "
-            f"tail_truncation={TRUNCATION * delta}, "
-            "convolution_method=p.ConvolutionMethod.FFT); "
+            f"tail_truncation={truncation}); "
             "print(p.gaussian_allocation_epsilon_configurable(params=run, config=how))"
         )
     elif plan.get("selection"):
