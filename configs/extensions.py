@@ -30,6 +30,7 @@ EXTENSIONS = {
         "dp_sgd",
         {"optimizer": {"name": "examples.dp_adam_bc:optimizer", "b1": 0.9, "b2": 0.999}},
     ),
+    "scale": ("dp_sgd", {"clip": {"name": "examples.scale_then_privatize:clip", "floor": 0.01}}),
     "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:nadam", "decay": 0.9}}),
     "smoothing": (
         "dp_sgd",

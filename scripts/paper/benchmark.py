@@ -1,0 +1,405 @@
+r"""What makes private training accurate, at equal ε and in equal time: every method, searched.
+
+python -m scripts.paper.benchmark --data=mnist --workdir=runs/benchmark \
+  --out=docs/results/benchmark --config.dataset.path=FOLDER
+
+Each method gets a learning rate and a C of its own, by held-out images and one seed: three of each
+and, while the best is at an end, up to two more. It is trained with five seeds, paired with
+DP-SGD's, and with ten if it is within half a point of the best. Beside it stands DP-SGD with the
+batch that takes as long. Finished runs are in the JSON file, which the same command goes on from:
+several processes may share it, each with --data or --epsilons of its own. The search looks at
+private images, and no ε here covers that.
+"""
+
+import fcntl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from bam import files, provenance
+from bam.cli import console, plotting, stats, sweeps, tables
+from bam.cli.plotting import plt
+from bam.cli.study import as_json
+from bam.files import JsonObject
+from bam.training import devices, rundir
+from configs.extensions import EXTENSIONS, extended
+
+_DATA = flags.DEFINE_list("data", "features,mnist", "data sets: features, mnist, pixels")
+_EPSILONS = flags.DEFINE_list("epsilons", "1,2,8", "budgets, at δ = 1e-5")
+_METHODS = flags.DEFINE_list("methods", "", "of METHODS; empty: all that the data can have")
+_OUT = flags.DEFINE_string("out", "docs/results/benchmark", "files, less .json, .md and .png")
+_CORE_HOURS = flags.DEFINE_float("core_hours", 0, "of this process, then it stops; 0: none", 0)
+_DRAW = flags.DEFINE_bool("draw", False, "train nothing: write table and figure of what is there")
+flags.adopt_module_key_flags(sweeps)
+console.require("workdir", "out")
+
+
+class Data(NamedTuple):
+    """A data set with its model: a config file, and what of it is another here."""
+
+    title: str
+    config: str
+    changes: JsonObject
+    images: bool = True  # rather than features, of which there are no views
+
+
+class Method(NamedTuple):
+    """What differs from the config of one of the `bam.training.registry.METHODS`."""
+
+    title: str
+    base: str = "dp_sgd"
+    sections: Mapping[str, Mapping[str, object]] = {}
+    batch: int = 1  # times the data set's
+    only: Sequence[str] = ()  # data sets
+
+
+SHORT: JsonObject = {"num_steps": 100, "expected_batch_size": 1024, "eval.every": 0}
+SHORT |= {"dataset.source": "parquet", "delta": 1e-5, "microbatch_size": 1}
+DATA = {
+    "features": Data(
+        "CIFAR-10, features, linear", "cifar10_scattering", SHORT | {"microbatch_size": 8}, False
+    ),
+    "mnist": Data(
+        "MNIST, small CNN",
+        "mnist",
+        SHORT | {"model.name": "convnet", "model.width": 8, "optimizer.learning_rate": 1.6e-2},
+    ),
+    "pixels": Data(
+        "CIFAR-10, ResNet-9 of width 16", "cifar10_medium", SHORT | {"expected_batch_size": 512}
+    ),
+}
+HOLDOUT, SEARCHING, SEEDS, MORE_SEEDS = 5000, 1000, 5, 10
+NEAR_BEST = 0.5  # points below the best, from which on a method gets more seeds
+RATE_FACTOR, CLIP_FACTOR, EXTENSIONS_OF_GRID = 2.0, 3.0, 2
+LARGER = (2, 3, 4)  # batches that counterparts in the same time have
+
+
+def _views(**options: object) -> JsonObject:
+    return {"augment": {"views": 4, "shift": 2, "flip": "none", "mixtures": 0} | options}
+
+
+METHODS: dict[str, Method] = {
+    "dp_sgd": Method("DP-SGD"),
+    **{f"dp_sgd_{k}": Method(f"DP-SGD, batch × {k}", batch=k) for k in LARGER},
+    "bam_sam": Method("BAM (SAM)", "bam_sam"),
+    "dp_sat": Method("DP-SAT", "dp_sat"),
+    "random_allocation": Method(
+        "Random allocation", sections={"mechanism": {"name": "random_allocation", "bands": None}}
+    ),
+    "banded": Method("Banded noise", sections={"mechanism": {"name": "banded", "bands": 4}}),
+    **{
+        name: Method(title, *EXTENSIONS[name])
+        for name, title in (
+            ("automatic", "Automatic clipping"), ("adaptive", "Adaptive clipping"),
+            ("psac", "DP-PSAC"), ("slaclip", "SlaClip"), ("adam_bc", "DP-AdamBC"),
+            ("low_pass", "Low-pass filter"), ("scale", "Scale, then privatise"),
+        )
+    },
+    "views": Method("4 views", sections=_views(), only=("mnist", "pixels")),
+    "mixself": Method("4 views, 4 mixtures", sections=_views(mixtures=4), only=("mnist", "pixels")),
+}  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A method on data at an ε."""
+
+    data: str
+    epsilon: float
+    method: str
+
+    @property
+    def name(self) -> str:
+        """Of its folder, and before its runs' names in the JSON file."""
+        return f"{self.data}/epsilon={self.epsilon:g}/{self.method}"
+
+    def config(self, chosen: Mapping[str, float] | None = None, holdout: int = 0) -> ConfigDict:
+        """Its config, with a learning rate and a C, or those to begin a search with."""
+        data, method = DATA[self.data], METHODS[self.method]
+        path = f"configs/{data.config}.py"
+        config = sweeps.method_config(method.base, {"epsilon", *data.changes}, path)
+        config.update_from_flattened_dict(data.changes)
+        of_sgd = config.optimizer.name == "sgd"
+        config = extended(config, method.sections)
+        if of_sgd and "optimizer" in method.sections:  # a rate of plain steps is none of Adam's
+            config.optimizer.learning_rate = 2e-3
+        config.epsilon, config.dataset.holdout = self.epsilon, holdout
+        config.expected_batch_size *= method.batch
+        config.update_from_flattened_dict(chosen or {})
+        return config
+
+
+RATE, CLIP = "optimizer.learning_rate", "clip_norm"
+
+
+class Results:
+    """The finished runs of the JSON file; what is missing is trained and added to it."""
+
+    def __init__(self, path: Path, stop: Callable[[], bool]) -> None:
+        """`stop` is asked after every step."""
+        self.path, self.stop = path, stop
+
+    def runs(self) -> dict[str, JsonObject]:
+        """Name -> accuracy in %, seconds, what was chosen and what it was made by."""
+        return dict(files.read_json(self.path)["runs"]) if self.path.exists() else {}
+
+    def of(self, wanted: Mapping[str, ConfigDict]) -> dict[str, JsonObject]:
+        """The records of these runs, in order; SystemExit when time is up."""
+        known, folder, started = self.runs(), Path(sweeps.WORKDIR.value), [time.process_time()]
+        missing = {name: config for name, config in wanted.items() if name not in known}
+
+        def keep(name: str, text: str) -> None:
+            sweeps.print_event(name, text)
+            for run in sweeps.finished({name: missing[name]}, folder).values():
+                self._add(name, run, time.process_time() - started[-1])
+            started.append(time.process_time())
+
+        for name, run in sweeps.finished(missing, folder).items():  # of another process
+            self._add(name, run, 0.0)
+        if missing and not self.stop():
+            sweeps.run(missing, folder, self.stop, keep)
+        known = self.runs()
+        if not wanted.keys() <= known.keys():
+            raise SystemExit(console.STOPPED)
+        return {name: known[name] for name in wanted}
+
+    def _add(self, name: str, run: sweeps.Run, core_seconds: float) -> None:
+        flat, base = (rundir.flat(x) for x in (run.config, _base(name).to_dict()))
+        differs = {k: v for k, v in flat.items() if base.get(k) != v and k not in LEFT_OUT}
+        record = {
+            "accuracy": 100 * run.summary["test_accuracy"],
+            "seconds": run.summary["seconds"],
+            "core_seconds": core_seconds,
+            "noise_multiplier": run.summary["noise_multiplier"],
+            "epsilon": run.summary["epsilon"],
+            "config": differs,
+            "commit": run.summary["commit"],
+            "versions": run.summary["versions"],
+            "device": run.summary["device"],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            files.write_json(self.path, {"runs": self.runs() | {name: record}})
+
+
+LEFT_OUT = ("dataset.path", "features.cache")
+
+
+def _base(name: str) -> ConfigDict:
+    """The config that a record's differs from: DP-SGD's on that data, at its file's ε."""
+    return sweeps.method_config("dp_sgd", path=f"configs/{DATA[name.split('/')[0]].config}.py")
+
+
+def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObject], list[str]]:
+    """The learning rate and C with the best held-out accuracy; what was tried; keys at an end."""
+    first = cell.config()
+    chosen = {RATE: float(first.optimizer.learning_rate), CLIP: float(first.clip_norm)}
+    tried: dict[tuple[float, float], float] = {}
+
+    def accuracy(**changed: float) -> float:
+        setting = chosen | changed
+        name = f"{cell.name}/search/{setting[RATE]:.3g},{setting[CLIP]:.3g}"
+        config = cell.config(setting, HOLDOUT)
+        config.seed = SEARCHING
+        [record] = results.of({name: config}).values()
+        tried[setting[RATE], setting[CLIP]] = record["accuracy"]
+        return float(record["accuracy"])
+
+    at_end = []
+    for key, factor in ((RATE, RATE_FACTOR), (CLIP, CLIP_FACTOR)):
+        grid = [chosen[key] / factor, chosen[key], chosen[key] * factor]
+        for _ in range(EXTENSIONS_OF_GRID + 1):
+            best = max(grid, key=lambda value, key=key: accuracy(**{key: value}))  # type: ignore[misc]
+            if best not in (grid[0], grid[-1]):
+                break
+            grid = sorted([*grid, best / factor if best == grid[0] else best * factor])
+        else:
+            best = max(grid, key=lambda value, key=key: accuracy(**{key: value}))  # type: ignore[misc]
+        if best in (grid[0], grid[-1]):
+            at_end.append(key)
+        chosen[key] = best
+    rows = [{RATE: rate, CLIP: clip, "accuracy": x} for (rate, clip), x in tried.items()]
+    return chosen, rows, at_end
+
+
+def seeds_of(cell: Cell, chosen: Mapping[str, float], seeds: range) -> dict[str, ConfigDict]:
+    """The final runs of a cell."""
+    wanted = {}
+    for seed in seeds:
+        wanted[f"{cell.name}/seed{seed}"] = config = cell.config(chosen)
+        config.seed = seed
+    return wanted
+
+
+def methods_of(data: str) -> list[str]:
+    """The methods that a data set can have, but for counterparts, which follow from times."""
+    named = [n for n in METHODS if METHODS[n].batch == 1]
+    named = [n for n in named if data in (METHODS[n].only or DATA)]
+    return [n for n in named if n in _METHODS.value or not _METHODS.value]
+
+
+def train(data: str, epsilon: float, results: Results) -> None:
+    """All that is missing of a data set at an ε."""
+    cells = [Cell(data, epsilon, method) for method in methods_of(data)]
+    chosen = {cell: search(cell, results)[0] for cell in cells}
+    results.of(
+        {
+            name: config
+            for seed in range(SEEDS)
+            for cell in cells
+            for name, config in seeds_of(cell, chosen[cell], range(seed, seed + 1)).items()
+        }
+    )
+    found = results.runs()
+    for cell in cells:
+        times = counterpart(cell, found)
+        if times > 1:
+            larger = Cell(data, epsilon, f"dp_sgd_{times}")
+            chosen[larger] = search(larger, results)[0]
+            results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
+    means = {cell: _mean(cell, results.runs()) for cell in chosen}
+    for cell, mean in means.items():
+        if mean >= max(means.values()) - NEAR_BEST:
+            for compared in (cell, Cell(data, epsilon, "dp_sgd")):
+                if compared in chosen:
+                    results.of(seeds_of(compared, chosen[compared], range(MORE_SEEDS)))
+
+
+def accuracies(cell: Cell, runs: Mapping[str, JsonObject], key: str = "accuracy") -> dict[int, Any]:
+    """Seed -> accuracy, or something else, of the cell's final runs."""
+    before = f"{cell.name}/seed"
+    return {int(k.removeprefix(before)): x[key] for k, x in runs.items() if k.startswith(before)}
+
+
+def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
+    found = stats.estimate(list(accuracies(cell, runs).values()))
+    return found.mean if found else 0.0
+
+
+def slowdown(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
+    """Its time over DP-SGD's, the median over seeds of runs that were trained one after another."""
+    ours, theirs = (accuracies(x, runs, "seconds") for x in (cell, cell._replace(method="dp_sgd")))
+    ratios = sorted(ours[seed] / theirs[seed] for seed in ours if seed in theirs)
+    return float(ratios[len(ratios) // 2]) if ratios else 1.0
+
+
+def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> int:
+    """How many times the batch DP-SGD takes in the method's time, to the nearest integer."""
+    return min(max(LARGER), max(1, round(slowdown(cell, runs))))
+
+
+def row(cell: Cell, results: Results, at_end: Sequence[str], chosen: JsonObject) -> JsonObject:
+    """What the table says of a cell."""
+    runs = results.runs()
+    own, time_of = accuracies(cell, runs), slowdown(cell, runs)
+    found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
+    found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
+    found["accuracy"] = as_json(stats.estimate(list(own.values())))
+    times = counterpart(cell, runs)
+    others = {"gain": "dp_sgd", "gain_in_time": f"dp_sgd_{times}" if times > 1 else "dp_sgd"}
+    for key, other in others.items():
+        if other == cell.method:
+            found[key] = None
+            continue
+        gain = stats.paired_difference(own, accuracies(cell._replace(method=other), runs))
+        found[key] = as_json(gain)
+        found[f"{key}_mde"] = gain and stats.minimum_detectable_effect(gain)
+    return found | {"counterpart": others["gain_in_time"]}
+
+
+COLUMNS: tables.Columns = {
+    "data": lambda row: row["data"],
+    "ε": lambda row: f"{row['epsilon']:g}",
+    "method": lambda row: METHODS[row["method"]].title,
+    "rate": lambda row: f"{row[RATE]:.3g}{'*' if RATE in row['at_end'] else ''}",
+    "C": lambda row: f"{row[CLIP]:.3g}{'*' if CLIP in row['at_end'] else ''}",
+    "seeds": lambda row: f"{row['seeds']}",
+    "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
+    "time": lambda row: f"{row['slowdown']:.2f}",
+    "gain": lambda row: tables.interval(row["gain"], "+.2f"),
+    "detectable": lambda row: tables.number(row.get("gain_mde"), ".2f"),
+    "in the same time": lambda row: tables.interval(row["gain_in_time"], "+.2f"),
+    "detectable there": lambda row: tables.number(row.get("gain_in_time_mde"), ".2f"),
+}
+
+
+def report(results: Results, out: Path) -> None:
+    """Writes the table, the figure and the rows of all cells that have final runs."""
+    runs = results.runs()
+    cells = dict.fromkeys(
+        Cell(data, float(epsilon.removeprefix("epsilon=")), method)
+        for data, epsilon, method, what in (name.split("/")[:4] for name in runs)
+        if what.startswith("seed")
+    )
+    order = list(METHODS)
+    rows = []
+    for cell in sorted(cells, key=lambda x: (x.data, x.epsilon, order.index(x.method))):
+        chosen, _, at_end = search(cell, results)
+        rows.append(row(cell, results, at_end, chosen))
+    made = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
+    files.write_json(out.with_name(f"{out.name}_rows.json"), made)
+    tables.show(COLUMNS, rows, left=("data", "method"), keep=out.with_name(f"{out.name}.md"))
+    if rows:
+        draw(rows, out.with_name(f"{out.name}.png"))
+
+
+def draw(rows: Sequence[JsonObject], path: Path) -> None:
+    """Gain over DP-SGD against time: a method above the line of larger batches is worth its."""
+    data, epsilons = (list(dict.fromkeys(x[key] for x in rows)) for key in ("data", "epsilon"))
+    figure, axes = plt.subplots(
+        len(data), len(epsilons), squeeze=False, layout="constrained",
+        figsize=(1.2 + 3.6 * len(epsilons), 0.9 + 3.2 * len(data)), sharex=True,
+    )  # fmt: skip
+    colors = [plt.get_cmap("tab20")(i) for i in range(20)]
+    shown = [name for name in METHODS if METHODS[name].batch == 1 and name != "dp_sgd"]
+    handles: JsonObject = {}
+    for line, name in zip(axes, data, strict=True):
+        for axis, epsilon in zip(line, epsilons, strict=True):
+            here = {x["method"]: x for x in rows if (x["data"], x["epsilon"]) == (name, epsilon)}
+            batches = [here[m] for m in METHODS if m in here and m.startswith("dp_sgd")]
+            gains = [x["gain"] or {"mean": 0.0, "half_width": 0.0} for x in batches]
+            [handles["DP-SGD, larger batches"]] = axis.plot(
+                [x["slowdown"] for x in batches], [x["mean"] for x in gains], "k-o", ms=3, lw=1
+            )
+            for m in (m for m in shown if m in here and here[m]["gain"]):
+                gain = here[m]["gain"]
+                handles[METHODS[m].title] = axis.errorbar(
+                    here[m]["slowdown"], gain["mean"], gain["half_width"] or 0.0,
+                    fmt="os^Dv"[shown.index(m) % 5], ms=5, color=colors[shown.index(m) % 20],
+                )  # fmt: skip
+            axis.axhline(0, color="#999999", lw=0.8)
+            axis.set_title(f"{DATA[name].title}, ε = {epsilon:g}", fontsize=10)
+            plotting.log_axis(axis, (1, 2, 4, 8))
+        line[0].set_ylabel("gain over DP-SGD, points")
+    for axis in axes[-1]:
+        axis.set_xlabel("time, × DP-SGD's")
+    plotting.legend_below(figure, handles)
+    plotting.save(figure, path)
+
+
+def main() -> None:
+    """Trains what is missing, then writes table and figure; also when time is up."""
+    with console.one_line_errors():
+        if unknown := ({*_DATA.value} - {*DATA}) | ({*_METHODS.value} - {*METHODS}):
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        out, budget = Path(_OUT.value), 3600 * _CORE_HOURS.value
+        asked = console.stop_after(sweeps.MAX_SECONDS.value)
+        spent = lambda: 0 < budget < time.process_time()  # noqa: E731
+        results = Results(
+            out.with_name(f"{out.name}.json"), lambda: _DRAW.value or spent() or asked()
+        )
+        console.use_compilation_cache()
+        try:
+            for data in () if _DRAW.value else _DATA.value:
+                for epsilon in _EPSILONS.value:
+                    train(data, float(epsilon), results)
+        finally:
+            report(results, out)
+
+
+if __name__ == "__main__":
+    console.run(main, defaults=["--config=bam/training/config.py"])
