@@ -30,6 +30,19 @@ EXTENSIONS = {
         "dp_sgd",
         {"optimizer": {"name": "examples.dp_adam_bc:optimizer", "b1": 0.9, "b2": 0.999}},
     ),
+    "disk": (
+        "dp_sgd",
+        {
+            "method": {
+                "name": "examples.disk:oracle",
+                "kappa": 0.7,
+                "gamma": 0.5,
+                "learning_rate": 0.1,
+            },
+            "clip": {"name": "examples.disk:clip", "kappa": 0.7},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0},
+        },
+    ),
     "scale": ("dp_sgd", {"clip": {"name": "examples.scale_then_privatize:clip", "floor": 0.01}}),
     "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:nadam", "decay": 0.9}}),
     "smoothing": (
@@ -54,5 +67,6 @@ def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -
     with config.unlocked():
         for key, section in sections.items():
             config[key] = ConfigDict(section)
-        config.optimizer.learning_rate = learning_rate
+        if "learning_rate" not in config.optimizer:
+            config.optimizer.learning_rate = learning_rate
     return config

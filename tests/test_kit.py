@@ -1,6 +1,7 @@
 """The conformance kit accepts what is right, and says what is wrong with what is not."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,13 @@ from bam.core.noise import next_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
 from bam.testing import oracles as oracles_check
+from bam.training import loop, registry
+from configs import digits
+from configs.extensions import extended
 from examples import (
     adaptive_clipping,
     automatic_clipping,
+    disk,
     dp_adam_bc,
     dp_psac,
     low_pass,
@@ -46,6 +51,7 @@ TRANSFORMS = {
     "automatic clipping": automatic_clipping.clip(PLAN),
     "DP-PSAC": dp_psac.clip(PLAN),
     "scale, then privatise": scale_then_privatize.clip(PLAN),
+    "DiSK": disk.clip(PLAN, kappa=0.7),
 }
 
 
@@ -300,6 +306,66 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
         found.append(float(state.clip))
     assert mean.shape == (5,)
     assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)
+
+
+def disk_steps(kappa, num_steps=4):
+    """The trainer of a run of DiSK on digits, by plain SGD, and its states."""
+    config = digits.get_config("dp_sgd")
+    config.update({"num_steps": num_steps, "expected_batch_size": 20, "accountant": "rdp"})
+    config.model.name, config.microbatch_size = "linear", 7
+    options = {"kappa": kappa, "gamma": 0.5}
+    sections = {
+        "method": {"name": "examples.disk:oracle", "learning_rate": 0.1, **options},
+        "clip": {"name": "examples.disk:clip", "kappa": kappa},
+        "optimizer": {"name": "sgd", "momentum": 0.0},
+    }
+    if kappa is None:
+        sections = {"optimizer": sections["optimizer"]}
+    config = extended(config, sections)
+    config.optimizer.learning_rate = 0.1
+    built, states = loop.build(config), []
+
+    def step(*given):
+        states.append(jax.device_get(given[0]))
+        return built.step(*given)
+
+    result = loop.train(built.with_step(step), 0)
+    return built, [*states, jax.device_get(result.state)]
+
+
+def test_disk_that_trusts_a_step_alone_is_dp_sgd():
+    equal = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-8)  # noqa: E731
+    for ours, theirs in zip(disk_steps(1.0)[1], disk_steps(None)[1], strict=True):
+        jax.tree.map(equal, ours.params, theirs.params)
+
+
+def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
+    kappa, gamma = 0.7, 0.5
+    built, states = disk_steps(kappa)
+    example = {"image": jnp.ones((1, 8, 8, 1)), "label": jnp.int32(3)}
+    own = registry.make_oracle(built.config.method, built.model.loss)
+    plain = lambda params: jax.grad(built.model.loss)(params, example)  # noqa: E731
+    released = []
+    for before, after in itertools.pairwise(states[1:]):
+        moved = jax.tree.map(np.subtract, before.params, states[len(released)].params)
+        there = jax.tree.map(lambda p, d: p + gamma * d, before.params, moved)
+        a = (1 - kappa) / (kappa * gamma)
+        expected = optax.tree.add(
+            optax.tree.scale(a, plain(there)), optax.tree.scale(1 - a, plain(before.params))
+        )
+        found = own.grad(own.ascend(before.params, before.private_grad), example)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+        # What is filtered is what is released: the step itself, over the rate.
+        step = jax.tree.map(lambda x, y: (x - y) / -0.1, after.params, before.params)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), step, after.private_grad
+        )
+        released.append(after)
+    transform = disk.clip(PLAN, kappa)
+    running = transform.init(jnp.zeros(2))
+    for mean, expected in (([1.0, -2.0], [0.7, -1.4]), ([0.0, 1.0], [0.21, 0.28])):
+        filtered, running = transform.finish(jnp.array(mean), running)
+        np.testing.assert_allclose(filtered, expected, rtol=1e-6)
 
 
 def test_scaling_follows_what_was_released_and_moves_noise_to_large_coordinates():

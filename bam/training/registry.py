@@ -205,10 +205,11 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
 def make_gradient(
     method: ConfigDict, loss_fn: oracles.LossFn
 ) -> Callable[[Params, Params, PyTree], Grads]:
-    """`(trained, frozen, example) -> gradient` of the trained parameters, as `make_oracle`'s."""
+    """`(trained, frozen, example) -> gradient` of the trained parameters, as in a first step."""
 
     def gradient(trained: Params, frozen: Params, example: PyTree) -> Grads:
-        return make_oracle(method, finetune.with_frozen(loss_fn, frozen)).grad(trained, example)
+        oracle = make_oracle(method, finetune.with_frozen(loss_fn, frozen))
+        return oracle.grad(oracle.ascend(trained, optax.tree.zeros_like(trained)), example)
 
     return gradient
 

@@ -99,6 +99,14 @@ METHODS: dict[str, Method] = {
             ("low_pass", "Low-pass filter"), ("scale", "Scale, then privatise"),
         )
     },
+    "disk": Method(
+        "DiSK", "dp_sgd",
+        EXTENSIONS["disk"][1] | {
+            "optimizer": {
+                "name": "sgd", "learning_rate": 2.0, "momentum": 0.0, "per_clip_norm": True,
+            }
+        },
+    ),
     "views": Method("4 views", sections=_views(), only=("mnist", "pixels")),
     "mixself": Method("4 views, 4 mixtures", sections=_views(mixtures=4), only=("mnist", "pixels")),
 }  # fmt: skip
@@ -124,11 +132,13 @@ class Cell(NamedTuple):
         config.update_from_flattened_dict(data.changes)
         of_sgd = config.optimizer.name == "sgd"
         config = extended(config, method.sections)
-        if of_sgd and "optimizer" in method.sections:  # a rate of plain steps is none of Adam's
+        if of_sgd and config.optimizer.name != "sgd":  # a rate of plain steps is none of Adam's
             config.optimizer.learning_rate = 2e-3
         config.epsilon, config.dataset.holdout = self.epsilon, holdout
         config.expected_batch_size *= method.batch
         config.update_from_flattened_dict(chosen or {})
+        if "learning_rate" in config.method:  # that of the steps themselves
+            config.method.learning_rate = config.optimizer.learning_rate / config.clip_norm
         return config
 
 
