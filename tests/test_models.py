@@ -332,3 +332,31 @@ def test_unknown_and_impossible_models_are_refused():
         models.as_functions(models.create("resnet9", 10, 8), (28, 28, 1))
     with pytest.raises(ValueError, match="width"):
         models.create("convnet", 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "first", "then"),
+    [
+        ("resnet9", {}, "Conv_0", lambda norm, x: norm(x)),
+        ("resnet9", {"norm_last": True}, "Conv_0", lambda norm, x: norm(mish(x))),
+        ("wide_resnet", {}, "Conv_0", lambda norm, x: norm(nn.relu(x))),
+        ("wide_resnet", {"shortcut_norm_first": True}, "Conv_0", lambda norm, x: norm(x)),
+    ],
+)
+def test_layers_are_in_the_order_that_is_asked_for(name, option, first, then):
+    module = models.create(name, 10, 4 if name == "resnet9" else 1, **option)
+    images = jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
+    params = module.init(jax.random.key(1), images)
+    plain = models.create(name, 10, 4 if name == "resnet9" else 1).init(jax.random.key(1), images)
+    assert pytree.same_structure(params, plain)
+    _, seen = module.apply(params, images, capture_intermediates=True, mutable=["intermediates"])
+    outputs = seen["intermediates"]
+    [convolved], [normed] = (outputs[layer]["__call__"] for layer in (first, "GroupNorm_0"))
+    groups = 4 if name == "resnet9" else 16
+
+    def norm(x):
+        parts = x.reshape(1, -1, groups, x.shape[-1] // groups)
+        mean, var = parts.mean((1, 3), keepdims=True), parts.var((1, 3), keepdims=True)
+        return ((parts - mean) / jnp.sqrt(var + 1e-5)).reshape(x.shape)
+
+    np.testing.assert_allclose(normed, then(norm, convolved), atol=1e-4)

@@ -13,7 +13,7 @@ class ResNet9(nn.Module):
     conv 4w + pool → residual(2 × conv 4w) → [ScaleNorm] → average-pool to 2×2 → linear, where
     conv is conv 3×3 → GroupNorm(32) → Mish and pool averages 2×2. No activation follows the
     additions; ScaleNorm is an affine GroupNorm. GroupNorm has fewer groups where 32 does not divide
-    the channels.
+    the channels. `norm_last` is conv → Mish → GroupNorm, as TAN orders layers (Sander et al. 2023).
 
     Source: arXiv 2308.12018 and its authors' code.
     """
@@ -22,6 +22,7 @@ class ResNet9(nn.Module):
     width: int = 64
     scale_norm: bool = False
     weight_standardisation: str = "none"
+    norm_last: bool = False
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
@@ -44,7 +45,8 @@ class ResNet9(nn.Module):
 
     def _block(self, x: Array, features: int) -> Array:
         x = Conv(features, weight_standardisation=self.weight_standardisation)(x)
-        return mish(group_norm(32, features)(x))
+        norm = group_norm(32, features)
+        return norm(mish(x)) if self.norm_last else mish(norm(x))
 
     def _residual(self, x: Array, features: int) -> Array:
         x = x + self._block(self._block(x, features), features)

@@ -12,7 +12,8 @@ class WideResNet(nn.Module):
 
     Every layer is ReLU → GroupNorm(16) → weight-standardised conv with gain and bias, the
     projection of the first block of each stage included; then ReLU → GroupNorm → global mean →
-    linear. `width` is the widening factor; `depth` is 6n + 4.
+    linear. `width` is the widening factor; `depth` is 6n + 4. `shortcut_norm_first` makes the
+    projections GroupNorm → ReLU → conv: order 3 of TAN (Sander et al. 2023, arXiv 2210.03403).
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification".
     """
@@ -21,6 +22,7 @@ class WideResNet(nn.Module):
     width: int = 4
     depth: int = 16
     weight_standardisation: str = "standardise"
+    shortcut_norm_first: bool = False
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
@@ -32,7 +34,8 @@ class WideResNet(nn.Module):
                 first_stride = stride if block == 0 else 1
                 skip = x
                 if block == 0:
-                    skip = self._conv(_relu_norm(x), features, first_stride, kernel_size=1)
+                    ahead = _norm_relu(x) if self.shortcut_norm_first else _relu_norm(x)
+                    skip = self._conv(ahead, features, first_stride, kernel_size=1)
                 x = self._conv(_relu_norm(x), features, first_stride)
                 x = self._conv(_relu_norm(x), features) + skip
         return nn.Dense(self.num_classes)(jnp.mean(_relu_norm(x), axis=(1, 2)))
@@ -44,6 +47,10 @@ class WideResNet(nn.Module):
 
 def _relu_norm(x: Array) -> Array:
     return group_norm(16, x.shape[-1])(nn.relu(x))
+
+
+def _norm_relu(x: Array) -> Array:
+    return nn.relu(group_norm(16, x.shape[-1])(x))
 
 
 def _blocks_per_stage(depth: int) -> int:

@@ -108,6 +108,10 @@ METHODS: dict[str, Method] = {
         },
     ),
     "views": Method("4 views", sections=_views(), only=("mnist", "pixels")),
+    "norm_last": Method(
+        "Normalisation last", only=("pixels",),
+        sections={"model": {"name": "resnet9", "width": 16, "norm_last": True}},
+    ),
     "mixself": Method("4 views, 4 mixtures", sections=_views(mixtures=4), only=("mnist", "pixels")),
 }  # fmt: skip
 
