@@ -34,6 +34,7 @@ PAGES = {
         "authors": "docs/results/authors_epsilon.md",
         "fixed size": "docs/results/batches/digits_fixed_size.md",
         "poisson": "docs/results/batches/digits_poisson.md",
+        "mechanisms": "docs/results/batches/mechanisms.md",
     },
     "docs/faq.md": {"clip norm": "docs/results/clip_norm.md"},
     "docs/own_images.md": {

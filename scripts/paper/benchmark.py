@@ -28,7 +28,7 @@ from bam.files import JsonObject
 from bam.training import devices, rundir
 from configs.extensions import EXTENSIONS, extended
 
-_DATA = flags.DEFINE_list("data", "features,mnist", "data sets: features, mnist, pixels")
+_DATA = flags.DEFINE_list("data", "features,mnist", "data sets: features, mnist, pixels, digits")
 _EPSILONS = flags.DEFINE_list("epsilons", "1,2,8", "budgets, at δ = 1e-5")
 _METHODS = flags.DEFINE_list("methods", "", "of METHODS; empty: all that the data can have")
 _OUT = flags.DEFINE_string("out", "docs/results/benchmark", "files, less .json, .md and .png")
@@ -44,7 +44,7 @@ class Data(NamedTuple):
     title: str
     config: str
     changes: JsonObject
-    images: bool = True  # rather than features, of which there are no views
+    holdout: int = 5000  # training images that settings are judged on
 
 
 class Method(NamedTuple):
@@ -61,7 +61,7 @@ SHORT: JsonObject = {"num_steps": 100, "expected_batch_size": 1024, "eval.every"
 SHORT |= {"dataset.source": "parquet", "delta": 1e-5, "microbatch_size": 1}
 DATA = {
     "features": Data(
-        "CIFAR-10, features, linear", "cifar10_scattering", SHORT | {"microbatch_size": 8}, False
+        "CIFAR-10, features, linear", "cifar10_scattering", SHORT | {"microbatch_size": 8}
     ),
     "mnist": Data(
         "MNIST, small CNN",
@@ -71,8 +71,10 @@ DATA = {
     "pixels": Data(
         "CIFAR-10, ResNet-9 of width 16", "cifar10_medium", SHORT | {"expected_batch_size": 512}
     ),
+    # To try the command on: in a minute, without files.
+    "digits": Data("Digits, linear", "digits", {"num_steps": 10, "model.name": "linear"}, 200),
 }
-HOLDOUT, SEARCHING, SEEDS, MORE_SEEDS = 5000, 1000, 5, 10
+SEARCHING, SEEDS, MORE_SEEDS = 1000, 5, 10
 NEAR_BEST = 0.5  # points below the best, from which on a method gets more seeds
 RATE_FACTOR, CLIP_FACTOR, EXTENSIONS_OF_GRID = 2.0, 3.0, 2
 LARGER = (2, 3, 4)  # batches that counterparts in the same time have
@@ -157,7 +159,7 @@ class Results:
         self.path, self.stop = path, stop
 
     def runs(self) -> dict[str, JsonObject]:
-        """Name -> accuracy in %, seconds, what was chosen and what it was made by."""
+        """Name -> accuracy in %, seconds, what differs from the base config, and the commit."""
         return dict(files.read_json(self.path)["runs"]) if self.path.exists() else {}
 
     def of(self, wanted: Mapping[str, ConfigDict]) -> dict[str, JsonObject]:
@@ -191,13 +193,15 @@ class Results:
             "epsilon": run.summary["epsilon"],
             "config": differs,
             "commit": run.summary["commit"],
-            "versions": run.summary["versions"],
-            "device": run.summary["device"],
         }
+        made = {record["commit"]: {key: run.summary[key] for key in ("versions", "device")}}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            files.write_json(self.path, {"runs": self.runs() | {name: record}})
+            kept = files.read_json(self.path) if self.path.exists() else {"runs": {}, "made": {}}
+            for key, new in (("runs", {name: record}), ("made", made)):
+                kept[key] |= new
+            files.write_json(self.path, kept)
 
 
 LEFT_OUT = ("dataset.path", "features.cache")
@@ -217,7 +221,7 @@ def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObj
     def accuracy(**changed: float) -> float:
         setting = chosen | changed
         name = f"{cell.name}/search/{setting[RATE]:.3g},{setting[CLIP]:.3g}"
-        config = cell.config(setting, HOLDOUT)
+        config = cell.config(setting, DATA[cell.data].holdout)
         config.seed = SEARCHING
         [record] = results.of({name: config}).values()
         tried[setting[RATE], setting[CLIP]] = record["accuracy"]
