@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import bam
 from bam.cli import stats, sweeps
 from bam.training import config as base
 from bam.training import loop, rundir
@@ -174,6 +175,28 @@ def test_a_slip_is_one_line_before_any_work(flag, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "w").exists()
+
+
+def test_smaller_batches_have_as_much_noise_for_an_example(tmp_path):
+    done = run_command(
+        "bam", "sweep", "--config=configs/digits.py", "--methods=dp_sgd", "--holdout=200",
+        "--num_seeds=1", "--smaller=4", "--config.num_steps=3", "--config.model.name=linear",
+        f"--workdir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    plan = bam.make_plan(
+        num_examples=1237, expected_batch_size=256, num_steps=3, target_epsilon=3.0, delta=1e-5,
+        clip_norm=1.0,
+    )  # fmt: skip
+    assert row["config"]["expected_batch_size"] == 64
+    assert row["noise_multiplier"] / 64 == pytest.approx(plan.noise_multiplier / 256, rel=1e-3)
+    assert row["epsilon"] > 3 * plan.epsilon
+    refused = run_command(
+        "bam", "sweep", "--config=configs/digits.py", "--methods=dp_sgd", "--smaller=3",
+        f"--workdir={tmp_path}/other",
+    )  # fmt: skip
+    assert "whose expected size it divides: 256" in refused.stderr
 
 
 def test_values_have_the_type_of_their_key():

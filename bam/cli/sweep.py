@@ -6,10 +6,11 @@ bam sweep --config=digits --methods=dp_sgd,bam_sam:0.01,bam_sam:0.05 --holdout=2
 
 The first method is the baseline: each other is paired with it, by seed and at equal settings. With
 --holdout settings are judged on training images that are set aside, so that the test split is not
-read; with --best=K only the K best settings of each method, by the first seed, get all seeds. None
-of that is private: ε is of each run alone (docs/selection.md). With --private a random number of
-trials is drawn from the same settings and the best is chosen; ε pays for the choice, too. The same
-command again goes on.
+read; with --best=K only the K best settings of each method, by the first seed, get all seeds. With
+--smaller=K batches and noise are K times smaller (TAN's rule): a cheap search for large batches,
+whose runs have a far larger ε. None of that is private: ε is of each run alone (docs/selection.md).
+With --private a random number of trials is drawn from the same settings and the best is chosen; ε
+pays for the choice, too. The same command again goes on.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ from bam import extras
 from bam.cli import console, private_search, sweeps
 from bam.cli.study import Runs, Study, carry_out, percent
 from bam.files import JsonMapping
-from bam.training import registry
+from bam.privacy import accounting
+from bam.training import registry, trainer
 
 _METHODS = flags.DEFINE_list(
     "methods", "dp_sgd,bam_sam", "METHOD or METHOD:STRENGTH, the baseline first"
@@ -33,6 +35,9 @@ _METHODS = flags.DEFINE_list(
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE,VALUE of the config, tried with all others")
 _HOLDOUT = flags.DEFINE_integer("holdout", 0, "training images to judge on; 0: the test split", 0)
 _BEST = flags.DEFINE_integer("best", 0, "settings of each method that get all seeds; 0: all", 0)
+_SMALLER = flags.DEFINE_integer(
+    "smaller", 1, "search by TAN's rule: batches and noise are so many times smaller", 1
+)
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md; '': WORKDIR/sweep")
 flags.adopt_module_key_flags(sweeps)
 flags.adopt_module_key_flags(private_search)
@@ -110,6 +115,8 @@ def declared(
             for key, value in chosen.items():
                 sweeps.set_key(config, key, value)
             config.dataset.holdout = holdout
+            if _SMALLER.value > 1:
+                config = with_smaller_batches(config, _SMALLER.value)
             if config.public_clip.quantile and "clip_norm" in chosen:
                 raise ValueError("--set=clip_norm: public_clip sets C; set public_clip.quantile=0")
             label = _label(method, chosen)
@@ -117,6 +124,33 @@ def declared(
                 raise ValueError(f"{label} is there twice")
             groups[label], baseline[label] = config, _label(methods[0], chosen)
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
+
+
+def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
+    """The config with batches and noise so many times smaller, and its number of steps.
+
+    At one σ/l, C, learning rate and T the noise on a mean is the same, and training looks alike:
+    what is the best of cheap runs is likely to be the best of dear ones. Their ε is far larger.
+
+    Source: Sander et al. 2023, "TAN Without a Burn: Scaling Laws of DP-SGD" (arXiv 2210.03403).
+    """
+    plan = trainer.build(config).plan
+    if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
+        raise ValueError(
+            f"--smaller={factor} needs a private run of Poisson batches, whose expected size it "
+            f"divides: {plan.expected_batch_size}"
+        )
+    found = config.copy_and_resolve_references()
+    found.expected_batch_size = plan.expected_batch_size // factor
+    found.num_steps, found.accountant = plan.training_steps, "rdp"
+    found.epsilon = accounting.epsilon(
+        noise_multiplier=plan.noise_multiplier / factor,
+        sampling_prob=plan.sampling_prob / factor,
+        num_steps=plan.num_steps,
+        delta=plan.delta - plan.overflow,
+        accountant="rdp",
+    )
+    return found
 
 
 def best(study: Study, first: Runs, num: int) -> Study:
