@@ -44,7 +44,7 @@ def gains() -> Iterator[stats.Estimate]:
         yield stats.paired_difference(double, ours)
     for rows in (
         *map(read, RESULTS.glob("scattering/strengths*.json")),
-        read(DOCS / "extensions_digits.json")["runs"],
+        read(DOCS / "extensions_digits.json")["rows"],
         read(DOCS / "demo/search.json"),
         read(RESULTS / "bias_benchmark.json")["rows"],
     ):

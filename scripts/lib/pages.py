@@ -26,10 +26,7 @@ PAGES = {
         "one run": "docs/audit_one_run.md",
         "noise": "docs/noise.md",
     },
-    "docs/extending.md": {
-        "digits": "docs/extensions_digits.md",
-        "mnist": "docs/extensions_mnist.md",
-    },
+    "docs/extending.md": {"digits": "docs/extensions_digits.md"},
     "docs/batches.md": {
         "authors": "docs/results/authors_epsilon.md",
         "fixed size": "docs/results/batches/digits_fixed_size.md",
@@ -75,6 +72,7 @@ PAGES = {
         "medium, double": "docs/results/cifar10_medium/double/table1.md",
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
+        "logistic": "docs/results/logistic.md",
     },
     "docs/selection.md": {
         "costs": "docs/results/selection/digits_epsilon.md",

@@ -1,9 +1,8 @@
 """The worked extensions of `examples/` beside DP-SGD and BAM.
 
 python -m scripts.paper.extensions --workdir=runs/extensions --out=docs/extensions_digits
-python -m scripts.paper.extensions --workdir=runs/extensions --out=docs/extensions_mnist \
-  --dataset=mnist --num_seeds=1 --config.num_steps=100 --config.dataset.source=parquet \
-  --config.dataset.path=FOLDER
+
+With --dataset=mnist and the data's --config.dataset.path, the same on MNIST.
 """
 
 from pathlib import Path
