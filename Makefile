@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-lowest bench bench-peers hardware audit-deps docs lint types check format clean
+.PHONY: install demo test test-slow test-lowest bench accelerator bench-peers hardware audit-deps docs lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -42,6 +42,13 @@ DEVICE ?= cpu
 bench: install
 	$(BIN)/python -m scripts.benchmarks.step --out=benchmarks/step_$(DEVICE).json
 	$(BIN)/python -m scripts.benchmarks.depth --out=benchmarks/depth_$(DEVICE)
+
+# On an accelerator: everything that is to be measured there, in pieces of $(SECONDS) seconds. The same
+# command goes on. DATA: a folder with CIFAR-10 in Parquet.
+SECONDS ?= 540
+accelerator: install
+	$(BIN)/python -m scripts.benchmarks.accelerator --device=$(DEVICE) --workdir=runs/accelerator \
+	  --seconds=$(SECONDS) --data=$(DATA)
 
 # Opacus and jax-privacy beside ours, in an environment of their own. PyTorch's sympy needs an
 # mpmath that is older than the one everything else here is tested with; setuptools is PyTorch's.

@@ -9,6 +9,7 @@ from bam.training import loop
 from configs import digits
 from scripts.benchmarks import performance
 from scripts.lib import pages
+from tests import cases
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,3 +93,21 @@ def test_one_run_each_on_digits_and_mnist_is_shown_and_gives_away_less_than_it_c
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
     text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
     assert loop.build(digits.get_config("dp_sgd")).plan.describe() in text
+
+
+def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
+    def call(seconds):
+        return cases.run_command(
+            "scripts.benchmarks.accelerator", "--device=x", f"--workdir={tmp_path}/runs",
+            f"--out={tmp_path}", f"--seconds={seconds}", "--reduced",
+        )  # fmt: skip
+
+    done = {"end": "done", "seconds": 1.0, "last": []}
+    names = ("test_chacha", "test_exact_sums", "step", "depth")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/pieces.json").write_text(json.dumps(dict.fromkeys(names, done)))
+    stopped = call(5)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "peers and what follows: the same command goes on there" in stopped.stdout
+    kept = json.loads((tmp_path / "accelerator_x.json").read_text())
+    assert list(kept["pieces"]) == list(names)
