@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers."""
-    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
+def versions(*others: str) -> dict[str, str]:
+    """Versions of Python, of the packages that decide a run's numbers and of others."""
+    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting", *others)
     installed = {"python": platform.python_version()}
     for name in packages:
         try:

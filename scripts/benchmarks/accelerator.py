@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ TESTS = (
     "chacha", "exact_sums", "engine", "grid", "noise", "oracles", "position", "properties",
     "sampling", "transforms", "devices", "audit",
 )  # fmt: skip
+# What a step is timed of -> the module that it needs.
+OTHERS = dict.fromkeys(("ours_nonprivate", "ours_dp_sgd", "ours_bam_sam", "jax_vmap"), "bam")
+OTHERS |= {"jax_privacy": "jax_privacy", "torch_nonprivate": "torch"}
+OTHERS |= {"opacus_hooks": "opacus", "opacus_ghost": "opacus"}
 LEAST_SECONDS = 20  # for a command to be begun with
 ENDS = {0: "done", 3: "stopped", -9: "cut off"}
 
@@ -58,8 +63,9 @@ def pieces() -> Iterator[Piece]:
     depth = ["-m", f"{bench}depth", f"--out={out}/depth_{device}"]
     yield Piece("depth", depth + ["--depths=2", "--trials=1", "--repeats=1"] * small)
     peers = ["-m", f"{bench}peers", f"--out={out}/peers_{device}.json"]
-    peers += ["--batch=4", "--width=4", "--trials=1", "--only=ours_dp_sgd"] if small else []
-    yield Piece("peers", peers + ["--batch=512"] * (not small))
+    peers += ["--batch=4", "--width=4", "--trials=1"] if small else []
+    timed = [name for name, module in OTHERS.items() if find_spec(module)]
+    yield Piece("peers", [*peers, f"--only={','.join(timed)}"] + ["--batch=512"] * (not small))
     for method in ("dp_sgd", "bam_sam") if _DATA.value else ():
         train = ["-m", "bam", "train", f"--config=configs/cifar10.py:{method}"]
         train += [f"--workdir={_WORKDIR.value}/{method}", "--config.epsilon=2", "--config.seed=0"]

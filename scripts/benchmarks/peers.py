@@ -4,7 +4,6 @@ make bench-peers        (builds an environment of its own; see the Makefile)
 """
 
 import functools
-import importlib.metadata
 import itertools
 import statistics
 from collections.abc import Callable
@@ -57,8 +56,10 @@ def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
     console.use_compilation_cache()
     problem = _problem()
-    peers = jax_peers(problem) | torch_peers(problem)
-    peers = {name: peers[name] for name in _ONLY.value or PEERS}
+    peers, wanted = jax_peers(problem), _ONLY.value or list(PEERS)
+    if not peers.keys() >= {*wanted}:
+        peers |= torch_peers(problem)
+    peers = {name: peers[name] for name in wanted}
     ours = peers["ours_dp_sgd"].clipped_sum
     expected = ours and ours()
     errors = {}
@@ -77,7 +78,7 @@ def main() -> None:
         "batch": _BATCH.value,
         "width": _WIDTH.value,
         "trials": _TRIALS.value,
-        "versions": provenance.versions() | {n: importlib.metadata.version(n) for n in LIBRARIES},
+        "versions": provenance.versions(*LIBRARIES),
         "milliseconds_per_example": {n: statistics.median(f) for n, f in milliseconds.items()},
         "observations": milliseconds,
         "clipped_sum_error": errors,
