@@ -70,6 +70,7 @@ PAGES = {
         "medium, two seeds": "docs/results/cifar10_medium/two_seeds/search.md",
         "medium, one rate": "docs/results/cifar10_medium/one_rate/table1.md",
         "medium, double": "docs/results/cifar10_medium/double/table1.md",
+        "medium, larger": "docs/results/cifar10_medium/larger.md",
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
         "logistic": "docs/results/logistic.md",

@@ -1,7 +1,7 @@
 r"""What makes private training accurate, at equal ε and in equal time: every method, searched.
 
 python -m scripts.paper.benchmark --data=mnist --workdir=runs/benchmark \
-  --out=docs/results/benchmark --config.dataset.path=FOLDER
+  --out=docs/results/benchmark/benchmark --config.dataset.path=FOLDER
 
 Each method gets a learning rate and a C of its own, by held-out images and one seed: three of each
 and, while the best is at an end, up to three more. It is trained with five seeds, paired with
@@ -31,7 +31,9 @@ from configs.extensions import EXTENSIONS, extended
 _DATA = flags.DEFINE_list("data", "features,mnist", "data sets: features, mnist, pixels, digits")
 _EPSILONS = flags.DEFINE_list("epsilons", "1,2,8", "budgets, at δ = 1e-5")
 _METHODS = flags.DEFINE_list("methods", "", "of METHODS; empty: all that the data can have")
-_OUT = flags.DEFINE_string("out", "docs/results/benchmark", "files, less .json, .md and .png")
+_OUT = flags.DEFINE_string(
+    "out", "docs/results/benchmark/benchmark", "files, less .json, .md and .png"
+)
 _CORE_HOURS = flags.DEFINE_float("core_hours", 0, "of this process, then it stops; 0: none", 0)
 _DRAW = flags.DEFINE_bool("draw", False, "train nothing: write table and figure of what is there")
 flags.adopt_module_key_flags(sweeps)
