@@ -204,20 +204,11 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
     A batch of a fixed size tells whether an example is missing by taking another in its place, so
     neighbours have the same N. Only the RDP accountant has a bound.
     """
-
-    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
-        if accountant != "rdp":
-            raise ValueError(
-                f"accountant {accountant} has no bound for fixed_size batches: rdp has"
-            )
-        return epsilon_of_fixed_size(
-            noise_multiplier=noise_multiplier,
-            num_examples=num_examples,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            delta=delta,
-        )
-
+    epsilon = _by_one_accountant(
+        "fixed_size",
+        "rdp",
+        functools.partial(epsilon_of_fixed_size, num_examples=num_examples, batch_size=batch_size),
+    )
     return Mechanism(
         adjacency="replace_one",
         batches=f"batches of exactly {batch_size} of {num_examples} examples",
@@ -243,18 +234,11 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
             f"at most {num_examples // 2}, got {batch_size}"
         )
 
-    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
-        if accountant != "pld":
-            raise ValueError(
-                f"accountant {accountant} has no bound for random_allocation batches: pld has"
-            )
-        return epsilon_of_random_allocation(
-            noise_multiplier=noise_multiplier,
-            batches_per_epoch=batches,
-            num_steps=num_steps,
-            delta=delta,
-        )
-
+    epsilon = _by_one_accountant(
+        "random_allocation",
+        "pld",
+        functools.partial(epsilon_of_random_allocation, batches_per_epoch=batches),
+    )
     return Mechanism(
         adjacency="add_or_remove_one",
         batches=f"random allocation: each example in one of the {batches} batches of every epoch",
@@ -291,6 +275,21 @@ MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "full_batch": full_batch,
     "random_allocation": random_allocation,
 }
+
+
+def _by_one_accountant(
+    batches: str, only: str, epsilon_of: Callable[..., float]
+) -> Callable[..., float]:
+    """`Mechanism.epsilon` of batches that one accountant alone has a bound for."""
+
+    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
+        if accountant != only:
+            raise ValueError(
+                f"accountant {accountant} has no bound for {batches} batches: {only} has"
+            )
+        return epsilon_of(noise_multiplier=noise_multiplier, num_steps=num_steps, delta=delta)
+
+    return epsilon
 
 
 def _searched(epsilon_of: Callable[..., float], tolerance: float) -> Callable[..., float]:

@@ -19,9 +19,9 @@ def check(plan: JsonMapping) -> str:
     sigma, prob, steps = (plan[k] for k in ("noise_multiplier", "sampling_prob", "num_steps"))
     delta = plan["delta"] - (overflow := plan.get("overflow", 0.0))
     less = f"\nThe commands have δ less {overflow:g}, which covers draws that outgrow their rows.\n"
-    correlated = ""
-    if plan.get("mechanism") == "banded":
-        sigma, prob, steps = PrivacyPlan.from_json(plan).dp_event or (sigma, prob, steps)
+    event, correlated = PrivacyPlan.from_json(plan).dp_event, ""
+    if event and plan.get("mechanism") == "banded":
+        sigma, prob, steps = event
         correlated = CORRELATED.format(bands=plan["mechanism_options"]["bands"])
     num_examples, batch_size = plan["num_examples"], plan["expected_batch_size"]
     poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"
@@ -83,8 +83,7 @@ def check(plan: JsonMapping) -> str:
         )
     warned = "" if plan["accountant"] == "pld" else " (warnings name orders that are left out)"
     attacker = ""
-    poisson_steps = plan.get("mechanism") not in ("fixed_size", "random_allocation")
-    if poisson_steps and not plan.get("selection"):
+    if event and not plan.get("selection"):
         attacker = f"""
 The third, from the root of bam's code, prints what any attacker can gain from this training, a
 tighter limit than ε and δ alone give (column "composed"):

@@ -292,7 +292,8 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
         rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
         *sums, output = trainer.evaluate(params, *rows)
         totals += np.asarray(sums)
-        outputs += [np.asarray(output)] if criterion.metrics else []
+        if criterion.metrics:
+            outputs.append(np.asarray(output))
     accuracy, loss = (totals / len(labels)).tolist()
     found = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:

@@ -168,6 +168,8 @@ class Results:
         """The records of these runs, in order; SystemExit when time is up."""
         known, folder, started = self.runs(), Path(sweeps.WORKDIR.value), [time.process_time()]
         missing = {name: config for name, config in wanted.items() if name not in known}
+        if not missing:
+            return {name: known[name] for name in wanted}
 
         def keep(name: str, text: str) -> None:
             sweeps.print_event(name, text)
@@ -177,7 +179,7 @@ class Results:
 
         for name, run in sweeps.finished(missing, folder).items():  # of another process
             self._add(name, run, 0.0)
-        if missing and not self.stop():
+        if not self.stop():
             sweeps.run(missing, folder, self.stop, keep)
         known = self.runs()
         if not wanted.keys() <= known.keys():
@@ -222,6 +224,8 @@ def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObj
 
     def accuracy(**changed: float) -> float:
         setting = chosen | changed
+        if (known := tried.get((setting[RATE], setting[CLIP]))) is not None:
+            return known
         name = f"{cell.name}/search/{setting[RATE]:.3g},{setting[CLIP]:.3g}"
         config = cell.config(setting, DATA[cell.data].holdout)
         config.seed = SEARCHING
@@ -315,9 +319,10 @@ def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> int:
     return min(max(LARGER), max(1, round(slowdown(cell, runs))))
 
 
-def row(cell: Cell, results: Results, at_end: Sequence[str], chosen: JsonObject) -> JsonObject:
+def row(
+    cell: Cell, runs: Mapping[str, JsonObject], at_end: Sequence[str], chosen: JsonObject
+) -> JsonObject:
     """What the table says of a cell."""
-    runs = results.runs()
     own, time_of = accuracies(cell, runs), slowdown(cell, runs)
     found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
     found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
@@ -362,7 +367,7 @@ def report(results: Results, out: Path) -> None:
     rows = []
     for cell in sorted(cells, key=lambda x: (x.data, x.epsilon, order.index(x.method))):
         chosen, _, at_end = search(cell, results)
-        rows.append(row(cell, results, at_end, chosen))
+        rows.append(row(cell, runs, at_end, chosen))
     made = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
     files.write_json(out.with_name(f"{out.name}_rows.json"), made)
     tables.show(COLUMNS, rows, left=("data", "method"), keep=out.with_name(f"{out.name}.md"))
