@@ -274,8 +274,8 @@ def methods_of(data: str) -> list[str]:
     return [n for n in named if n in _METHODS.value or not _METHODS.value]
 
 
-def train(data: str, epsilon: float, results: Results) -> None:
-    """All that is missing of a data set at an ε."""
+def train(data: str, epsilon: float, results: Results) -> dict[Cell, dict[str, float]]:
+    """What is missing of a data set at an ε, but for further seeds; what each cell has chosen."""
     cells = [Cell(data, epsilon, method) for method in methods_of(data)]
     chosen = {cell: search(cell, results)[0] for cell in cells}
     results.of(
@@ -293,10 +293,15 @@ def train(data: str, epsilon: float, results: Results) -> None:
             larger = Cell(data, epsilon, f"dp_sgd_{times}")
             chosen[larger] = search(larger, results)[0]
             results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
+    return chosen
+
+
+def train_more(chosen: Mapping[Cell, Mapping[str, float]], results: Results) -> None:
+    """Further seeds for the cells of a data set and an ε near the best, and for DP-SGD."""
     means = {cell: _mean(cell, results.runs()) for cell in chosen}
     for cell, mean in means.items():
         if mean >= max(means.values()) - NEAR_BEST:
-            for compared in (cell, Cell(data, epsilon, "dp_sgd")):
+            for compared in (cell, cell._replace(method="dp_sgd")):
                 if compared in chosen:
                     results.of(seeds_of(compared, chosen[compared], range(MORE_SEEDS)))
 
@@ -427,9 +432,9 @@ def main() -> None:
         )
         console.use_compilation_cache()
         try:
-            for data in () if _DRAW.value else _DATA.value:
-                for epsilon in _EPSILONS.value:
-                    train(data, float(epsilon), results)
+            pairs = [(data, float(epsilon)) for data in _DATA.value for epsilon in _EPSILONS.value]
+            for chosen in [train(*pair, results) for pair in pairs if not _DRAW.value]:
+                train_more(chosen, results)
         finally:
             report(results, out)
 
