@@ -34,7 +34,7 @@ def paired(ours: list[float], baseline: list[float]) -> stats.Estimate:
 
 def gains() -> Iterator[stats.Estimate]:
     """Every paired difference, in points, that the answer may speak of, from accuracies by seed."""
-    for name in ("scattering", "cifar10_small", "cifar10_medium", "cifar10_medium/one_rate"):
+    for name in ("scattering", "cifar10_medium", "cifar10_medium/one_rate"):
         table = by_seed(name)
         for (epsilon, method), ours in table.items():
             if method != "dp_sgd" and ours:

@@ -114,8 +114,7 @@ def test_the_readme_shows_the_table_that_the_demo_printed():
 def test_the_results_page_shows_the_tables_that_were_run():
     docs = Path(__file__).parents[1] / "docs"
     page = (docs / "results.md").read_text()
-    for table in ("cifar10_small/table1.md", "cifar10_small/search.md", "logistic.md"):
-        assert (docs / "results" / table).read_text() in page
+    assert (docs / "results/logistic.md").read_text() in page
     mnist = json.loads((docs / "results/mnist/summary.json").read_text())
     assert f"**{100 * mnist['test_accuracy']:.2f} %**" in page
     assert mnist["test_accuracy"] >= 0.96

@@ -69,7 +69,6 @@ def tables_of(folder: Path, device: str) -> dict[str, str]:
     for name in ("step", "peers", "peers_512", "growth", "depth"):
         path = folder / f"{name}_{device}.json"
         measured[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    ascents = folder / "ascents.md"
     made = {"steps": ("step", _steps), "peers": ("peers", _peers)}
     made |= {"growth": ("growth", _growth), "depth": ("depth", _depth)}
     missing = "Not measured.\n"
@@ -80,7 +79,6 @@ def tables_of(folder: Path, device: str) -> dict[str, str]:
             place: table(measured[n]) if measured[n] else missing
             for place, (n, table) in made.items()
         },
-        "ascents": ascents.read_text(encoding="utf-8") if ascents.exists() else missing,
     }
 
 
