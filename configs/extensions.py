@@ -1,18 +1,17 @@
-"""The worked extensions of `examples/` on digits (or MNIST), beside DP-SGD and BAM.
+"""The worked extensions of `examples/` on digits, beside DP-SGD and BAM.
 
-Command:   bam train --config=configs/extensions.py:NAME --workdir=DIR
-           NAME is a key of EXTENSIONS below, or one with "mnist_" before it (and
-           --config.dataset.path=FOLDER).
+Command:   bam train --config=extensions:NAME --workdir=DIR
+           NAME is a key of EXTENSIONS below.
 Hardware:  any CPU.
 
-Not in the paper. `python -m scripts.paper.extensions` trains all of them and writes their table.
+Not in the paper. `scripts/paper/benchmark.py` trains them with settings of their own.
 """
 
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs import digits, mnist
+from configs import digits
 
 # name -> (method, sections that differ from it)
 EXTENSIONS = {
@@ -53,12 +52,11 @@ EXTENSIONS = {
 
 
 def get_config(name: str = "automatic") -> ConfigDict:
-    """The config of a worked extension, on digits unless the name says MNIST; or a ValueError."""
-    plain = name.removeprefix("mnist_")
-    if plain not in EXTENSIONS:
+    """The config of a worked extension, or a ValueError."""
+    if name not in EXTENSIONS:
         raise ValueError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
-    method, sections = EXTENSIONS[plain]
-    return extended((digits if plain == name else mnist).get_config(method), sections)
+    method, sections = EXTENSIONS[name]
+    return extended(digits.get_config(method), sections)
 
 
 def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -> ConfigDict:

@@ -66,11 +66,10 @@ def main() -> None:
 def tables_of(folder: Path, device: str) -> dict[str, str]:
     """Every table of the page, by name; what has not been measured says so."""
     measured = {}
-    for name in ("step", "peers", "peers_512", "growth", "depth"):
+    for name in ("step", "peers", "peers_512", "depth"):
         path = folder / f"{name}_{device}.json"
         measured[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    made = {"steps": ("step", _steps), "peers": ("peers", _peers)}
-    made |= {"growth": ("growth", _growth), "depth": ("depth", _depth)}
+    made = {"steps": ("step", _steps), "peers": ("peers", _peers), "depth": ("depth", _depth)}
     missing = "Not measured.\n"
     return {
         "batches": _batches(measured),
@@ -152,17 +151,6 @@ def _peers(data: Any) -> str:
     return markdown(
         text("step", "ms per example", "quartiles", "clipped sum, relative error"), rows
     )
-
-
-def _growth(data: Any) -> str:
-    methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
-    found = {(r["axis"], r["value"], r["method"]): r["median_ms"] for r in data["rows"]}
-    points = dict.fromkeys((row["axis"], row["value"]) for row in data["rows"])
-    rows = [
-        [f"{axis} {value}", *(f"{found[axis, value, method]:.2f}" for method in methods)]
-        for axis, value in points
-    ]
-    return markdown(text("", *(registry.label(m) for m in methods)), rows)
 
 
 def _depth(data: Any) -> str:

@@ -26,7 +26,6 @@ PAGES = {
         "one run": "docs/audit_one_run.md",
         "noise": "docs/noise.md",
     },
-    "docs/extending.md": {"digits": "docs/extensions_digits.md"},
     "docs/batches.md": {
         "authors": "docs/results/authors_epsilon.md",
         "fixed size": "docs/results/batches/digits_fixed_size.md",
@@ -80,7 +79,6 @@ PAGES = {
         "digits": "docs/results/selection/digits.md",
     },
     "docs/users.md": {"digits": "docs/results/users/digits.md"},
-    "docs/scaling.md": {"measured": "benchmarks/scaling_cpu.md"},
 }
 
 
