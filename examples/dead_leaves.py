@@ -117,8 +117,7 @@ def _learned(filters, channels):
     ]
     patches = _normalised(np.concatenate(patches))
     mean = patches.mean(axis=0)
-    values, vectors = np.linalg.eigh(np.cov(patches, rowvar=False))
-    whiten = ((vectors / np.sqrt(values + 0.1)) @ vectors.T).astype(np.float32)
+    whiten = _inverse_root(np.cov(patches, rowvar=False), 0.1)
     white = (patches - mean) @ whiten
     directions = rng.normal(size=(white.shape[1], filters)).astype(np.float32)
     for _ in range(ROUNDS):
@@ -163,6 +162,10 @@ def _whitening(filters, channels):
     found = np.asarray(jax.jit(_pooled)(_images(channels), *_learned(filters, channels)))
     mean, deviation = found.mean(axis=0), found.std(axis=(0, 1)) + 1e-6
     rows = ((found - mean) / deviation).reshape(-1, filters)
-    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
-    root = (vectors / np.sqrt(np.maximum(values, 0) + RIDGE)) @ vectors.T
-    return mean, (root / deviation[:, None]).astype(np.float32)
+    return mean, _inverse_root(rows.T @ rows / len(rows), RIDGE) / deviation[:, None]
+
+
+def _inverse_root(matrix, ridge):
+    """(M + ridge I)^{-1/2} of a covariance."""
+    values, vectors = np.linalg.eigh(matrix)
+    return ((vectors / np.sqrt(np.maximum(values, 0) + ridge)) @ vectors.T).astype(np.float32)

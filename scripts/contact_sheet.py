@@ -44,17 +44,13 @@ def main() -> None:
 
 def draw(images: np.ndarray, path: Path, title: str) -> None:
     """Draws uint8 images `[rows, columns, height, width, 1 or 3]` as a grid."""
-    num_rows, num_columns, _, _, channels = images.shape
-    figure, axes = plt.subplots(
-        num_rows,
-        num_columns,
-        figsize=(0.7 * num_columns + 0.3, 0.72 * num_rows + 0.5),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, image in zip(axes.flat, images.reshape(-1, *images.shape[2:]), strict=True):
-        axis.imshow(image[..., 0] if channels == 1 else image, cmap="gray", vmin=0, vmax=255)
-        axis.set_axis_off()
+    num_rows, num_columns = images.shape[:2]
+    framed = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)], constant_values=255)
+    whole = np.concatenate(np.concatenate(framed, axis=-3), axis=-2)
+    size = (0.7 * num_columns + 0.3, 0.72 * num_rows + 0.5)
+    figure, axis = plt.subplots(figsize=size, layout="constrained")
+    axis.imshow(whole.squeeze(), cmap="gray", vmin=0, vmax=255)
+    axis.set_axis_off()
     figure.suptitle(title, fontsize=10)
     plotting.save(figure, path)
 
