@@ -82,6 +82,7 @@ SEARCHING, SEEDS, MORE_SEEDS, FIRST = 1000, 5, 10, 2.0
 NEAR_BEST = 0.5  # points below the best, from which on a method gets more seeds
 RATE_FACTOR, CLIP_FACTOR, EXTENSIONS_OF_GRID = 2.0, 3.0, 3
 LARGER = (2, 3, 4)  # batches that counterparts in the same time have
+LOWEST = -4.0  # gain that the figure shows a point for; below it, the number
 
 
 def _views(**options: object) -> JsonObject:
@@ -404,13 +405,17 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
                 [x["slowdown"] for x in batches], [x["mean"] for x in gains], "k-o", ms=3, lw=1
             )
             for m in (m for m in shown if m in here and here[m]["gain"]):
-                gain = here[m]["gain"]
+                gain, time_of = here[m]["gain"], here[m]["slowdown"]
+                color = colors[shown.index(m) % 20]
+                if gain["mean"] < LOWEST:
+                    axis.text(time_of, LOWEST + 0.1, f"{gain['mean']:.0f}", color=color, fontsize=8)
                 handles[METHODS[m].title] = axis.errorbar(
-                    here[m]["slowdown"], gain["mean"], gain["half_width"] or 0.0,
-                    fmt="os^Dv"[shown.index(m) % 5], ms=5, color=colors[shown.index(m) % 20],
+                    time_of, gain["mean"], gain["half_width"] or 0.0,
+                    fmt="os^Dv"[shown.index(m) % 5], ms=5, color=color,
                 )  # fmt: skip
             axis.axhline(0, color="#999999", lw=0.8)
             axis.set_title(f"{DATA[name].title}, ε = {epsilon:g}", fontsize=10)
+            axis.set_ylim(bottom=max(LOWEST, axis.get_ylim()[0]))
             plotting.log_axis(axis, (1, 2, 4, 8))
         line[0].set_ylabel("gain over DP-SGD, points")
     for axis in axes[-1]:
