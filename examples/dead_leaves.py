@@ -36,14 +36,16 @@ THRESHOLD, RIDGE = 1.5, 0.3
 
 def features(filters=800):
     """The map; float32 `[n, 1, 1, scattering's + 4 filters]`, mean 0 and variance 1 by part."""
+    if filters < 1:
+        raise ValueError(f"features.filters must be at least 1, got {filters}")
     beside = scattering(groups=1, whiten=1.0, mirror=True)
 
     def of_images(images):
+        theirs = beside(images).reshape(len(images), -1)
         with jax.ensure_compile_time_eval():
             centre, matrix = _whitening(filters, images.shape[-1])
         found = _pooled(images, *_learned(filters, images.shape[-1]))
         ours = jax.nn.standardize(((found - centre) @ matrix).reshape(len(images), -1))
-        theirs = beside(images).reshape(len(images), -1)
         ours *= (theirs.shape[1] / ours.shape[1]) ** 0.5
         return jnp.concatenate([theirs, ours], axis=1)[:, None, None]
 

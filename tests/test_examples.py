@@ -259,6 +259,8 @@ def test_features_of_dead_leaves_weigh_as_much_as_scattering(few_leaves):
     np.testing.assert_allclose((ours**2).sum(axis=1), (theirs**2).sum(axis=1), rtol=1e-3)
     mirrored = np.asarray(dead_leaves.features(7)(images[:, :, ::-1])).reshape(3, -1)
     np.testing.assert_allclose(mirrored, both, atol=2e-3)
+    with pytest.raises(ValueError, match="filters must be at least 1, got 0"):
+        dead_leaves.features(0)
 
 
 def test_the_bam_command_takes_functions_of_the_current_folder(tmp_path):

@@ -20,6 +20,7 @@ PAGES = {
         "accuracy": "docs/figures/bias_accuracy.md",
         "on features": "docs/figures/scattering/figure2_effects.md",
     },
+    "docs/benchmark.md": {"benchmark": "docs/results/benchmark/benchmark.md"},
     "docs/bias_benchmark.md": {"bias benchmark": "docs/results/bias_benchmark.md"},
     "docs/privacy.md": {
         "audit": "docs/audit.md",
