@@ -32,12 +32,8 @@ EXTENSIONS = {
     "disk": (
         "dp_sgd",
         {
-            "method": {
-                "name": "examples.disk:oracle",
-                "kappa": 0.7,
-                "gamma": 0.5,
-                "learning_rate": 0.1,
-            },
+            "method": {"name": "examples.disk:oracle", "kappa": 0.7, "gamma": 0.5}
+            | {"learning_rate": 0.1},
             "clip": {"name": "examples.disk:clip", "kappa": 0.7},
             "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0},
         },

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bam.data.scattering import scattering
+from bam.data.scattering import inverse_root, scattering
 
 SIDE, PATCH, NUM_IMAGES, PATCHES_EACH, ROUNDS = 32, 6, 2000, 120, 15
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
@@ -119,7 +119,7 @@ def _learned(filters, channels):
     ]
     patches = _normalised(np.concatenate(patches))
     mean = patches.mean(axis=0)
-    whiten = _inverse_root(np.cov(patches, rowvar=False), 0.1)
+    whiten = inverse_root(np.cov(patches, rowvar=False), 0.1).astype(np.float32)
     white = (patches - mean) @ whiten
     directions = rng.normal(size=(white.shape[1], filters)).astype(np.float32)
     for _ in range(ROUNDS):
@@ -164,10 +164,4 @@ def _whitening(filters, channels):
     found = np.asarray(jax.jit(_pooled)(_images(channels), *_learned(filters, channels)))
     mean, deviation = found.mean(axis=0), found.std(axis=(0, 1)) + 1e-6
     rows = ((found - mean) / deviation).reshape(-1, filters)
-    return mean, _inverse_root(rows.T @ rows / len(rows), RIDGE) / deviation[:, None]
-
-
-def _inverse_root(matrix, ridge):
-    """(M + ridge I)^{-1/2} of a covariance."""
-    values, vectors = np.linalg.eigh(matrix)
-    return ((vectors / np.sqrt(np.maximum(values, 0) + ridge)) @ vectors.T).astype(np.float32)
+    return mean, inverse_root(rows.T @ rows / len(rows), RIDGE) / deviation[:, None]

@@ -228,7 +228,6 @@ def test_a_sweep_shows_the_bias_that_was_measured_and_draws_it(tmp_path):
 OUT = ("--config=digits", "--out=OUT/study", "--num_seeds=1")
 STUDIES = {  # command -> its arguments, number of groups, a column
     "correlated": ((*OUT, "--bands=2", "--methods=dp_sgd"), 2, "noise in sums"),
-    "users": ((*OUT, "--epsilons=1", "--config.num_epochs=1"), 4, "ε of a user"),
     "logistic": (("--out=OUT/study", "--num_seeds=2", "--epsilons=5"), 2, "paired gain"),
     "strengths": ((*OUT, "--methods=dp_sgd,bam_sam:0.1"), 2, "min. detectable"),
     "batches": (
@@ -244,7 +243,6 @@ STUDIES = {  # command -> its arguments, number of groups, a column
 }
 NOT_TINY = {
     "logistic": ("--config.num_steps=3",),
-    "users": TINY[:1],
     "batches": TINY[:2],
 }
 
@@ -268,10 +266,6 @@ def test_every_study_trains_its_groups_and_sets_them_beside_each_other(name, tmp
         assert large["optimizer"]["learning_rate"] == 4 * small["optimizer"]["learning_rate"]
         assert (large["num_steps"], small["num_steps"]) == (2, 11)  # of 1437 examples
         assert large["diagnostics"]["num_examples"] == 512
-    if name == "users":
-        of_user = [row["user_epsilon"] for row in rows.values()]
-        assert of_user[0] <= 1 and of_user[1] == pytest.approx(1, rel=1e-2)
-        assert of_user[2] <= 1 < of_user[3]  # the last promises 1 to examples alone
 
 
 @pytest.mark.parametrize(

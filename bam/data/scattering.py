@@ -79,9 +79,14 @@ def _whitening(channels: int, ridge: float) -> tuple[np.ndarray, np.ndarray]:
         found = jax.jit(scattering())(photographs.crops(channels=channels))
     rows = np.asarray(found, np.float64).reshape(-1, channels * COEFFICIENTS)
     deviation = rows.std(axis=0)
-    values, vectors = np.linalg.eigh(np.corrcoef(rows, rowvar=False))
-    root = (vectors / np.sqrt(values + ridge)) @ vectors.T
+    root = inverse_root(np.asarray(np.corrcoef(rows, rowvar=False)), ridge)
     return rows.mean(axis=0).astype(np.float32), (root / deviation).astype(np.float32)
+
+
+def inverse_root(matrix: np.ndarray, ridge: float) -> np.ndarray:
+    """(M + ridge·I)^{-1/2} `[k, k]` of a covariance M."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors / np.sqrt(values + ridge)) @ vectors.T)
 
 
 def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "n k h w"]:

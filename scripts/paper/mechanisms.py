@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 import bam
 from bam import provenance
-from bam.cli import console, tables
+from bam.cli import configs, console, tables
 from bam.data.sources import archives
 from bam.files import JsonObject, write_json
 from bam.privacy.accounting import rounded_down
@@ -42,21 +42,14 @@ COLUMNS: tables.Columns = {
 def main() -> None:
     """Plans the noise of every config and mechanism, and writes and prints the table."""
     with console.one_line_errors():
-        rows = [_row(name, _config(name)) for name in _CONFIGS.value]
+        found = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
+        rows = [_row(name, file["get_config"]("dp_sgd")) for name, file in found.items()]
         out = Path(_OUT.value)
         write_json(
             out.with_name(f"{out.name}.json"),
             {"commit": provenance.git_commit(), "versions": provenance.versions(), "rows": rows},
         )
         tables.show(COLUMNS, rows, left=("config",), keep=out.with_name(f"{out.name}.md"))
-
-
-def _config(name: str) -> ConfigDict:
-    path = Path("configs") / f"{name}.py"
-    if not path.is_file():
-        raise ValueError(f"--configs: no config {path}")
-    config: ConfigDict = runpy.run_path(str(path))["get_config"]("dp_sgd")
-    return config
 
 
 def _row(name: str, config: ConfigDict) -> JsonObject:
