@@ -72,6 +72,8 @@ PAGES = {
         "medium, double": "docs/results/cifar10_medium/double/table1.md",
         "medium, larger": "docs/results/cifar10_medium/larger.md",
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
+        **{f"prior, {x}": f"docs/results/prior/epsilon{x}.md" for x in (1, 3, 8)},
+        **{f"prior, searched at {x}": f"docs/results/prior/search{x}.md" for x in (1, 3, 8)},
         "features, mnist": "docs/results/mnist_scattering/table1.md",
         "logistic": "docs/results/logistic.md",
     },
