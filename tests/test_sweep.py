@@ -192,6 +192,7 @@ def test_smaller_batches_have_as_much_noise_for_an_example(tmp_path):
     assert row["config"]["expected_batch_size"] == 64
     assert row["noise_multiplier"] / 64 == pytest.approx(plan.noise_multiplier / 256, rel=1e-3)
     assert row["epsilon"] > 3 * plan.epsilon
+    assert not (tmp_path / "sweep.png").exists()  # no bias was measured: the panels would be empty
     refused = run_command(
         "bam", "sweep", "--config=configs/digits.py", "--methods=dp_sgd", "--smaller=3",
         f"--workdir={tmp_path}/other",

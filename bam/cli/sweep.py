@@ -63,7 +63,8 @@ def main() -> None:
             study = best(study, first, _BEST.value)
         out = Path(_OUT.value or f"{sweeps.WORKDIR.value}/sweep")
         rows, found = carry_out(study, out)
-        if len({registry.full_label(row["method"]) for row in rows}) == len(rows):
+        measured = any(row["bias_norm"] is not None for row in rows)
+        if measured and len({registry.full_label(row["method"]) for row in rows}) == len(rows):
             _draw(rows, found, out.with_name(f"{out.name}.png"))
 
 
