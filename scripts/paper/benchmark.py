@@ -416,6 +416,8 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
             axis.axhline(0, color="#999999", lw=0.8)
             axis.set_title(f"{DATA[name].title}, ε = {epsilon:g}", fontsize=10)
             axis.set_ylim(bottom=max(LOWEST, axis.get_ylim()[0]))
+            if not here:
+                axis.text(0.5, 0.6, "not run", transform=axis.transAxes, ha="center")
             plotting.log_axis(axis, (1, 2, 4, 8))
         line[0].set_ylabel("gain over DP-SGD, points")
     for axis in axes[-1]:
