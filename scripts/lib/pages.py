@@ -74,6 +74,7 @@ PAGES = {
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
         **{f"prior, {x}": f"docs/results/prior/epsilon{x}.md" for x in (1, 3, 8)},
         **{f"prior, searched at {x}": f"docs/results/prior/search{x}.md" for x in (1, 3, 8)},
+        "prior, private": "docs/results/prior/private.md",
         "features, mnist": "docs/results/mnist_scattering/table1.md",
         "logistic": "docs/results/logistic.md",
     },
