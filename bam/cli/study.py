@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 from bam import files, provenance
 from bam.cli import console, stats, sweeps, tables
 from bam.files import JsonMapping, JsonObject
+from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
-from bam.training import devices, rundir
+from bam.training import devices, rundir, trainer
 
 # What every row has of its first run's summary.
 SUMMARY = (
@@ -147,3 +148,30 @@ def as_json(estimate: stats.Estimate | None) -> JsonObject | None:
 def _as_name(label: str) -> str:
     text = label.replace("ε", "epsilon")
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-=") else "_" for c in text)
+
+
+def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
+    """The config with batches and noise so many times smaller, and its number of steps.
+
+    At one σ/l, C, learning rate and T the noise on a mean is the same, and training looks alike:
+    what is the best of cheap runs is likely to be the best of dear ones. Their ε is far larger.
+
+    Source: Sander et al. 2023, "TAN Without a Burn: Scaling Laws of DP-SGD" (arXiv 2210.03403).
+    """
+    plan = trainer.build(config).plan
+    if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
+        raise ValueError(
+            f"--smaller={factor} needs a private run of Poisson batches, whose expected size it "
+            f"divides: {plan.expected_batch_size}"
+        )
+    found = config.copy_and_resolve_references()
+    found.expected_batch_size = plan.expected_batch_size // factor
+    found.num_steps, found.accountant = plan.training_steps, "rdp"
+    found.epsilon = accounting.epsilon(
+        noise_multiplier=plan.noise_multiplier / factor,
+        sampling_prob=plan.sampling_prob / factor,
+        num_steps=plan.num_steps,
+        delta=plan.delta - plan.overflow,
+        accountant="rdp",
+    )
+    return found

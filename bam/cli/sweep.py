@@ -24,10 +24,9 @@ from ml_collections import ConfigDict
 
 from bam import extras
 from bam.cli import console, private_search, sweeps
-from bam.cli.study import Runs, Study, carry_out, percent
+from bam.cli.study import Runs, Study, carry_out, percent, with_smaller_batches
 from bam.files import JsonMapping
-from bam.privacy import accounting
-from bam.training import registry, trainer
+from bam.training import registry
 
 _METHODS = flags.DEFINE_list(
     "methods", "dp_sgd,bam_sam", "METHOD or METHOD:STRENGTH, the baseline first"
@@ -125,33 +124,6 @@ def declared(
                 raise ValueError(f"{label} is there twice")
             groups[label], baseline[label] = config, _label(methods[0], chosen)
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
-
-
-def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
-    """The config with batches and noise so many times smaller, and its number of steps.
-
-    At one σ/l, C, learning rate and T the noise on a mean is the same, and training looks alike:
-    what is the best of cheap runs is likely to be the best of dear ones. Their ε is far larger.
-
-    Source: Sander et al. 2023, "TAN Without a Burn: Scaling Laws of DP-SGD" (arXiv 2210.03403).
-    """
-    plan = trainer.build(config).plan
-    if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
-        raise ValueError(
-            f"--smaller={factor} needs a private run of Poisson batches, whose expected size it "
-            f"divides: {plan.expected_batch_size}"
-        )
-    found = config.copy_and_resolve_references()
-    found.expected_batch_size = plan.expected_batch_size // factor
-    found.num_steps, found.accountant = plan.training_steps, "rdp"
-    found.epsilon = accounting.epsilon(
-        noise_multiplier=plan.noise_multiplier / factor,
-        sampling_prob=plan.sampling_prob / factor,
-        num_steps=plan.num_steps,
-        delta=plan.delta - plan.overflow,
-        accountant="rdp",
-    )
-    return found
 
 
 def best(study: Study, first: Runs, num: int) -> Study:
