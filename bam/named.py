@@ -2,16 +2,28 @@
 
 import importlib
 import inspect
+import os
+import sys
 from typing import Any
 
 
 def imported(what: str, name: str) -> Any:
-    """What a "MODULE:FUNCTION" names; a ValueError, with its cause, if there is no such thing."""
+    """What a "MODULE:FUNCTION" names; a ValueError, with its cause, if there is no such thing.
+
+    The current folder is looked in last, and for this import alone: a file that lies there is not
+    run in place of a package that something else tries to import.
+    """
     module, _, function = name.partition(":")
+    look_here = not sys.flags.safe_path and os.curdir not in sys.path
     try:
+        if look_here:
+            sys.path.append(os.curdir)
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{what} {name!r} cannot be imported: {error}") from error
+    finally:
+        if look_here and os.curdir in sys.path:
+            sys.path.remove(os.curdir)
 
 
 def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:

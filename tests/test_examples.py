@@ -273,3 +273,18 @@ def test_the_bam_command_takes_functions_of_the_current_folder(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "linear, 170 parameters" in done.stdout
+
+
+def test_only_what_a_config_names_is_imported_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "my_part.py").write_text("def made():\n    return 3\n")
+    (tmp_path / "an_extra.py").write_text("raise SystemExit('run in place of a package')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".", str(tmp_path))])
+    before = list(sys.path)
+    assert named.imported("part", "my_part:made")() == 3
+    assert sys.path == before
+    with pytest.raises(ModuleNotFoundError):
+        import an_extra  # noqa: F401
+    with pytest.raises(ValueError, match="my_part:other"):
+        named.imported("part", "my_part:other")
+    assert sys.path == before

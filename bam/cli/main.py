@@ -75,8 +75,6 @@ def run(name: str) -> None:
         with extras.needs("train"):
             import ml_collections  # noqa: F401
             import rich  # noqa: F401
-    if not sys.flags.safe_path:  # MODULE:FUNCTION of one's own; what is installed comes first
-        sys.path.append(str(Path.cwd()))
     runpy.run_module(f"bam.cli.{name}", run_name="__main__", alter_sys=True)
 
 
