@@ -60,7 +60,7 @@ def test_a_row_is_of_the_best_setting_and_the_pairs_of_its_seeds(finished):
     assert own["gain"]["num"] == len(pairs) == own["seeds"]
     assert own["gain"]["mean"] == pytest.approx(sum(pairs) / len(pairs))
     assert of["dp_sgd"]["gain"] is None
-    assert (folder / "benchmark.png").stat().st_size > 10_000
+    assert (folder / "benchmark_digits.png").stat().st_size > 10_000
 
 
 def test_finished_runs_are_in_the_file_alone_and_not_trained_again(finished, tmp_path):

@@ -12,6 +12,7 @@ are in the JSON file, which the same command goes on from: several processes may
 """
 
 import fcntl
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ _EPSILONS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "", "of METHODS; empty: all that the data can have")
 _OUT = flags.DEFINE_string(
-    "out", "docs/results/benchmark/benchmark", "files, less .json, .md and .png"
+    "out", "docs/results/benchmark/benchmark", "files, less .json, .md and _DATA.png"
 )
 _CORE_HOURS = flags.DEFINE_float("core_hours", 0, "of this process, then it stops; 0: none", 0)
 _DRAW = flags.DEFINE_bool("draw", False, "train nothing: write table and figure of what is there")
@@ -339,9 +340,15 @@ def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
 
 
 def slowdown(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
-    """Its time over DP-SGD's: of the fastest run of each, which other work slowed least."""
-    ours, theirs = (accuracies(x, runs, "seconds") for x in (cell, cell._replace(method="dp_sgd")))
-    return float(min(ours.values()) / min(theirs.values())) if ours and theirs else 1.0
+    """Its time over DP-SGD's: the median over the pairs of all ε, on which time does not depend."""
+    ratios = []
+    for epsilon in dict.fromkeys(name.split("/")[1] for name in runs):
+        same = cell._replace(epsilon=float(epsilon.removeprefix("epsilon=")))
+        ours, theirs = (
+            accuracies(x, runs, "seconds") for x in (same, same._replace(method="dp_sgd"))
+        )
+        ratios += [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> int:
@@ -359,6 +366,8 @@ def row(
     found["accuracy"] = as_json(stats.estimate(list(own.values())))
     times = counterpart(cell, runs)
     others = {"gain": "dp_sgd", "gain_in_time": f"dp_sgd_{times}" if times > 1 else "dp_sgd"}
+    if cell.method.startswith("dp_sgd"):
+        others["gain_in_time"] = cell.method
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
     for key, other in others.items():
@@ -371,6 +380,10 @@ def row(
     return found | {"counterpart": others["gain_in_time"]}
 
 
+def _gain(row: JsonObject, key: str, other: str) -> str:
+    return "–" if row["method"] == other else str(tables.interval(row[key], "+.2f"))
+
+
 COLUMNS: tables.Columns = {
     "data": lambda row: row["data"],
     "ε": lambda row: f"{row['epsilon']:g}",
@@ -380,10 +393,18 @@ COLUMNS: tables.Columns = {
     "seeds": lambda row: f"{row['seeds']}",
     "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
     "time": lambda row: f"{row['slowdown']:.2f}",
-    "gain": lambda row: tables.interval(row["gain"], "+.2f"),
+    "gain": lambda row: _gain(row, "gain", "dp_sgd"),
     "detectable": lambda row: tables.number(row.get("gain_mde"), ".2f"),
-    "in the same time": lambda row: tables.interval(row["gain_in_time"], "+.2f"),
+    "in the same time": lambda row: _gain(row, "gain_in_time", row["counterpart"]),
     "detectable there": lambda row: tables.number(row.get("gain_in_time_mde"), ".2f"),
+}
+# What BAM adds, where it is used beside something else.
+OF_BAM: tables.Columns = {
+    **{key: COLUMNS[key] for key in ("data", "ε")},
+    "BAM added to": lambda row: METHODS[METHODS[row["method"]].without].title,
+    "pairs": lambda row: f"{row['gain_of_bam']['num']}",
+    "gain": lambda row: tables.interval(row["gain_of_bam"], "+.2f"),
+    "detectable": lambda row: tables.number(row.get("gain_of_bam_mde"), ".2f"),
 }
 
 
@@ -403,47 +424,51 @@ def report(results: Results, out: Path) -> None:
     made = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
     files.write_json(out.with_name(f"{out.name}_rows.json"), made)
     tables.show(COLUMNS, rows, left=("data", "method"), keep=out.with_name(f"{out.name}.md"))
-    if rows:
-        draw(rows, out.with_name(f"{out.name}.png"))
+    of_bam = [x for x in rows if x.get("gain_of_bam")]
+    tables.show(OF_BAM, of_bam, left=("data",), keep=out.with_name(f"{out.name}_bam.md"))
+    for data in dict.fromkeys(x["data"] for x in rows):
+        draw([x for x in rows if x["data"] == data], out.with_name(f"{out.name}_{data}.png"))
 
 
 def draw(rows: Sequence[JsonObject], path: Path) -> None:
-    """Gain over DP-SGD against time: a method above the line of larger batches is worth its."""
-    data, epsilons = (list(dict.fromkeys(x[key] for x in rows)) for key in ("data", "epsilon"))
-    figure, axes = plt.subplots(
-        len(data), len(epsilons), squeeze=False, layout="constrained",
-        figsize=(1.2 + 3.6 * len(epsilons), 0.9 + 3.2 * len(data)), sharex=True,
-    )  # fmt: skip
-    colors = [plt.get_cmap("tab20")(i) for i in range(20)]
-    shown = [name for name in METHODS if not name.startswith("dp_sgd")]
+    """Each method's gain over DP-SGD, beside that of the batch that takes as long."""
+    epsilons = sorted({x["epsilon"] for x in rows})
+    gains = {(x["epsilon"], x["method"]): x["gain"] or {"mean": 0.0} for x in rows}
+    of_method: dict[str, list[JsonObject]] = {}
+    for x in rows:
+        if x["gain"]:
+            of_method.setdefault(x["method"], []).append(x)
+    # At the top what gains most.
+    order = sorted(
+        of_method, key=lambda m: statistics.fmean(x["gain"]["mean"] for x in of_method[m])
+    )
+    figure, axis = plt.subplots(figsize=(6.2, 1.4 + 0.42 * len(order)), layout="constrained")
     handles: JsonObject = {}
-    for line, name in zip(axes, data, strict=True):
-        for axis, epsilon in zip(line, epsilons, strict=True):
-            here = {x["method"]: x for x in rows if (x["data"], x["epsilon"]) == (name, epsilon)}
-            batches = [here[m] for m in METHODS if m in here and m.startswith("dp_sgd")]
-            gains = [x["gain"] or {"mean": 0.0, "half_width": 0.0} for x in batches]
-            [handles["DP-SGD, larger batches"]] = axis.plot(
-                [x["slowdown"] for x in batches], [x["mean"] for x in gains], "k-o", ms=3, lw=1
+    for place, method in enumerate(order):
+        for x in of_method[method]:
+            which, gain = epsilons.index(x["epsilon"]), x["gain"]
+            y, color = place + 0.22 * (len(epsilons) / 2 - which), f"C{which}"
+            rival = gains.get((x["epsilon"], x["counterpart"]))
+            if rival and not method.startswith("dp_sgd"):
+                [handles["DP-SGD in the same time"]] = axis.plot(
+                    max(LOWEST, rival["mean"]), y, "D", mfc="none", color="#777777", ms=5
+                )
+            if gain["mean"] < LOWEST:
+                text = f"← {-gain['mean']:.0f} lower"
+                axis.text(
+                    0.01, y, text, transform=axis.get_yaxis_transform(), color=color, va="center"
+                )
+                continue
+            handles[f"ε = {x['epsilon']:g}"] = axis.errorbar(
+                gain["mean"], y, xerr=gain["half_width"] or 0.0, fmt="o", ms=5, color=color
             )
-            for m in (m for m in shown if m in here and here[m]["gain"]):
-                gain, time_of = here[m]["gain"], here[m]["slowdown"]
-                color = colors[shown.index(m) % 20]
-                if gain["mean"] < LOWEST:
-                    axis.text(time_of, LOWEST + 0.1, f"{gain['mean']:.0f}", color=color, fontsize=8)
-                handles[METHODS[m].title] = axis.errorbar(
-                    time_of, gain["mean"], gain["half_width"] or 0.0,
-                    fmt="os^Dv"[shown.index(m) % 5], ms=5, color=color,
-                )  # fmt: skip
-            axis.axhline(0, color="#999999", lw=0.8)
-            axis.set_title(f"{DATA[name].title}, ε = {epsilon:g}", fontsize=10)
-            axis.set_ylim(bottom=max(LOWEST, axis.get_ylim()[0]))
-            if not here:
-                axis.text(0.5, 0.6, "not run", transform=axis.transAxes, ha="center")
-            plotting.log_axis(axis, (1, 2, 4, 8))
-        line[0].set_ylabel("gain over DP-SGD, points")
-    for axis in axes[-1]:
-        axis.set_xlabel("time, × DP-SGD's")
-    plotting.legend_below(figure, handles)
+    titles = [f"{METHODS[m].title}  {of_method[m][0]['slowdown']:.1f} ×" for m in order]
+    axis.set_yticks(range(len(order)), titles)
+    axis.axvline(0, color="#999999", lw=0.8)
+    axis.set_xlabel("gain over DP-SGD, points; beside each name its time")
+    axis.grid(axis="x", color="#eeeeee")
+    axis.set_axisbelow(True)
+    plotting.legend_below(figure, dict(sorted(handles.items())))
     plotting.save(figure, path)
 
 
