@@ -7,7 +7,7 @@ Command:   bam sweep --config=cifar10_prior --methods=dp_sgd --num_seeds=5 --wor
 Hardware:  one CPU core; 5 GB of memory. Features: a quarter of an hour, once, and 2.3 GB. A run: 66
            to 148 s.
 
-Test accuracy, %, δ = 1e-5, mean ± 95 % interval of five seeds (docs/results.md):
+Test accuracy, %, δ = 1e-5, mean ± 95 % interval of five seeds (docs/results_prior.md):
   ε = 1, rate 0.2, 100 steps  69.27 ± 0.39
   ε = 3, rate 0.4, 150 steps  72.47 ± 0.13
   ε = 8, rate 0.8, 150 steps  74.00 ± 0.38

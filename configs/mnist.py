@@ -3,7 +3,7 @@
 Command:   bam train --config=configs/mnist.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
 Hardware:  any CPU. DP-SGD: 97.35 % at ε = 3, 8 minutes on one core with
-           --config.microbatch_size=1 (docs/results.md). DP-SAT and BAM: not run.
+           --config.microbatch_size=1 (docs/results_other.md). DP-SAT and BAM: not run.
 Clip norm: 1, or a quantile of gradient norms on public data, for example scikit-learn's digits:
            --config.public_clip.dataset=digits --config.public_clip.quantile=0.5. Not run.
 

@@ -20,9 +20,12 @@ PAGES = {
         "accuracy": "docs/figures/bias_accuracy.md",
         "on features": "docs/figures/scattering/figure2_effects.md",
     },
-    "docs/benchmark.md": {"benchmark": "docs/results/benchmark/benchmark.md"},
+    "docs/benchmark.md": {
+        "benchmark": "docs/results/benchmark/benchmark.md",
+        "benchmark, BAM": "docs/results/benchmark/benchmark_bam.md",
+    },
     "docs/bias_benchmark.md": {"bias benchmark": "docs/results/bias_benchmark.md"},
-    "docs/privacy.md": {
+    "docs/verification.md": {
         "audit": "docs/audit.md",
         "one run": "docs/audit_one_run.md",
         "noise": "docs/noise.md",
@@ -32,6 +35,10 @@ PAGES = {
         "fixed size": "docs/results/batches/digits_fixed_size.md",
         "poisson": "docs/results/batches/digits_poisson.md",
         "mechanisms": "docs/results/batches/mechanisms.md",
+        "digits": "docs/results/correlated/digits.md",
+        "digits, SGD": "docs/results/correlated/digits_sgd.md",
+        "mnist": "docs/results/correlated/mnist.md",
+        "cifar10": "docs/results/correlated/cifar10.md",
     },
     "docs/faq.md": {"clip norm": "docs/results/clip_norm.md"},
     "docs/own_images.md": {
@@ -44,13 +51,7 @@ PAGES = {
         "trainable": "benchmarks/trainable_cpu.md",
         "lora": "benchmarks/lora_cpu.md",
     },
-    "docs/correlated.md": {
-        "digits": "docs/results/correlated/digits.md",
-        "digits, SGD": "docs/results/correlated/digits_sgd.md",
-        "mnist": "docs/results/correlated/mnist.md",
-        "cifar10": "docs/results/correlated/cifar10.md",
-    },
-    "docs/results.md": {
+    "docs/results_features.md": {
         "features": "docs/results/scattering/table1.md",
         "features, normalised": "docs/results/scattering/search_C0.1.md",
         "features, clipped": "docs/results/scattering/search_C50.md",
@@ -64,6 +65,8 @@ PAGES = {
         "features, strengths": "docs/results/scattering/strengths.md",
         "features, CNN": "docs/results/cifar10_scattering_cnn/table1.md",
         "features, CNN searched": "docs/results/cifar10_scattering_cnn/search.md",
+    },
+    "docs/results_resnet.md": {
         "medium": "docs/results/cifar10_medium/table1.md",
         "medium, searched": "docs/results/cifar10_medium/search.md",
         "medium, searched finer": "docs/results/cifar10_medium/finer/search.md",
@@ -72,9 +75,13 @@ PAGES = {
         "medium, double": "docs/results/cifar10_medium/double/table1.md",
         "medium, larger": "docs/results/cifar10_medium/larger.md",
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
+    },
+    "docs/results_prior.md": {
         **{f"prior, {x}": f"docs/results/prior/epsilon{x}.md" for x in (1, 3, 8)},
         **{f"prior, searched at {x}": f"docs/results/prior/search{x}.md" for x in (1, 3, 8)},
         "prior, private": "docs/results/prior/private.md",
+    },
+    "docs/results_other.md": {
         "features, mnist": "docs/results/mnist_scattering/table1.md",
         "logistic": "docs/results/logistic.md",
     },
