@@ -3,7 +3,7 @@
 bam train --config=digits:bam_sam --workdir=runs/digits
 
 All devices of this machine share the work; those of several, too, if started on each of them with
---coordinator (docs/scaling.md).
+--coordinator (docs/accelerators.md).
 """
 
 import functools

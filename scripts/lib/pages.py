@@ -40,7 +40,7 @@ PAGES = {
         "mnist": "docs/results/correlated/mnist.md",
         "cifar10": "docs/results/correlated/cifar10.md",
     },
-    "docs/faq.md": {"clip norm": "docs/results/clip_norm.md"},
+    "docs/choose.md": {"clip norm": "docs/results/clip_norm.md"},
     "docs/own_images.md": {
         **{x: f"docs/results/own_images/{x}.md" for x in ("import", "show", "train", "report")},
         **{x: f"docs/results/own_images/{x}.md" for x in ("export", "statement")},
