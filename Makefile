@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-lowest bench accelerator bench-peers hardware audit-deps docs lint types check format clean
+.PHONY: install demo test test-slow test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -100,6 +100,17 @@ $(DOCS)/installed: docs/requirements.txt
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	touch $@
 
+# The wheel and the source archive, in dist/, built and checked with the newest tools.
+DIST := .venv-dist
+dist: $(DIST)/installed
+	rm -rf dist
+	$(DIST)/bin/python -m build --outdir dist
+	$(DIST)/bin/twine check --strict dist/*
+$(DIST)/installed:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/pip install --quiet --disable-pip-version-check build twine
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -114,4 +125,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs .venv-lowest site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs .venv-dist .venv-lowest site dist .mypy_cache .pytest_cache .ruff_cache

@@ -25,7 +25,7 @@ from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.private_training import DrawnBatch, PrivateTraining
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BoundedTransformation",

@@ -13,7 +13,7 @@ def versions(*others: str) -> dict[str, str]:
     installed = {"python": platform.python_version()}
     for name in packages:
         try:
-            installed[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version("bam-dp" if name == "bam" else name)
         except importlib.metadata.PackageNotFoundError:
             installed[name] = "not installed"
     return installed

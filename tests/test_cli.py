@@ -83,3 +83,24 @@ def test_a_shell_completes_commands_flags_and_configs():
         assert "bam completion words" in script
     checked = subprocess.run(["bash", "-n"], input=main.COMPLETION["bash"], text=True)
     assert checked.returncode == 0
+
+
+@pytest.mark.parametrize("folder", ["", "configs"])
+def test_a_config_file_of_ones_own_builds_on_shipped_ones_or_on_those_beside_it(folder, tmp_path):
+    own = tmp_path / folder
+    own.mkdir(exist_ok=True)
+    if folder:
+        (own / "__init__.py").write_text("")
+        (own / "digits.py").write_text(
+            "from bam.training import config\nget_config = config.get_config\n"
+        )
+    (own / "mine.py").write_text(
+        "from configs import digits\n\n\n"
+        "def get_config(method):\n"
+        "    config = digits.get_config(method)\n"
+        "    config.dataset.name, config.dry_run = 'digits', True\n"
+        "    config.expected_batch_size, config.model.name = 64, 'linear'\n"
+        "    return config\n"
+    )
+    done = run_command("bam", "train", f"--config={own}/mine.py:dp_sgd", f"--workdir={tmp_path}/w")
+    assert done.returncode == 0, done.stderr

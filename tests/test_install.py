@@ -86,7 +86,7 @@ def wheel(tmp_path_factory):
         built = run(sys.executable, "-c", build, cwd=source)
         assert built.returncode == 0, built.stderr
 
-    (path,) = made_once(tmp_path_factory, "wheel", make).glob("bam-*.whl")
+    (path,) = made_once(tmp_path_factory, "wheel", make).glob("bam_dp-*.whl")
     return path
 
 
@@ -222,7 +222,7 @@ FROM_AN_INDEX = re.compile(r"\b(?:install|add)(?: +-\S+)* +['\"]?bam\b(?!/)", re
 
 def test_nothing_tells_anyone_to_install_bam_from_an_index_where_it_is_not():
     """Whoever registers the name there would be installed."""
-    for told in ("pip install 'bam[train,tpu]'", "pip install -U bam", "uv add bam"):
+    for told in ("pip install 'bam[train,tpu]'", "pip install -U bam-dp", "uv add bam"):
         assert FROM_AN_INDEX.search(told)  # the control
     folders = ("bam", "configs", "docs", "examples", "scripts")
     files = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml")]

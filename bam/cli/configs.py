@@ -34,9 +34,12 @@ def with_files(argv: Sequence[str]) -> list[str]:
 def file_of(value: str) -> str:
     """FILE:METHOD of what `--config` is given; ValueError for no file and no shipped config."""
     name, colon, method = value.partition(":")
-    if name.endswith(".py") or "/" in name or Path(name).is_file():
-        return value
     known = shipped()
+    if name.endswith(".py") or "/" in name or Path(name).is_file():
+        own = Path(name).resolve().parent
+        of_own = own.name == "configs" and (own / "__init__.py").exists()
+        _import_from(own if of_own else known["cifar10"].parent)
+        return value
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "name a file, or"

@@ -3,7 +3,7 @@
 bam hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
 
 TARGET is v4, v5e, v5p or v6e with a topology, or a100, h100, h200 or b200 alone or with a number of
-devices, as h100:8. It needs the vendor's compiler, not the device: `bam[tpu]` or `bam[cuda]`. The
+devices, as h100:8. It needs the vendor's compiler, not the device: the extra `tpu` or `cuda`. The
 step is the real one, for the real number of devices; images are blank, so no data is needed for
 the public data sets. Times are ESTIMATES: of the TPU compiler's own model of cycles, or, on a GPU,
 bounds from arithmetic and memory. Nothing is run.

@@ -43,7 +43,7 @@ PAGES = {
     "docs/choose.md": {"clip norm": "docs/results/clip_norm.md"},
     "docs/own_images.md": {
         **{x: f"docs/results/own_images/{x}.md" for x in ("import", "show", "train", "report")},
-        **{x: f"docs/results/own_images/{x}.md" for x in ("export", "statement")},
+        **{x: f"docs/results/own_images/{x}.md" for x in ("export", "statement", "size")},
         "stream": "benchmarks/stream_cpu.md",
     },
     "docs/finetuning.md": {

@@ -1,0 +1,145 @@
+"""Fills the pages that list every config key and every flag, from the code itself.
+
+python -m scripts.lib.reference
+"""
+
+import ast
+import importlib
+import inspect
+import io
+import json
+import re
+import tokenize
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bam import files, models
+from bam.cli import configs, console
+from bam.cli.main import COMMANDS
+from bam.data import datasets
+from bam.files import JsonMapping
+from bam.models import losses
+from bam.privacy import mechanisms
+from bam.training import config as base
+from bam.training import registry, rundir
+from scripts.lib import pages
+from scripts.lib.meanings import MEANINGS
+
+SECTIONS: dict[str, Mapping[str, Any]] = {
+    "method": registry.METHODS,
+    "clip": registry.CLIPS,
+    "mechanism": mechanisms.MECHANISMS,
+    "model": models.MODELS,
+    "loss": losses.LOSSES,
+    "optimizer": registry.OPTIMIZERS,
+    "features": registry.FEATURES,
+    "dataset": dict.fromkeys([*datasets.DATASETS, "folder"], object),
+}
+# Arguments of what sections name that no config sets.
+GIVEN = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
+
+
+def meanings(keys: Iterable[str]) -> dict[str, str]:
+    """What keys mean, by `MEANINGS` or by their comment: a section's is divided at `key: `."""
+    source = inspect.getsource(base.get_config)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {x.start[0]: x.string.lstrip("# ") for x in tokens if x.type == tokenize.COMMENT}
+    found: dict[str, str] = {}
+    end = 0
+    for line in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if name := re.match(r"config\.([\w.]+?)(?:\.update\(| = )", ast.unparse(line)):
+            lines, end = range(end + 1, line.end_lineno + 1), line.end_lineno
+            own = [key for key in keys if key == name[1] or key.startswith(f"{name[1]}.")]
+            ends = "|".join(key.rpartition(".")[2] for key in own)
+            text = " ".join(comments[i] for i in lines if i in comments)
+            head, *parts = re.split(rf"(?:^|(?<=[.;] ))({ends}): ", text)
+            found |= {own[0]: head} if head else {}
+            found |= {f"{name[1]}.{k}": v for k, v in zip(parts[::2], parts[1::2], strict=True)}
+    return {k: f"{v[0].upper()}{v[1:]}" for k, v in found.items()} | MEANINGS
+
+
+def options(choice: Any) -> str:
+    """The options of what a section can name, with their defaults."""
+    if isinstance(choice, registry.Method):
+        return ", ".join(f"`{k}` {shown(v)}" for k, v in choice.options.items())
+    signature = inspect.signature(choice).parameters.items()
+    return ", ".join(f"`{k}` {shown(v.default)}".strip() for k, v in signature if k not in GIVEN)
+
+
+def shown(value: object) -> str:
+    """A default; nothing for what has none."""
+    if value is inspect.Parameter.empty:
+        return ""
+    return "not set" if value is None else f"`{json.dumps(value)}`"
+
+
+def table(*rows: Iterable[str]) -> str:
+    """A Markdown table; the first row is its head. Pages that a text names are linked."""
+    cells = [[" ".join(x.split()).replace("|", "\\|") for x in row] for row in rows]
+    lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
+
+
+def keys(defaults: JsonMapping) -> str:
+    """Every key by its section."""
+    said = meanings(defaults)
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for key, value in defaults.items():
+        section, _, name = key.rpartition(".")
+        meaning = said.get(key, f"As `dataset.{name}`.")
+        sections.setdefault(section, []).append((f"`{key}`", shown(value), meaning))
+    return "\n".join(
+        f"## {f'`{section}`' if section else 'The whole run'}\n\n"
+        + table(("key", "default", "meaning"), *rows)
+        for section, rows in sections.items()
+    )
+
+
+def commands() -> str:
+    """Every command: what it does, how it is called, its flags."""
+    sections = []
+    for name, does in COMMANDS.items():
+        module = importlib.import_module(f"bam.cli.{name}")
+        found = flags.FLAGS.get_key_flags_for_module(module.__name__)
+        text = re.sub(" {3,}--", " \\\\\n  --", module.__doc__ or "")
+        usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", text, re.MULTILINE))
+        rows = [(f"`--{x.name}`", shown(x.default), readable(x.help)) for x in found]
+        said = f"## bam {name}\n\n`bam {name}` {does}.\n\n```bash\n{usage}\n```\n\n"
+        sections.append(said + table(("flag", "default", "meaning"), *rows))
+        for flag in found:  # other commands have flags of these names
+            delattr(flags.FLAGS, flag.name)
+    return "\n".join(sections)
+
+
+def readable(text: str) -> str:
+    """A flag's help, of which absl writes `<a|b>: ` where the flag is one of several words."""
+    return re.sub(r"^<(.*?)>: ", lambda x: f"{x[1].replace('|', ' or ')}; ", text)
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """Page -> place on it -> what belongs there."""
+    named = [(s, f"`{k}`", options(v)) for s, found in SECTIONS.items() for k, v in found.items()]
+    docs = {k: ast.get_docstring(ast.parse(f.read_text())) for k, f in configs.shipped().items()}
+    shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
+    of_config = {
+        "keys": keys(rundir.flat(rundir.as_json(base.get_config()))),
+        "options": table(("section", "name", "options"), *named),
+        "shipped": table(("config", "what it trains"), *shipped),
+    }
+    return {"docs/config.md": of_config, "docs/commands.md": {"commands": commands()}}
+
+
+def main() -> None:
+    """Rewrites the generated parts of the pages."""
+    with console.one_line_errors():
+        for page, found in tables().items():
+            text = Path(page).read_text(encoding="utf-8")
+            files.write_text(Path(page), pages.fill(text, found))
+
+
+if __name__ == "__main__":
+    console.run(main)
