@@ -46,7 +46,8 @@ def _drawn(number: int) -> JsonObject:
 
 def page(notebook: JsonObject, name: str) -> tuple[str, dict[str, bytes]]:
     """A notebook as Markdown, and the pictures that it shows by their file names."""
-    parts, pictures = [], {}
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
