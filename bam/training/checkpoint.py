@@ -1,6 +1,7 @@
 """Checkpoints of a run: atomic, the last two kept, resumable to the bit.
 
-A checkpoint holds the noise key and per-run secrets: it is for resuming, never for release.
+A checkpoint holds per-run secrets and, with a seed, the noise key: it is for resuming, never for
+release.
 """
 
 import errno
