@@ -35,6 +35,7 @@ PAGES = {
         "fixed size": "docs/results/batches/digits_fixed_size.md",
         "poisson": "docs/results/batches/digits_poisson.md",
         "mechanisms": "docs/results/batches/mechanisms.md",
+        "allocation": "docs/results/batches/mechanisms_epsilon.md",
         "digits": "docs/results/correlated/digits.md",
         "digits, SGD": "docs/results/correlated/digits_sgd.md",
         "mnist": "docs/results/correlated/mnist.md",

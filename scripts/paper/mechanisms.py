@@ -3,12 +3,15 @@
 python -m scripts.paper.mechanisms --out=docs/results/batches/mechanisms
 
 All have the config's ε, δ and number of steps, and its batches but for the full batch. Neighbours
-differ in one example that is added or removed; of fixed_size, in one that is replaced.
+differ in one example that is added or removed; of fixed_size, in one that is replaced. A second
+table sets ε of random allocation beside both bounds of `PLD_accounting`, whose upper one we compute
+with a spacing of our own.
 """
 
 import runpy
 from pathlib import Path
 
+import PLD_accounting as allocation
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -16,8 +19,9 @@ import bam
 from bam import provenance
 from bam.cli import configs, console, tables
 from bam.data.sources import archives
-from bam.files import JsonObject, write_json
+from bam.files import JsonMapping, JsonObject, read_json, write_json
 from bam.privacy.accounting import rounded_down
+from bam.privacy.random_allocation import epsilon_of_random_allocation
 
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
 _CONFIGS = flags.DEFINE_list(
@@ -37,28 +41,58 @@ COLUMNS: tables.Columns = {
         for name in MECHANISMS
     },
 }
+LONGEST = 10_000  # steps that the package bounds in seconds
+
+
+def _package(row: JsonObject, which: int) -> str:
+    return f"{row['package_epsilons'][which]:.3f}" if row["package_epsilons"] else "not run"
+
+
+ALLOCATION: tables.Columns = {
+    "config": lambda row: row["config"],
+    "σ": lambda row: f"{row['random_allocation']:.4g}",
+    "steps an epoch": lambda row: f"{row['num_examples'] // row['expected_batch_size']:,}",
+    "epochs": lambda row: f"{row['epochs']:,}",
+    "ε, ours": lambda row: f"{row['allocation_epsilon']:.3f}",
+    "the package, from above": lambda row: _package(row, 0),
+    "the package, from below": lambda row: _package(row, 1),
+    "Poisson": lambda row: f"{row['poisson_epsilon']:.3f}",
+}
 
 
 def main() -> None:
     """Plans the noise of every config and mechanism, and writes and prints the table."""
     with console.one_line_errors():
         found = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
-        rows = [_row(name, file["get_config"]("dp_sgd")) for name, file in found.items()]
         out = Path(_OUT.value)
+        kept = out.with_name(f"{out.name}.json")
+        known = {row["config"]: row for row in read_json(kept)["rows"]} if kept.exists() else {}
+        rows = [
+            _row(name, file["get_config"]("dp_sgd"), known.get(name, {}))
+            for name, file in found.items()
+        ]
         write_json(
-            out.with_name(f"{out.name}.json"),
+            kept,
             {"commit": provenance.git_commit(), "versions": provenance.versions(), "rows": rows},
         )
         tables.show(COLUMNS, rows, left=("config",), keep=out.with_name(f"{out.name}.md"))
+        tables.show(
+            ALLOCATION, rows, left=("config",), keep=out.with_name(f"{out.name}_epsilon.md")
+        )
 
 
-def _row(name: str, config: ConfigDict) -> JsonObject:
+def _row(name: str, config: ConfigDict, known: JsonMapping) -> JsonObject:
+    """A row; the noise is that of a known one of the same settings."""
     num_examples, batch_size = archives.ROWS[config.dataset.name][0], config.expected_batch_size
     num_steps = config.num_steps or config.num_epochs * (num_examples // batch_size)
     run = {"num_examples": num_examples, "num_steps": num_steps, "delta": config.delta}
     row: JsonObject = {"config": name, **run, "epsilon": config.epsilon}
     row["expected_batch_size"] = batch_size
+    same = all(known.get(key) == value for key, value in row.items())
     for mechanism in MECHANISMS:
+        if same and mechanism in known:
+            row[mechanism] = known[mechanism]
+            continue
         plan = bam.make_plan(
             **run,
             expected_batch_size=num_examples if mechanism == "full_batch" else batch_size,
@@ -69,6 +103,14 @@ def _row(name: str, config: ConfigDict) -> JsonObject:
         )
         row[mechanism] = plan.noise_multiplier
         print(f"{name}, {mechanism}: {plan.noise_multiplier:.4g}", flush=True)
+    sigma, batches = row["random_allocation"], num_examples // batch_size
+    row["epochs"] = -(-num_steps // batches)
+    spent = {"noise_multiplier": sigma, "num_steps": num_steps, "delta": config.delta}
+    row["allocation_epsilon"] = epsilon_of_random_allocation(batches_per_epoch=batches, **spent)
+    row["poisson_epsilon"] = bam.epsilon(sampling_prob=1 / batches, **spent)
+    row["package_epsilons"] = num_steps < LONGEST and allocation.gaussian_allocation_epsilon_range(
+        sigma=sigma, num_steps=batches, num_epochs=row["epochs"], delta=config.delta
+    )
     return row
 
 
