@@ -14,16 +14,17 @@ def imported(what: str, name: str) -> Any:
     run in place of a package that something else tries to import.
     """
     module, _, function = name.partition(":")
-    look_here = not sys.flags.safe_path and os.curdir not in sys.path
+    here = "" if sys.flags.safe_path else os.getcwd()
+    added = bool(here) and here not in sys.path
     try:
-        if look_here:
-            sys.path.append(os.curdir)
+        if added:
+            sys.path.append(here)
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{what} {name!r} cannot be imported: {error}") from error
     finally:
-        if look_here and os.curdir in sys.path:
-            sys.path.remove(os.curdir)
+        if added and here in sys.path:
+            sys.path.remove(here)
 
 
 def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
