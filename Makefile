@@ -7,15 +7,15 @@ BIN := .venv/bin
 install: .venv/installed
 .venv/installed: EXTRAS := dev
 .venv/demo: EXTRAS := train,plots
+.venv/demo: COMPILE := --no-compile
 .venv/installed .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(COMPILE) -c constraints.txt -e '.[$(EXTRAS)]'
 	touch .venv/demo $@  # dev has all that the demo needs
 
 demo: .venv/demo
-	$(BIN)/bam sweep --config=digits --workdir=runs/demo \
-	  --methods=dp_sgd,non_private,dp_sat,bam_sam,bam_exact \
-	  --config.diagnostics.every=20 --config.diagnostics.num_examples=256
+	$(BIN)/python -m scripts.demo --workdir=runs/demo
+	$(BIN)/bam report --workdir=runs/demo/DP-SGD_C=3/seed0
 
 # Three for two cores: one of them often waits for processes that it has started.
 # The type-checking hook compiles every module of bam, 8 s: kept as bytecode, also where that is off.

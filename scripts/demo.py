@@ -1,0 +1,122 @@
+r"""The demo: what the clip norm C and BAM do to the bias of clipping, and to accuracy, on digits.
+
+python -m scripts.demo                                      (make demo, once .venv is there)
+python -m scripts.demo --search --workdir=runs/demo_search
+
+It trains logistic regression on scikit-learn's digits with 10 seeds, and writes a table and a
+picture. With --search it tries learning rates and λ with other seeds on training images that are
+set aside, and writes docs/demo/settings: what the demo uses.
+"""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from bam import files
+from bam.cli import console, plotting, sweeps, tables
+from bam.cli.study import Runs, Study, carry_out
+from bam.files import JsonMapping, JsonObject
+
+_SEARCH = flags.DEFINE_bool("search", False, "choose the settings on images that are set aside")
+flags.adopt_module_key_flags(sweeps)
+DEFAULTS = (
+    "--config=digits", "--workdir=runs/demo", "--num_seeds=10", "--config.model.name=linear",
+    "--config.epsilon=1", "--config.checkpoint.every=0", "--config.diagnostics.every=10",
+    "--config.diagnostics.num_examples=1437",
+)  # fmt: skip
+
+# What is compared, the baseline first: C, the methods to choose from, colour.
+ENTRIES = {
+    "DP-SGD C=3": (3.0, ["dp_sgd"], "#000000"),
+    "DP-SGD C=1": (1.0, ["dp_sgd"], "#E69F00"),
+    "DP-SGD C=10": (10.0, ["dp_sgd"], "#CC79A7"),
+    "BAM C=3": (3.0, ["bam_sam:0.2", "bam_sam:0.5", "bam_sam:1"], "#0072B2"),
+}
+RATES = (0.005, 0.01, 0.02, 0.05)
+HELD_OUT, FIRST_SEED = 300, 1000  # of the search: images, and seeds that the demo does not use
+SETTINGS = Path(__file__).parents[1] / "docs/demo/settings.json"
+
+
+def main() -> None:
+    """Trains and shows the entries, or searches their settings."""
+    with console.one_line_errors():
+        if _SEARCH.value:
+            return search()
+        workdir = Path(sweeps.WORKDIR.value)
+        print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
+        groups = {name: config_of(setting) for name, setting in chosen().items()}
+        rows, found = carry_out(Study(groups, lambda name: next(iter(groups))), workdir / "sweep")
+        draw(rows, found, workdir / "sweep.png")
+    print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
+    print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
+
+
+def search() -> None:
+    """Tries every setting of every entry, and keeps the accuracies on the held-out images."""
+    settings = {
+        f"{name} {method} {rate}": {"entry": name, "method": method, "learning_rate": rate}
+        for name, (_, methods, _) in ENTRIES.items()
+        for method, rate in itertools.product(methods, RATES)
+    }
+    groups = {label: config_of(setting) for label, setting in settings.items()}
+    for config in groups.values():
+        config.dataset.holdout, config.diagnostics.every, config.eval.every = HELD_OUT, 0, 0
+    tried = Study(groups, lambda label: None, first_seed=FIRST_SEED)
+    rows, _ = carry_out(tried, SETTINGS.with_suffix(""))
+    kept = [{**settings[x["label"]], **{k: x[k] for k in ("seeds", "accuracies")}} for x in rows]
+    files.write_json(SETTINGS, {"held_out": HELD_OUT, "rows": kept})
+
+
+def chosen() -> dict[str, JsonMapping]:
+    """Entry -> its setting of the best mean accuracy on held-out images; of equals the first."""
+    rows = reversed(files.read_json(SETTINGS)["rows"])
+    best = {x["entry"]: x for x in sorted(rows, key=lambda row: sum(row["accuracies"]))}
+    return {name: best[name] for name in ENTRIES}
+
+
+def config_of(setting: JsonMapping) -> ConfigDict:
+    """The config of a setting."""
+    config = sweeps.strength_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
+    config.clip_norm = ENTRIES[setting["entry"]][0]
+    config.optimizer.learning_rate = setting["learning_rate"]
+    return config
+
+
+def verdict(row: JsonMapping) -> str:
+    """What a row's accuracy is beside the baseline's, in a few words."""
+    gain = row["gain"]
+    if gain is None:
+        return "the others are compared with this"
+    shown = tables.interval(gain, "+.1f").replace("-", "−") + " points"
+    unclear = gain["half_width"] is None or abs(gain["mean"]) <= gain["half_width"]
+    return f"no difference found ({shown})" if unclear else shown
+
+
+def draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
+    """The bias over training and, below it in the same order, the accuracies."""
+    figure, (above, below) = plotting.plt.subplots(2, 1, figsize=(5.3, 6.2), layout="constrained")
+    rows = sorted(rows, key=lambda row: row["relative_bias"]["mean"])
+    for y, row in enumerate(rows):
+        name, mean, half = row["label"], row["accuracy"]["mean"], row["accuracy"]["half_width"]
+        color, runs = ENTRIES[name][2], [run.rows for run in found[name].values()]
+        steps, bias = plotting.over_seeds(runs, "not_private/relative_bias")
+        near: JsonObject = {"textcoords": "offset points", "color": color}
+        above.plot(steps, bias.mean(axis=0), color=color, linewidth=2)
+        above.annotate(name, (steps[-1], bias[:, -1].mean()), (6, -4), **near)
+        below.errorbar(mean, y, xerr=half, color=color, fmt="o", ms=7, capsize=4, lw=2)
+        below.annotate(verdict(row), (mean, y), (0, 9), ha="center", fontsize=9, **near)
+    above.set_title("Clipping bias, as a share of the gradient's length", loc="left", fontsize=11)
+    above.yaxis.set_major_formatter(plotting.PercentFormatter(xmax=1))
+    above.set_xlabel("training step")
+    below.set_title("Test accuracy, %, with 95 % intervals", loc="left", fontsize=11)
+    below.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    below.set_ylim(-0.5, len(rows) - 0.4)
+    below.set_xlabel(f"logistic regression on digits, ε = {rows[0]['epsilon']:.3g}")
+    plotting.save(figure, path)
+
+
+if __name__ == "__main__":
+    console.run(main, DEFAULTS)
