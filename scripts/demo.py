@@ -91,8 +91,9 @@ def verdict(row: JsonMapping) -> str:
     if gain is None:
         return "the others are compared with this"
     shown = tables.interval(gain, "+.1f").replace("-", "−") + " points"
-    unclear = gain["half_width"] is None or abs(gain["mean"]) <= gain["half_width"]
-    return f"no difference found ({shown})" if unclear else shown
+    if gain["half_width"] is None:
+        return f"{shown}, of one run: no evidence"
+    return shown if abs(gain["mean"]) > gain["half_width"] else f"no difference found ({shown})"
 
 
 def draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:

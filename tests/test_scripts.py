@@ -1,6 +1,7 @@
 """The commands, as a user runs them."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from bam.cli import console, tables
 from bam.cli.study import Study, columns
 from bam.training import config as base
 from tests.cases import Command, run_command
+
+ROOT = Path(__file__).parents[1]
+DEMO = json.loads((ROOT / "docs/demo/sweep.json").read_text())
 
 
 def test_a_misspelled_key_is_one_line_on_stderr_and_nothing_is_written(tmp_path):
@@ -103,11 +107,49 @@ def test_every_method_of_the_base_config_exists():
 
 
 def test_the_demos_table_is_that_of_its_runs():
-    root = Path(__file__).parents[1]
-    made = json.loads((root / "docs/demo/sweep.json").read_text())["rows"]
-    study = Study({}, lambda label: None)
-    table = tables.markdown(columns(study, made), made)
-    assert table == (root / "docs/demo/sweep.md").read_text()
+    made = DEMO["rows"]
+    table = tables.markdown(columns(Study({}, lambda label: None), made), made)
+    assert table == (ROOT / "docs/demo/sweep.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert table in readme or "<!-- demo table" not in readme
+
+
+def settings_of(rows):
+    """Label -> method, C and learning rate of the demo's rows."""
+    configs = {row["label"]: row["config"] for row in rows}
+    return {
+        label: (config["method"], config["clip_norm"], config["optimizer"]["learning_rate"])
+        for label, config in configs.items()
+    }
+
+
+def test_the_demo_trains_what_its_search_chose(tmp_path):
+    done = run_command(
+        "scripts.demo", f"--workdir={tmp_path}", "--num_seeds=1", "--config.num_steps=2",
+        "--config.accountant=rdp", "--config.diagnostics.every=1",
+        "--config.diagnostics.num_examples=32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"picture: {tmp_path / 'sweep.png'}" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "sweep.png").stat().st_size > 20_000
+    trained = settings_of(json.loads((tmp_path / "sweep.json").read_text())["rows"])
+    assert trained == settings_of(DEMO["rows"])
+    reported = re.search(r"bam report --workdir=runs/demo/(\S+)", (ROOT / "Makefile").read_text())
+    assert (tmp_path / reported.group(1) / "summary.json").exists()
+
+    tried = json.loads((ROOT / "docs/demo/settings.json").read_text())["rows"]
+    for label, (method, _, rate) in trained.items():
+        of_label = [row for row in tried if row["entry"] == label]
+        best = max(of_label, key=lambda row: sum(row["accuracies"]))
+        strength = f":{method['radius']:g}" if "radius" in method else ""
+        assert (best["method"], best["learning_rate"]) == (method["name"] + strength, rate)
+
+
+def test_the_demos_settings_were_chosen_with_other_seeds():
+    tried = json.loads((ROOT / "docs/demo/settings.json").read_text())
+    assert tried["held_out"] > 0
+    searched = {seed for row in tried["rows"] for seed in row["seeds"]}
+    assert searched.isdisjoint(seed for row in DEMO["rows"] for seed in row["seeds"])
 
 
 def test_the_results_page_shows_the_tables_that_were_run():
