@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
+from bam.files import JsonObject
+
 
 class Estimate(NamedTuple):
     """A mean over seeds and how well it is known.
@@ -37,6 +39,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     sd = float(np.std(values, ddof=1))
     half_width = float(stats.t.ppf(0.975, num - 1)) * sd / math.sqrt(num)
     return Estimate(mean, sd, half_width, num)
+
+
+def as_json(found: Estimate | None) -> JsonObject | None:
+    """An estimate as JSON files have it."""
+    return found and found._asdict()
 
 
 def paired_difference(

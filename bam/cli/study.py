@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from bam import files, provenance
 from bam.cli import console, stats, sweeps, tables
+from bam.cli.stats import as_json
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
@@ -138,11 +139,6 @@ def measured(runs: Mapping[int, sweeps.Run], quantity: str) -> list[float]:
     key = f"not_private/{quantity}"
     of_runs = [[r[key] for r in run.rows if r["step"] and key in r] for run in runs.values()]
     return [statistics.fmean(values) for values in of_runs if values]
-
-
-def as_json(estimate: stats.Estimate | None) -> JsonObject | None:
-    """An estimate as `OUT.json` has it."""
-    return estimate and estimate._asdict()
 
 
 def _as_name(label: str) -> str:

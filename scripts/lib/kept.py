@@ -39,8 +39,7 @@ def table(name: str, method: str) -> list[Any]:
 
 def gain(values: Iterable[float], base: Iterable[float]) -> Any:
     """The estimate of a paired gain, as JSON files have it; both are in the order of the seeds."""
-    found = stats.estimate([x - y for x, y in zip(values, base, strict=False)])
-    return found and found._asdict()
+    return stats.as_json(stats.estimate([x - y for x, y in zip(values, base, strict=False)]))
 
 
 def interval(estimate: Mapping[str, Any]) -> Interval:

@@ -24,7 +24,8 @@ from ml_collections import ConfigDict
 from bam import files, provenance
 from bam.cli import console, plotting, stats, sweeps, tables
 from bam.cli.plotting import plt
-from bam.cli.study import as_json, with_smaller_batches
+from bam.cli.stats import as_json
+from bam.cli.study import with_smaller_batches
 from bam.files import JsonObject
 from bam.training import devices, rundir
 from configs.extensions import EXTENSIONS, extended
@@ -46,7 +47,6 @@ console.require("workdir", "out")
 class Data(NamedTuple):
     """A data set with its model: a config file, and what of it is another here."""
 
-    title: str
     config: str
     changes: JsonObject
     holdout: int = 5000  # training images that settings are judged on
@@ -67,21 +67,17 @@ class Method(NamedTuple):
 SHORT: JsonObject = {"num_steps": 100, "expected_batch_size": 1024, "eval.every": 0}
 SHORT |= {"dataset.source": "parquet", "delta": 1e-5, "microbatch_size": 1}
 DATA = {
-    "features": Data(
-        "CIFAR-10, features, linear", "cifar10_scattering", SHORT | {"microbatch_size": 8}
-    ),
+    "features": Data("cifar10_scattering", SHORT | {"microbatch_size": 8}),
     "mnist": Data(
-        "MNIST, small CNN",
         "mnist",
         SHORT | {"model.name": "convnet", "model.width": 8, "optimizer.learning_rate": 1.6e-2},
     ),
     "pixels": Data(
-        "CIFAR-10, ResNet-9 of width 16",
         "cifar10_medium",
         SHORT | {"expected_batch_size": 512, "num_steps": 50, "optimizer.learning_rate": 1e-2},
     ),
     # To try the command on: in a minute, without files.
-    "digits": Data("Digits, linear", "digits", {"num_steps": 10, "model.name": "linear"}, 200, 1),
+    "digits": Data("digits", {"num_steps": 10, "model.name": "linear"}, 200, 1),
 }
 SEARCHING, SEEDS, MORE_SEEDS, FIRST = 1000, 5, 10, 2.0
 NEAR_BEST = 0.5  # points below the best, from which on a method gets more seeds
@@ -244,9 +240,7 @@ def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObj
         if (known := tried.get((setting[RATE], setting[CLIP]))) is not None:
             return known
         name = f"{cell.name}/search/{setting[RATE]:.3g},{setting[CLIP]:.3g}"
-        if name not in results.runs():
-            results.of({name: _searched(cell, setting)})
-        record = results.runs()[name]
+        record = results.runs().get(name) or results.of({name: _searched(cell, setting)})[name]
         tried[setting[RATE], setting[CLIP]] = record["accuracy"]
         return float(record["accuracy"])
 
@@ -310,9 +304,8 @@ def train(data: str, epsilon: float, results: Results) -> dict[Cell, dict[str, f
     )
     found = results.runs()
     for cell in cells:
-        times = counterpart(cell, found)
-        if times > 1:
-            larger = Cell(data, epsilon, f"dp_sgd_{times}")
+        larger = cell._replace(method=counterpart(cell, found))
+        if larger not in chosen and larger.method != "dp_sgd":
             chosen[larger] = search(larger, results)[0]
             results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
     return chosen
@@ -351,9 +344,12 @@ def slowdown(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> int:
-    """How many times the batch DP-SGD takes in the method's time, to the nearest integer."""
-    return min(max(LARGER), max(1, round(slowdown(cell, runs))))
+def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> str:
+    """DP-SGD with the batch that takes the method's time, to the nearest integer; its own is it."""
+    times = min(max(LARGER), max(1, round(slowdown(cell, runs))))
+    if cell.method.startswith("dp_sgd"):
+        return cell.method
+    return f"dp_sgd_{times}" if times > 1 else "dp_sgd"
 
 
 def row(
@@ -364,10 +360,7 @@ def row(
     found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
     found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
     found["accuracy"] = as_json(stats.estimate(list(own.values())))
-    times = counterpart(cell, runs)
-    others = {"gain": "dp_sgd", "gain_in_time": f"dp_sgd_{times}" if times > 1 else "dp_sgd"}
-    if cell.method.startswith("dp_sgd"):
-        others["gain_in_time"] = cell.method
+    others = {"gain": "dp_sgd", "gain_in_time": counterpart(cell, runs)}
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
     for key, other in others.items():
@@ -449,7 +442,7 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
             which, gain = epsilons.index(x["epsilon"]), x["gain"]
             y, color = place + 0.22 * (len(epsilons) / 2 - which), f"C{which}"
             rival = gains.get((x["epsilon"], x["counterpart"]))
-            if rival and not method.startswith("dp_sgd"):
+            if rival and x["counterpart"] != method:
                 [handles["DP-SGD in the same time"]] = axis.plot(
                     max(LOWEST, rival["mean"]), y, "D", mfc="none", color="#777777", ms=5
                 )
@@ -465,8 +458,6 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
     axis.set_xlabel("points over DP-SGD")
-    axis.grid(axis="x", color="#eeeeee")
-    axis.set_axisbelow(True)
     plotting.legend_below(figure, dict(sorted(handles.items())))
     plotting.save(figure, path)
 

@@ -21,7 +21,8 @@ from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, stats, sweeps, tables
-from bam.cli.study import Study, as_json, carry_out, percent
+from bam.cli.stats import as_json
+from bam.cli.study import Study, carry_out, percent
 from bam.training import loop
 from bam.training.feed import Feed
 from configs import extensions

@@ -108,9 +108,11 @@ def _row(name: str, config: ConfigDict, known: JsonMapping) -> JsonObject:
     spent = {"noise_multiplier": sigma, "num_steps": num_steps, "delta": config.delta}
     row["allocation_epsilon"] = epsilon_of_random_allocation(batches_per_epoch=batches, **spent)
     row["poisson_epsilon"] = bam.epsilon(sampling_prob=1 / batches, **spent)
-    row["package_epsilons"] = num_steps < LONGEST and allocation.gaussian_allocation_epsilon_range(
-        sigma=sigma, num_steps=batches, num_epochs=row["epochs"], delta=config.delta
-    )
+    row["package_epsilons"] = None
+    if num_steps < LONGEST:
+        row["package_epsilons"] = allocation.gaussian_allocation_epsilon_range(
+            sigma=sigma, num_steps=batches, num_epochs=row["epochs"], delta=config.delta
+        )
     return row
 
 
