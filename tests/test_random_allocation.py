@@ -16,7 +16,7 @@ from bam.core import sampling
 from bam.privacy import accounting, mechanisms
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
-from bam.training import loop, trainer
+from bam.training import devices, loop, trainer
 from tests import test_audit, test_one_run
 
 RUN = {"noise_multiplier": 2.0, "num_steps": 120, "delta": 1e-5}  # ten epochs of twelve batches
@@ -174,6 +174,8 @@ def build(num_steps=60):
 
 
 def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):
+    # Without a seed, yet the same each time: new noise fails a check of a run once in a while.
+    monkeypatch.setattr(devices.secrets, "token_bytes", np.random.default_rng(0).bytes)
     built = build()
     runs = [whole_run.record(built, seed, cut=30) for seed in (0, None)]  # of epochs of 4 steps
     assert checks.failures(whole_run.p_values(built, runs), 1e-4) == []
