@@ -332,6 +332,8 @@ def test_unknown_and_impossible_models_are_refused():
         models.as_functions(models.create("resnet9", 10, 8), (28, 28, 1))
     with pytest.raises(ValueError, match="width"):
         models.create("convnet", 10, 0)
+    with pytest.raises(ValueError, match="leaves nothing of inputs of shape"):
+        models.as_functions(models.create("convnet", 10, 8), (1, 30, 1))
 
 
 @pytest.mark.parametrize(

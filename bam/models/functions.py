@@ -72,8 +72,8 @@ def as_functions(
       loss: of an image, see `bam.models.losses`.
 
     Raises:
-      ValueError: if the network keeps state besides parameters (BatchNorm does), or for an unknown
-        convolution or precision.
+      ValueError: if the network keeps state besides parameters (BatchNorm does), if its pooling
+        leaves nothing of such inputs, or for an unknown convolution or precision.
 
     Examples:
       >>> import jax, flax.linen as nn
@@ -112,8 +112,11 @@ def as_functions(
         losses = jax.vmap(loss.of_output)(views, labels)
         return jnp.mean(losses, where=example.get("present"))
 
-    with arithmetic():
-        jax.eval_shape(init, jax.random.key(0))
+    try:
+        with arithmetic():
+            jax.eval_shape(init, jax.random.key(0))
+    except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
+        raise ValueError(f"the network leaves nothing of inputs of shape {input_shape}") from error
     return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer
 
 
