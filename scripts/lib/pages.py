@@ -28,7 +28,6 @@ PAGES = {
     "docs/verification.md": {
         "audit": "docs/audit.md",
         "one run": "docs/audit_one_run.md",
-        "noise": "docs/noise.md",
     },
     "docs/batches.md": {
         "authors": "docs/results/authors_epsilon.md",
