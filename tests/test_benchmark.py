@@ -20,6 +20,8 @@ def run(folder, *flags):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
+    assert "no time of dp_sgd, dp_sgd_2" in run(folder).stderr
+    assert run(folder, "--time").returncode == 0
     done = run(folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "benchmark.json").read_text()), done.stdout
@@ -59,19 +61,33 @@ def test_a_row_is_of_the_best_setting_and_the_pairs_of_its_seeds(finished):
     ]
     assert own["gain"]["num"] == len(pairs) == own["seeds"]
     assert own["gain"]["mean"] == pytest.approx(sum(pairs) / len(pairs))
-    assert of["dp_sgd"]["gain"] is None
+    assert of["dp_sgd"]["gain"] is None and of["dp_sgd"]["slowdown"] == 1
     assert (folder / "benchmark_digits.png").stat().st_size > 10_000
 
 
+def test_the_counterpart_is_the_batch_whose_step_takes_as_long(finished):
+    times = json.loads((finished[0] / "benchmark_times.json").read_text())["milliseconds"]["digits"]
+    rows = json.loads((finished[0] / "benchmark_rows.json").read_text())["rows"]
+    of = {row["method"]: row for row in rows}
+    own = times["random_allocation"][0]
+    assert of["random_allocation"]["slowdown"] == pytest.approx(own / times["dp_sgd"][0])
+    away = {name: abs(times[name][0] - own) for name in times if name.startswith("dp_sgd")}
+    assert len(away) == 4 and of["random_allocation"]["counterpart"] == min(away, key=away.get)
+
+
 def test_finished_runs_are_in_the_file_alone_and_not_trained_again(finished, tmp_path):
-    (tmp_path / "benchmark.json").write_text((finished[0] / "benchmark.json").read_text())
+    for name in ("benchmark.json", "benchmark_times.json"):
+        (tmp_path / name).write_text((finished[0] / name).read_text())
     done = run(tmp_path, "--draw")
     assert done.returncode == 0 and "/seed" not in done.stdout
     assert not list((tmp_path / "runs").glob("*"))
     assert (tmp_path / "benchmark.md").read_text() == (finished[0] / "benchmark.md").read_text()
 
 
-def test_a_budget_that_is_spent_ends_it_with_what_is_there(tmp_path):
+def test_a_budget_that_is_spent_ends_it_with_what_is_there(finished, tmp_path):
+    (tmp_path / "benchmark_times.json").write_bytes(
+        (finished[0] / "benchmark_times.json").read_bytes()
+    )
     done = run(tmp_path, "--core_hours=1e-9")
     assert done.returncode == 3
     assert "unknown: x" in run(tmp_path, "--methods=x").stderr

@@ -15,7 +15,6 @@ from absl import flags
 
 from bam import models
 from bam.cli import console, timing
-from bam.core import sampling
 from bam.data import datasets
 from bam.training import trainer
 from configs import cifar10
@@ -54,7 +53,7 @@ def main() -> None:
     for name, (method, options, views) in wanted.items():
         batches[name] = _BATCH.value if views == 1 else max(1, _BATCH.value // 4)
         built = experiment_of(method, options, views, batches[name], _WIDTH.value)
-        calls[name], compiling[name] = step_of(built, batches[name])
+        calls[name], compiling[name] = timing.step_of(built, batches[name])
         sizes[name] = built.config.microbatch_size
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
@@ -111,29 +110,10 @@ def _random_images() -> datasets.Dataset:
     return datasets.Dataset("random", split, split, 10, channels, channels / 2)
 
 
-def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], Any], float]:
-    """One training step of exactly `batch` examples, compiled, and the seconds that took."""
-    compiled, seconds, state, arguments = _compiled(built, batch)
-
-    def call() -> Any:
-        nonlocal state
-        state = compiled(state, *arguments)
-        return state.step
-
-    return call, seconds
-
-
-def _compiled(built: trainer.Trainer, batch: int) -> tuple[Any, float, Any, Any]:
-    """A step, the seconds its compilation took, and what to call it with."""
-    train = built.place(built.dataset.train)
-    state, rows = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)
-    compiled, seconds = timing.compile_timed(built.step, state, train, rows)
-    return compiled, seconds, state, (train, rows)
-
-
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
-    compiled, *_ = _compiled(experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value), batch)
+    built = experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value)
+    compiled, *_ = timing.compiled_step(built, batch)
     plan = compiled.memory_analysis()
     return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6
 

@@ -6,12 +6,14 @@ python -m scripts.paper.benchmark --data=mnist --workdir=runs/benchmark \
 Each method gets a learning rate and a C of its own, by held-out images and one seed: three of each
 and, while the best is at an end, up to three more; with batches and noise four times smaller, where
 TAN's rule allows. It is trained with five seeds, paired with DP-SGD's, and with ten if it is within
-half a point of the best. Beside it stands DP-SGD with the batch that takes as long. Finished runs
-are in the JSON file, which the same command goes on from: several processes may share it, each with
---data or --epsilons of its own. The search looks at private images, and no ε here covers that.
+half a point of the best. Beside it stands DP-SGD with the batch whose step takes nearest to its
+time, of steps that --time has timed in turn. Finished runs are in the JSON file, which the same
+command goes on from: several processes may share it, each with --data or --epsilons of its own. The
+search looks at private images, and no ε here covers that.
 """
 
 import fcntl
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +24,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files, provenance
-from bam.cli import console, plotting, stats, sweeps, tables
+from bam.cli import console, plotting, stats, sweeps, tables, timing
 from bam.cli.plotting import plt
 from bam.cli.stats import as_json
 from bam.cli.study import with_smaller_batches
 from bam.files import JsonObject
-from bam.training import devices, rundir
+from bam.training import devices, rundir, trainer
 from configs.extensions import EXTENSIONS, extended
 
 _DATA = flags.DEFINE_list("data", "features,mnist", "data sets: features, mnist, pixels, digits")
@@ -39,6 +41,9 @@ _OUT = flags.DEFINE_string(
     "out", "docs/results/benchmark/benchmark", "files, less .json, .md and _DATA.png"
 )
 _CORE_HOURS = flags.DEFINE_float("core_hours", 0, "of this process, then it stops; 0: none", 0)
+_TIME = flags.DEFINE_bool(
+    "time", False, "train nothing: time a step of every method, in turn, with nothing else running"
+)
 _DRAW = flags.DEFINE_bool("draw", False, "train nothing: write table and figure of what is there")
 flags.adopt_module_key_flags(sweeps)
 console.require("workdir", "out")
@@ -80,9 +85,11 @@ DATA = {
     "digits": Data("digits", {"num_steps": 10, "model.name": "linear"}, 200, 1),
 }
 SEARCHING, SEEDS, MORE_SEEDS, FIRST = 1000, 5, 10, 2.0
+ROUNDS = 9  # of timed steps
 NEAR_BEST = 0.5  # points below the best, from which on a method gets more seeds
 RATE_FACTOR, CLIP_FACTOR, EXTENSIONS_OF_GRID = 2.0, 3.0, 3
 LARGER = (2, 3, 4)  # batches that counterparts in the same time have
+PLAIN = ("dp_sgd", *(f"dp_sgd_{k}" for k in LARGER))
 LOWEST = -4.0  # gain that the figure shows a point for; below it, the number
 
 
@@ -285,12 +292,14 @@ def seeds_of(cell: Cell, chosen: Mapping[str, float], seeds: range) -> dict[str,
 
 def methods_of(data: str) -> list[str]:
     """The methods that a data set can have, but for counterparts, which follow from times."""
-    named = [n for n in METHODS if not n.startswith("dp_sgd_")]
+    named = [n for n in METHODS if n == "dp_sgd" or n not in PLAIN]
     named = [n for n in named if data in (METHODS[n].only or DATA)]
     return [n for n in named if n in _METHODS.value or not _METHODS.value]
 
 
-def train(data: str, epsilon: float, results: Results) -> dict[Cell, dict[str, float]]:
+def train(
+    data: str, epsilon: float, results: Results, times: JsonObject
+) -> dict[Cell, dict[str, float]]:
     """What is missing of a data set at an ε, but for further seeds; what each cell has chosen."""
     cells = [Cell(data, epsilon, method) for method in methods_of(data)]
     chosen = {cell: search(cell, results)[0] for cell in cells}
@@ -302,9 +311,8 @@ def train(data: str, epsilon: float, results: Results) -> dict[Cell, dict[str, f
             for name, config in seeds_of(cell, chosen[cell], range(seed, seed + 1)).items()
         }
     )
-    found = results.runs()
     for cell in cells:
-        larger = cell._replace(method=counterpart(cell, found))
+        larger = cell._replace(method=counterpart(cell, times))
         if larger not in chosen and larger.method != "dp_sgd":
             chosen[larger] = search(larger, results)[0]
             results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
@@ -332,35 +340,49 @@ def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
     return found.mean if found else 0.0
 
 
-def slowdown(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
-    """Its time over DP-SGD's: the median over the pairs of all ε, on which time does not depend."""
-    ratios = []
-    for epsilon in dict.fromkeys(name.split("/")[1] for name in runs):
-        same = cell._replace(epsilon=float(epsilon.removeprefix("epsilon=")))
-        ours, theirs = (
-            accuracies(x, runs, "seconds") for x in (same, same._replace(method="dp_sgd"))
-        )
-        ratios += [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
-    return statistics.median(ratios) if ratios else 1.0
+def time_steps(data: str) -> JsonObject:
+    """Milliseconds of a step of every method: its median and quartiles."""
+    first = trainer.build(Cell(data, FIRST, "dp_sgd").config())
+    calls, train = {}, first.place(first.dataset.train)
+    for method in dict.fromkeys([*PLAIN, *methods_of(data)]):
+        built = trainer.build(Cell(data, FIRST, method).config(), first.dataset)
+        calls[method], seconds = timing.step_of(built, built.config.expected_batch_size, train)
+        print(f"compiled {data}, {METHODS[method].title}: {seconds:.1f} s", flush=True)
+    measured = timing.measure(calls, ROUNDS, 1)
+    return {
+        method: [1e3 * x for x in timing.summarize(seconds, 0.0)[:3]]
+        for method, seconds in measured.items()
+    }
 
 
-def counterpart(cell: Cell, runs: Mapping[str, JsonObject]) -> str:
-    """DP-SGD with the batch that takes the method's time, to the nearest integer; its own is it."""
-    times = min(max(LARGER), max(1, round(slowdown(cell, runs))))
-    if cell.method.startswith("dp_sgd"):
+def slowdown(cell: Cell, times: JsonObject) -> float | None:
+    """The time of its step over DP-SGD's; None if they have not been measured."""
+    of = times.get(cell.data, {})
+    return of[cell.method][0] / of["dp_sgd"][0] if cell.method in of else None
+
+
+def counterpart(cell: Cell, times: JsonObject) -> str:
+    """DP-SGD with the batch whose step takes nearest to the method's time; its own is it."""
+    own = slowdown(cell, times)
+    if own is None or cell.method in PLAIN:
         return cell.method
-    return f"dp_sgd_{times}" if times > 1 else "dp_sgd"
+    ratios = {name: slowdown(cell._replace(method=name), times) or math.inf for name in PLAIN}
+    return min(PLAIN, key=lambda name: abs(ratios[name] - own))
 
 
 def row(
-    cell: Cell, runs: Mapping[str, JsonObject], at_end: Sequence[str], chosen: JsonObject
+    cell: Cell,
+    runs: Mapping[str, JsonObject],
+    times: JsonObject,
+    at_end: Sequence[str],
+    chosen: JsonObject,
 ) -> JsonObject:
     """What the table says of a cell."""
-    own, time_of = accuracies(cell, runs), slowdown(cell, runs)
+    own, time_of = accuracies(cell, runs), slowdown(cell, times)
     found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
     found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
     found["accuracy"] = as_json(stats.estimate(list(own.values())))
-    others = {"gain": "dp_sgd", "gain_in_time": counterpart(cell, runs)}
+    others = {"gain": "dp_sgd", "gain_in_time": counterpart(cell, times)}
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
     for key, other in others.items():
@@ -385,7 +407,7 @@ COLUMNS: tables.Columns = {
     "C": lambda row: f"{row[CLIP]:.3g}{'*' if CLIP in row['at_end'] else ''}",
     "seeds": lambda row: f"{row['seeds']}",
     "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
-    "time": lambda row: f"{row['slowdown']:.2f}",
+    "time": lambda row: tables.number(row["slowdown"], ".2f"),
     "gain": lambda row: _gain(row, "gain", "dp_sgd"),
     "detectable": lambda row: tables.number(row.get("gain_mde"), ".2f"),
     "in the same time": lambda row: _gain(row, "gain_in_time", row["counterpart"]),
@@ -401,7 +423,7 @@ OF_BAM: tables.Columns = {
 }
 
 
-def report(results: Results, out: Path) -> None:
+def report(results: Results, out: Path, times: JsonObject) -> None:
     """Writes the table, the figure and the rows of all cells that have final runs."""
     runs = results.runs()
     cells = dict.fromkeys(
@@ -413,7 +435,7 @@ def report(results: Results, out: Path) -> None:
     rows = []
     for cell in sorted(cells, key=lambda x: (x.data, x.epsilon, order.index(x.method))):
         chosen, _, at_end = search(cell, results)
-        rows.append(row(cell, runs, at_end, chosen))
+        rows.append(row(cell, runs, times, at_end, chosen))
     made = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
     files.write_json(out.with_name(f"{out.name}_rows.json"), made)
     tables.show(COLUMNS, rows, left=("data", "method"), keep=out.with_name(f"{out.name}.md"))
@@ -454,7 +476,8 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
             handles[f"ε = {x['epsilon']:g}"] = axis.errorbar(
                 gain["mean"], y, xerr=gain["half_width"] or 0.0, fmt="o", ms=5, color=color
             )
-    titles = [f"{METHODS[m].title}  {of_method[m][0]['slowdown']:.1f} ×" for m in order]
+    times = [tables.number(of_method[m][0]["slowdown"], ".1f") for m in order]
+    titles = [f"{METHODS[m].title}  {x} ×" for m, x in zip(order, times, strict=True)]
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
     axis.set_xlabel("points over DP-SGD")
@@ -474,12 +497,20 @@ def main() -> None:
             out.with_name(f"{out.name}.json"), lambda: _DRAW.value or spent() or asked()
         )
         console.use_compilation_cache()
+        path = out.with_name(f"{out.name}_times.json")
+        times = files.read_json(path)["milliseconds"] if path.exists() else {}
+        if _TIME.value:
+            times |= {x: times.get(x, {}) | time_steps(x) for x in _DATA.value}
+            return timing.keep(path, {"rounds": ROUNDS, "milliseconds": times})
+        for data in () if _DRAW.value else _DATA.value:
+            if missing := {*PLAIN, *methods_of(data)} - times.get(data, {}).keys():
+                raise ValueError(f"{data}: no time of {', '.join(sorted(missing))}: --time first")
         try:
             pairs = [(data, float(epsilon)) for data in _DATA.value for epsilon in _EPSILONS.value]
-            for chosen in [train(*pair, results) for pair in pairs if not _DRAW.value]:
+            for chosen in [train(*x, results, times) for x in pairs if not _DRAW.value]:
                 train_more(chosen, results)
         finally:
-            report(results, out)
+            report(results, out, times)
 
 
 if __name__ == "__main__":
