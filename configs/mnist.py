@@ -2,8 +2,8 @@
 
 Command:   bam train --config=configs/mnist.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
-Hardware:  any CPU. DP-SGD: 97.35 % at ε = 3, 8 minutes on one core with
-           --config.microbatch_size=1 (docs/results_other.md). DP-SAT and BAM: not run.
+Hardware:  any CPU; --config.microbatch_size=1 is the fastest there. Accuracy: not run with this
+           version.
 Clip norm: 1, or a quantile of gradient norms on public data, for example scikit-learn's digits:
            --config.public_clip.dataset=digits --config.public_clip.quantile=0.5. Not run.
 
