@@ -74,6 +74,8 @@ PAGES = {
         "medium, one rate": "docs/results/cifar10_medium/one_rate/table1.md",
         "medium, double": "docs/results/cifar10_medium/double/table1.md",
         "medium, larger": "docs/results/cifar10_medium/larger.md",
+        "medium, bias": "docs/figures/batch_2048/figure2_effects.md",
+        "medium, strengths": "docs/results/cifar10_medium/strengths.md",
         "medium, double searched": "docs/results/cifar10_medium/double/search.md",
     },
     "docs/results_prior.md": {

@@ -62,7 +62,7 @@ def gains() -> None:
     axis.axvline(0, color=BLACK, lw=1)
     axis.axhspan(len(rows) - 2.5, len(rows), color=RED, alpha=0.12, lw=0)
     _rows(axis, rows)
-    axis.set(xlim=(-1.4, 5.4), xlabel="points over DP-SGD, 95 % interval")
+    axis.set(xlim=(-1.6, 5.4), xlabel="points over DP-SGD, 95 % interval")
 
 
 def time() -> None:
@@ -77,6 +77,7 @@ def time() -> None:
             axis.text(*place, text, va="center", color=color, weight="bold")
         longest = max(ratio for _, ratio, _ in points)
         axis.set(title=title, ylabel="test accuracy, %", xlim=(0.85, 2 * longest))
+        axis.margins(y=0.12)
         plotting.log_axis(axis, (x for x in (1, 2, 4, 8) if x < 1.1 * longest))
     axes.flat[-1].set_xlabel("training time, × DP-SGD's")
 
