@@ -2,8 +2,7 @@
 
 Command:   bam train --config=configs/mnist.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER
-Hardware:  any CPU; --config.microbatch_size=1 is the fastest there. Accuracy: not run with this
-           version.
+Hardware:  any CPU. Accuracy: not run with this version.
 Clip norm: 1, or a quantile of gradient norms on public data, for example scikit-learn's digits:
            --config.public_clip.dataset=digits --config.public_clip.quantile=0.5. Not run.
 

@@ -16,7 +16,7 @@ import fcntl
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -319,14 +319,16 @@ def train(
     return chosen
 
 
-def train_more(chosen: Mapping[Cell, Mapping[str, float]], results: Results) -> None:
-    """Further seeds for the cells of a data set and an ε near the best, and for DP-SGD."""
-    means = {cell: _mean(cell, results.runs()) for cell in chosen}
-    for cell, mean in means.items():
-        if mean >= max(means.values()) - NEAR_BEST:
-            for compared in (cell, cell._replace(method="dp_sgd")):
-                if compared in chosen:
-                    results.of(seeds_of(compared, chosen[compared], range(MORE_SEEDS)))
+def train_more(cells: Iterable[Cell], results: Results, times: JsonObject) -> None:
+    """Further seeds for cells near the best of their data and ε, and for what they stand beside."""
+    runs = results.runs()
+    for cell in cells:
+        best = max(_mean(cell._replace(method=method), runs) for method in METHODS)
+        if _mean(cell, runs) >= best - NEAR_BEST:
+            for method in dict.fromkeys([cell.method, "dp_sgd", counterpart(cell, times)]):
+                compared = cell._replace(method=method)
+                chosen = search(compared, results)[0]
+                results.of(seeds_of(compared, chosen, range(MORE_SEEDS)))
 
 
 def accuracies(cell: Cell, runs: Mapping[str, JsonObject], key: str = "accuracy") -> dict[int, Any]:
@@ -500,7 +502,7 @@ def main() -> None:
         path = out.with_name(f"{out.name}_times.json")
         times = files.read_json(path)["milliseconds"] if path.exists() else {}
         if _TIME.value:
-            times |= {x: times.get(x, {}) | time_steps(x) for x in _DATA.value}
+            times |= {x: time_steps(x) for x in _DATA.value}  # all in turn, or no ratio is right
             return timing.keep(path, {"rounds": ROUNDS, "milliseconds": times})
         for data in () if _DRAW.value else _DATA.value:
             if missing := {*PLAIN, *methods_of(data)} - times.get(data, {}).keys():
@@ -508,7 +510,7 @@ def main() -> None:
         try:
             pairs = [(data, float(epsilon)) for data in _DATA.value for epsilon in _EPSILONS.value]
             for chosen in [train(*x, results, times) for x in pairs if not _DRAW.value]:
-                train_more(chosen, results)
+                train_more(chosen, results, times)
         finally:
             report(results, out, times)
 
