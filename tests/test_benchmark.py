@@ -85,9 +85,8 @@ def test_finished_runs_are_in_the_file_alone_and_not_trained_again(finished, tmp
 
 
 def test_a_budget_that_is_spent_ends_it_with_what_is_there(finished, tmp_path):
-    (tmp_path / "benchmark_times.json").write_bytes(
-        (finished[0] / "benchmark_times.json").read_bytes()
-    )
+    times = "benchmark_times.json"
+    (tmp_path / times).write_text((finished[0] / times).read_text())
     done = run(tmp_path, "--core_hours=1e-9")
     assert done.returncode == 3
     assert "unknown: x" in run(tmp_path, "--methods=x").stderr

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -297,10 +297,8 @@ def methods_of(data: str) -> list[str]:
     return [n for n in named if n in _METHODS.value or not _METHODS.value]
 
 
-def train(
-    data: str, epsilon: float, results: Results, times: JsonObject
-) -> dict[Cell, dict[str, float]]:
-    """What is missing of a data set at an ε, but for further seeds; what each cell has chosen."""
+def train(data: str, epsilon: float, results: Results, times: JsonObject) -> list[Cell]:
+    """Trains what is missing of a data set at an ε, but for further seeds; returns its cells."""
     cells = [Cell(data, epsilon, method) for method in methods_of(data)]
     chosen = {cell: search(cell, results)[0] for cell in cells}
     results.of(
@@ -316,7 +314,7 @@ def train(
         if larger not in chosen and larger.method != "dp_sgd":
             chosen[larger] = search(larger, results)[0]
             results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
-    return chosen
+    return list(chosen)
 
 
 def train_more(cells: Iterable[Cell], results: Results, times: JsonObject) -> None:
@@ -331,10 +329,14 @@ def train_more(cells: Iterable[Cell], results: Results, times: JsonObject) -> No
                 results.of(seeds_of(compared, chosen, range(MORE_SEEDS)))
 
 
-def accuracies(cell: Cell, runs: Mapping[str, JsonObject], key: str = "accuracy") -> dict[int, Any]:
-    """Seed -> accuracy, or something else, of the cell's final runs."""
+def accuracies(cell: Cell, runs: Mapping[str, JsonObject]) -> dict[int, float]:
+    """Seed -> accuracy of the cell's final runs."""
     before = f"{cell.name}/seed"
-    return {int(k.removeprefix(before)): x[key] for k, x in runs.items() if k.startswith(before)}
+    return {
+        int(name.removeprefix(before)): run["accuracy"]
+        for name, run in runs.items()
+        if name.startswith(before)
+    }
 
 
 def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
@@ -478,8 +480,9 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
             handles[f"ε = {x['epsilon']:g}"] = axis.errorbar(
                 gain["mean"], y, xerr=gain["half_width"] or 0.0, fmt="o", ms=5, color=color
             )
-    times = [tables.number(of_method[m][0]["slowdown"], ".1f") for m in order]
-    titles = [f"{METHODS[m].title}  {x} ×" for m, x in zip(order, times, strict=True)]
+    titles = [
+        f"{METHODS[m].title}  {tables.number(of_method[m][0]['slowdown'], '.1f')} ×" for m in order
+    ]
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
     axis.set_xlabel("points over DP-SGD")
@@ -509,8 +512,8 @@ def main() -> None:
                 raise ValueError(f"{data}: no time of {', '.join(sorted(missing))}: --time first")
         try:
             pairs = [(data, float(epsilon)) for data in _DATA.value for epsilon in _EPSILONS.value]
-            for chosen in [train(*x, results, times) for x in pairs if not _DRAW.value]:
-                train_more(chosen, results, times)
+            for cells in [train(*x, results, times) for x in pairs if not _DRAW.value]:
+                train_more(cells, results, times)
         finally:
             report(results, out, times)
 
