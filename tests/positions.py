@@ -14,7 +14,7 @@ import optax
 
 import bam
 from bam import models
-from bam.core import clipping, engine, fixed_point, sampling
+from bam.core import clipping, engine, fixed_point, pytree, sampling
 from bam.training import devices
 
 CLIP = bam.clip_by_l2_norm(1.0)
@@ -47,11 +47,10 @@ def on_an_edge(size, tries=50):
 
 
 def noised_sum(size, keep_places, w, data, mask):
-    noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    options = {"microbatch_size": size, "noise": noise, "mask": mask, "mesh": None}
-    options |= {"then": clipping.bounded_by(CLIP, CLIP.init(w)), "sensitivity": 1.0}
-    summed = engine.sum_in_place if keep_places else engine.per_example_sum
-    return summed(bam.dp_sgd(squared).grad, w, data, **options)[0]
+    noise = bam.GaussianNoise(bam.seeded_key(0), SIGMA * clipping.ROUNDING)
+    options = {"microbatch_size": size, "noise": noise, "mask": mask}
+    options |= {"bound": clipping.bound_of(CLIP, CLIP.init(w)), "draw_places": not keep_places}
+    return engine.per_example_sum(bam.dp_sgd(squared).grad, w, data, **options)[0]
 
 
 def through_privatize(w, data, mask):
@@ -112,16 +111,17 @@ def exp_log(p, example):
 def checksums(size, loss, make, params, data, mask, mesh):
     """A number of each row's integers; and, packed, of each place's."""
     noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
-    bounded = clipping.bounded_by(CLIP, CLIP.init(params))
+    bound = clipping.bound_of(CLIP, CLIP.init(params))
 
-    def then(params, grads):
-        summand, _ = bounded(params, grads)
+    def checked(params, grads):
+        summand, _ = bound.summand(params, grads)
         cut = [fixed_point.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
         mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
         return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
 
-    options = {"microbatch_size": size, "noise": noise, "mesh": mesh, "sensitivity": 1.0}
-    return engine.per_example_sum(make(loss).grad, params, data, then=then, mask=mask, **options)[1]
+    options = {"microbatch_size": size, "noise": noise, "mesh": mesh, "mask": mask}
+    options["bound"] = bound._replace(summand=checked)
+    return engine.per_example_sum(make(loss).grad, params, data, **options)[1]
 
 
 def rows_that_change(size, loss, make, params, data, mesh=None):
@@ -174,25 +174,31 @@ def cancelling(scale, example):
     return {"u": difference * scale, "v": difference.sum() * scale}
 
 
-def moved_by_one(clip, fn, held=True, size=8, dim=3, scale=1e12):
+def moved_by_one(clip, fn, in_memory=True, size=8, dim=3, scale=1e12):
     """The most, over S, that one of 24 rows moves the sum."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(24, dim)).astype(np.float32) for _ in "ab")
     data = {"a": a, "b": b, "c": (a * b).astype(np.float32)}
     noise = bam.gaussian_noise(clip, SIGMA, bam.seeded_key(0))
-    options = {"microbatch_size": size, "noise": noise, "sensitivity": 1.0}
     grad = lambda _, example: fn(jnp.float32(scale), example)  # noqa: E731
-    then = clipping.bounded_by(clip, clip.init(None))
-    if held:
-        options["then"] = then
-    else:
-        barrier = jax.lax.optimization_barrier  # which XLA's CPU compiler drops before it fuses
-        grad = lambda _, example: then(None, barrier(fn(jnp.float32(scale), example)))  # noqa: E731
-    total = jax.jit(lambda mask: engine.per_example_sum(grad, None, data, mask=mask, **options)[0])
-    none, most = total(np.zeros(24, bool)), 0.0
+
+    @jax.jit
+    def total(mask, noise):
+        return bam.clipped_sum(
+            grad, clip, None, data, mask=mask, microbatch_size=size, noise=noise
+        )[0]
+
+    def barrier(read, values, carry, turns):
+        del turns  # XLA's CPU compiler drops the barrier before it fuses
+        return read(jax.lax.optimization_barrier(values), carry)
+
+    most, read_from_memory = 0.0, pytree.read_from_memory
+    pytree.read_from_memory = read_from_memory if in_memory else barrier
+    none = total(np.zeros(24, bool), noise)
     for row in range(24):
-        change = jax.tree.map(jnp.subtract, total(np.arange(24) == row), none)
+        change = jax.tree.map(jnp.subtract, total(np.arange(24) == row, noise), none)
         most = max(most, float(optax.tree.norm(change)))
+    pytree.read_from_memory = read_from_memory
     return most
 
 
@@ -206,13 +212,13 @@ def moved_in_a_whole_batch(num=8):
     state = tx.init(jax.tree.map(lambda x: jnp.zeros(x.shape), like))
 
     @jax.jit
-    def noised(scale, data):
+    def noised(scale, data, state):
         return tx.update(jax.vmap(cancelling, (None, 0))(scale, data), state, mask=None)[0]
 
-    none, most = noised(jnp.float32(1e12), jax.tree.map(np.zeros_like, data)), 0.0
+    none, most = noised(jnp.float32(1e12), jax.tree.map(np.zeros_like, data), state), 0.0
     for row in range(num):
         one = jax.tree.map(lambda x: np.where(np.arange(num)[:, None] == row, x, 0), data)  # noqa: B023
-        change = jax.tree.map(jnp.subtract, noised(jnp.float32(1e12), one), none)
+        change = jax.tree.map(jnp.subtract, noised(jnp.float32(1e12), one, state), none)
         most = max(most, float(optax.tree.norm(change)))
     return most
 
@@ -232,7 +238,7 @@ def cancelling_changes():
         ),
     }
     found["privatize, of all rows"] = moved_in_a_whole_batch()
-    return found | {"control": moved_by_one(CLIP, cancelling, held=False)}
+    return found | {"control": moved_by_one(CLIP, cancelling, in_memory=False)}
 
 
 if __name__ == "__main__":

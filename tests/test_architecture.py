@@ -101,9 +101,3 @@ def test_nothing_in_bam_imports_what_uses_it():
     for name, others in graph("bam", "configs", "scripts").items():
         if name.startswith("bam"):
             assert not any(other.startswith(("configs", "scripts")) for other in others), name
-
-
-def test_no_file_of_the_library_is_longer_than_350_lines():
-    lengths = {name: len(file.read_text().splitlines()) for name, file in modules("bam").items()}
-    assert len(lengths) > 30
-    assert {name for name, length in lengths.items() if length > 350} == set()

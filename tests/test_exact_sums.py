@@ -36,8 +36,12 @@ def float32_sum(rows):
     return total
 
 
-@functools.partial(jax.jit, static_argnames=("microbatch_size", "mesh"))
 def noised_sum(rows, mask, microbatch_size, mesh=None, noise=NOISE):
+    return _noised_sum(rows, mask, microbatch_size, mesh, noise)
+
+
+@functools.partial(jax.jit, static_argnames=("microbatch_size", "mesh"))
+def _noised_sum(rows, mask, microbatch_size, mesh, noise):
     return bam.clipped_sum(
         given, CLIP, jnp.zeros(1), rows,
         mask=mask, microbatch_size=microbatch_size, mesh=mesh, noise=noise,
@@ -157,10 +161,10 @@ LIARS = {
 def test_an_output_beyond_the_declared_bound_counts_for_nothing_and_is_counted(liar, noise):
     rows = jnp.array([[0.1, 0.2], [30.0, 40.0], [0.0, 0.3]])
     summed = jax.jit(
-        lambda mask: bam.clipped_sum(given, liar, jnp.zeros(2), rows, mask=mask, noise=noise)
+        lambda mask, noise: bam.clipped_sum(given, liar, jnp.zeros(2), rows, mask=mask, noise=noise)
     )
-    (total, norms), kept = summed(jnp.ones(3, bool)), jnp.array([True, False, True])
-    expected, _ = summed(kept)
+    (total, norms), kept = summed(jnp.ones(3, bool), noise), jnp.array([True, False, True])
+    expected, _ = summed(kept, noise)
     cases.assert_same_bits(total, expected)
     np.testing.assert_array_equal(np.isfinite(norms), kept)
     private = bam.privatize(liar, 1.0, 1, bam.seeded_key(3))

@@ -102,6 +102,28 @@ def test_what_is_in_order_is_finite_where_traced_and_equal():  # the control
         assert np.isfinite(gradient).all()
 
 
+def test_a_batch_is_used_once_whatever_the_state_and_a_state_is_made_once():
+    private, tx, state, batches = begun()
+    with pytest.raises(RuntimeError, match="a second one has the same noise"):
+        tx.init(jnp.zeros(2))
+    batch = next(batches)
+    _, after = tx.update(batch, state, jnp.zeros(2))
+    with pytest.raises(ValueError, match="the batch of step 1 was used before"):
+        tx.update(batch, state, jnp.ones(2))  # at other weights: the difference has no noise
+    tx.update(next(batches), after, jnp.zeros(2))  # the control
+    assert private.steps_begun == 2
+
+
+def test_noise_that_a_vmap_over_weights_would_add_twice_is_refused():
+    _, tx, state, batches = begun()
+    batch = next(batches)
+    with pytest.raises(ValueError, match="the same noise would be added more than once"):
+        jax.vmap(tx.update, (None, None, 0))(batch, state, jnp.ones((2, 2)))
+    constant = jax.jit(lambda w: tx.update(batch, state, w)[0])
+    with pytest.raises(ValueError, match="the same noise would be added more than once"):
+        constant(jnp.zeros(2))
+
+
 def test_a_state_cannot_be_made_again_or_traced_and_a_training_not_copied_or_transformed_twice():
     private, tx, _, batches = begun()
     with pytest.raises(RuntimeError, match="outside of jit"):

@@ -192,7 +192,7 @@ def _facts(
             return parts_of_sum
         if scope.endswith("microbatches/while"):
             return groups / parts_of_sum if "carries" in scope else groups
-        if scope.endswith("held/while"):  # see `bam.core.pytree.once_in_memory`
+        if scope.endswith("from_memory/while"):  # see `bam.core.pytree.read_from_memory`
             return 1
         uncounted.add(scope)
         return 1

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import hmac
 import secrets
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, UInt32
+
+from bam.core.tracing import being_traced
 
 CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
@@ -80,7 +83,7 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
     start = [numbers if x is None else one * xp.asarray(x).astype(xp.uint32) for x in known]
     rows: PyTree = [start[i : i + 4] for i in range(0, 16, 4)]
     if xp is jnp:  # rolled: it compiles in a second, and is no slower
-        rows = jax.lax.fori_loop(0, 10, lambda _, rows: _double_round(rows), rows)
+        rows = _ten_double_rounds(rows)
     else:
         rows = [np.stack(row) for row in rows]
         for _ in range(10):
@@ -94,6 +97,11 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
 def words(key: np.ndarray, num: int, nonce: Sequence[int]) -> UInt32[np.ndarray, " num"]:
     """The first words of a stream, in order, for the host."""
     return blocks(key, np.arange(-(-num // 16), dtype=np.uint32), nonce).T.ravel()[:num]
+
+
+@jax.jit
+def _ten_double_rounds(rows: PyTree) -> PyTree:
+    return jax.lax.fori_loop(0, 10, lambda _, rows: _double_round(rows), rows)
 
 
 def _double_round(rows: PyTree) -> PyTree:
@@ -127,13 +135,6 @@ def _quarter_round(a: Words, b: Words, c: Words, d: Words) -> tuple[Words, Words
 
 def _rotated(x: Words, bits: int) -> Words:
     return (x << bits) | (x >> (32 - bits))
-
-
-def being_traced() -> bool:
-    """Whether JAX traces a function now, or maps or differentiates one."""
-    from jax._src import core  # nothing public tells a `vmap` from an ordinary call
-
-    return not core.trace_state_clean()
 
 
 def secret_key() -> UInt32[Array, "8"]:
@@ -196,30 +197,42 @@ def check_key(key: object) -> None:
 
 
 _given: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
+_in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()  # by their words
 
 
 def claimed(key: UInt32[Array, "8"]) -> Callable[[PyTree], None]:
     """Takes a key for one transform; returns what checks that it starts for one set of parameters.
 
-    A key that is traced cannot be told from others.
+    A key that was given before is refused. Of another with the same words, as a seed gives them
+    twice, a warning is issued while the transform that has them exists: in two trainings that are
+    compared they are right, in one they are not. A key that is traced cannot be told from others.
     """
     check_key(key)
-    if not isinstance(key, jax.core.Tracer):
-        if _given.get(id(key)) is key:
-            raise ValueError(
-                "this key was given to a transform before, and two with one key add equal noise: "
-                "make one for each, with bam.secret_key()"
-            )
-        _given[id(key)] = key
     started: list[object] = []
 
     def check_start(params: PyTree) -> None:
-        of_these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
-        if started and started[0] != of_these:
+        these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
+        if started and started[0] != these:
             raise ValueError(
                 "this transform began for other parameters before, to which it adds the same "
                 "noise: make one for each, with a key of its own"
             )
-        started[:] = [of_these]
+        started[:] = [these]
 
+    if isinstance(key, jax.core.Tracer):
+        return check_start
+    if _given.get(id(key)) is key:
+        raise ValueError(
+            "this key was given to a transform before, and two with one key add equal noise: "
+            "make one for each, with bam.secret_key()"
+        )
+    words = hashlib.sha256(np.asarray(key).tobytes()).digest()
+    if words in _in_use:
+        warnings.warn(
+            "another transform has a key of the same words, as of one seed, and adds equal noise: "
+            "in one training, give each a label, seeded_key(seed, label)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    _given[id(key)], _in_use[words] = key, check_start
     return check_start

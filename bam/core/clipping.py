@@ -5,16 +5,18 @@ noise is scaled. Of the transforms of this file that is proved: with $u = 2^{-24
 is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product,
 quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
 gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
-the engine measures the output, and drops an example that breaks the promise.
+the engine measures the output, the very integers that it adds, and drops an example that breaks the
+promise.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree
 from bam.core.pytree import Grads, Params
@@ -67,6 +69,9 @@ class BoundedTransformation(optax.GradientTransformation):
         self.finish = finish
         self.is_proved = False
         return self
+
+    # A pair of functions says too little: the same two may be given with another bound.
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
 
 def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
@@ -222,21 +227,15 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
-    last = transforms[-1]
-    # So that the last one scales the very numbers whose norm it takes.
-    held = optax.stateless(lambda grads, params: _held(grads))
-    chained = (
-        optax.chain(*transforms)
-        if len(transforms) == 1
-        else optax.chain(*transforms[:-1], held, last)
-    )
+    last, chained = transforms[-1], optax.chain(*transforms)
 
     def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
         private_grad, last_state = finish(last, mean, state[-1])
         return private_grad, (*state[:-1], last_state)
 
     bounded = BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
-    bounded.is_proved = last.is_proved
+    # Of several, the last may scale other numbers than those whose norm it takes.
+    bounded.is_proved = last.is_proved and len(transforms) == 1
     return bounded
 
 
@@ -256,48 +255,52 @@ def sensitivity_of(clip: optax.GradientTransformation) -> float:
     return sensitivity
 
 
-def bounded_by(
-    clip: optax.GradientTransformation, clip_state: PyTree
-) -> Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]:
-    """`(params, gradient) -> (summand, norm)` of one example, whose gradient is in memory.
+class Bound(NamedTuple):
+    """A clip in one step: what it makes of one example's gradient, and whether that is proved.
 
-    The norm, before clipping, is not finite where the example was dropped. ValueError if the clip
-    declares no `sensitivity`.
+    Attributes:
+      summand: `(params, gradient) -> (summand, norm)`: what the clip makes of the gradient, zeros
+        where that is not finite, and the gradient's norm before.
+      sensitivity: S, which the clip declares.
+      is_proved: whether a summand surely keeps S, if norm and summand are of the same numbers.
     """
+
+    summand: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
+    sensitivity: float
+    is_proved: bool
+
+
+def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
+    """The bound of a clip in this state; ValueError if it declares no `sensitivity`."""
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
         raise ValueError(
             "clipped_sum needs a bounded transform, one with a `sensitivity`: "
             "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
         )
-    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
 
-    def bounded(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
+    def summand(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         pytree.check_real(grads)
         # What is narrower than 32 bits is bounded in 32: there rounding lifts no norm.
         grads = jax.tree.map(pytree.at_least_float32, grads)
         norm = pytree.l2_norm(grads)
-        summand, _ = clip.update(grads, clip_state, params)
-        within = jnp.isfinite(norm)
-        if sensitivity < math.inf and not is_proved:
-            summand = _held(summand)
-            length = pytree.l2_norm(summand)
-            # Half of what ROUNDING allows; the other half is for the rounding of `length`.
-            within &= jnp.isfinite(length) & (length <= sensitivity * (1 + ROUNDING) / 2)
-        # Entries whose squares underflow have a length of 0, but are not 0.
-        kept = jax.tree.map(lambda x: jnp.where(within & (sensitivity > 0), x, 0), summand)
-        return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+        clipped, _ = clip.update(grads, clip_state, params)
+        pytree.check_real(clipped)
+        # Entries whose squares underflow have a norm of 0, but are not 0.
+        keep = jnp.isfinite(norm) & (sensitivity > 0)
+        return jax.tree.map(lambda x: jnp.where(keep, x, 0), clipped), norm
 
-    return bounded
+    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
+    return Bound(summand, float(sensitivity), is_proved)
 
 
-def _held(grads: PyTree) -> PyTree:
-    """The same numbers in memory, see `pytree.once_in_memory`; NaN everywhere where one is NaN."""
-    not_nan = pytree.l2_norm(grads) >= 0
-    nans = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), grads)
-    copy = lambda x, _: (x, not_nan)  # noqa: E731
-    held: PyTree = pytree.once_in_memory(copy, grads, not_nan.astype(jnp.int32), nans)
-    return held
+def is_within(summand: PyTree, limit: float) -> Bool[Array, ""]:
+    """Whether a summand, of floats or integers, has an L2 norm of at most `limit` · ROUNDING.
+
+    Half of that rounding is allowed here; the other half is for the rounding of the norm.
+    """
+    length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
+    return jnp.isfinite(length) & (length <= limit * (1 + ROUNDING) / 2)
 
 
 def _proved(

@@ -1,11 +1,12 @@
 """The sum of bounded per-example gradients, and its noise, in constant memory.
 
 `clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
-training's. Both are a `per_example_sum`, whose seams are a few lines each:
+training's. Both are a `per_example_sum`, which reads from top to bottom:
 
-* where a row stands in its microbatch: `bam.core.places`, in which no other row has a say;
-* how examples are grouped, and that no more groups run than hold one: `bam.core.microbatches`;
-* how devices share them, and where the sum meets its noise: `sum_in_place`.
+1. `per_example_sum` gives each row its place (`bam.core.places`, in which no other row has a say)
+   and each device its rows; there the sum meets its noise;
+2. `_sum_microbatches` runs as many microbatches as hold a real row;
+3. `_add_microbatch` bounds the gradients of one, and adds them.
 
 With noise, sum and noise are integers (`bam.core.fixed_point`) until they are added up.
 """
@@ -22,10 +23,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import fixed_point, places, pytree
 from bam.core.chacha import check_step
-from bam.core.clipping import bounded_by
+from bam.core.clipping import Bound, bound_of, is_within
 from bam.core.fixed_point import GaussianNoise
-from bam.core.microbatches import Then, pad_rows, sum_of_group, sum_over_groups, wide
 from bam.core.pytree import Grads, Params
+from bam.core.tracing import check_is_argument, compiled_once
 
 
 def clipped_sum(
@@ -54,6 +55,9 @@ def clipped_sum(
     for any number of rows, microbatch size and number of devices. Without noise sums are
     floating-point ones: their rounding depends on all rows, and noise added later does not cover
     that.
+
+    Outside of `jax.jit` this is compiled once for each `grad_fn`, `clip` and set of shapes, as by
+    `jax.jit`: make these two once, before a loop, and let `grad_fn` be pure.
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
@@ -91,16 +95,39 @@ def clipped_sum(
       >>> print(total, norms)
       [0.6 1.3] [5.  0.5 0. ]
     """
+    clip_state = clip.init(params) if clip_state is None else clip_state
+    bound_of(clip, clip_state)
+    _checked(batch, mask, microbatch_size, mesh)
+    if noise is not None:
+        check_step(noise.step)
+        check_is_argument((noise.key, noise.step), (params, batch, mask, clip_state))
+    total = compiled_once(
+        _clipped_sum, grad_fn=grad_fn, clip=clip, microbatch_size=microbatch_size, mesh=mesh
+    )
+    return total(params, batch, mask, noise, clip_state)
+
+
+def _clipped_sum(
+    params: Params,
+    batch: PyTree,
+    mask: Array | None,
+    noise: GaussianNoise | None,
+    clip_state: PyTree,
+    *,
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[PyTree, Float[Array, " batch"]]:
     return per_example_sum(
         grad_fn,
         params,
         batch,
-        then=bounded_by(clip, clip.init(params) if clip_state is None else clip_state),
+        bound=bound_of(clip, clip_state),
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
         noise=noise,
-        sensitivity=getattr(clip, "sensitivity", math.inf),
     )
 
 
@@ -120,23 +147,37 @@ def plain_sum(
     `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
     float32 or wider.
     """
-    batch_size, size, mask = _groups(batch, mask, microbatch_size, mesh)
+    _checked(batch, mask, microbatch_size, mesh)
+    total = compiled_once(_plain_sum, loss_fn=loss_fn, microbatch_size=microbatch_size, mesh=mesh)
+    return total(params, batch, mask)
 
-    def group_grad(params: Params, group: PyTree) -> tuple[Grads, Float[Array, ""]]:
+
+def _plain_sum(
+    params: Params,
+    batch: PyTree,
+    mask: Array | None,
+    *,
+    loss_fn: Callable[[Params, PyTree], Float[Array, ""]],
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> Grads:
+    batch_size, size, mask = _checked(batch, mask, microbatch_size, mesh)
+
+    def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
-            examples, keep = group
-            return jnp.sum(jnp.where(keep, pytree.of_rows(loss_fn, size)(params, examples), 0))
+            examples, mask = microbatch
+            return jnp.sum(jnp.where(mask, pytree.of_rows(loss_fn, size)(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
 
-    groups: PyTree = jax.tree.map(
+    microbatches: PyTree = jax.tree.map(
         lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),
         pad_rows((batch, mask), -batch_size % size),
     )
-    total, _ = per_example_sum(
-        group_grad, params, groups, mask=jnp.any(groups[1], axis=1), microbatch_size=1, mesh=mesh
-    )
-    return total
+    is_real = jnp.any(microbatches[1], axis=1)
+    return per_example_sum(
+        microbatch_grad, params, microbatches, mask=is_real, microbatch_size=1, mesh=mesh
+    )[0]
 
 
 def per_example_sum(
@@ -144,100 +185,83 @@ def per_example_sum(
     params: Params,
     batch: PyTree,
     *,
-    then: Then | None = None,
+    bound: Bound | None = None,
     mask: Bool[Array, " batch"] | None = None,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
     noise: GaussianNoise | None = None,
-    sensitivity: float = math.inf,
+    draw_places: bool = True,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
     r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
 
-    What all sums over examples are made of; it bounds nothing. Groups after the last real row are
-    not run. With noise, the rows' places in the groups are drawn: `bam.core.places`.
+    What all sums over examples are made of. Microbatches after the last real row are not run. It is
+    to be compiled as a whole, by `jax.jit`: its loops are new in each call.
 
     Args, besides those of `clipped_sum`:
-      fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar.
-      then: `(params, made) -> (summands, number)` of what `fn` made, which is then in memory: all
-        that is computed of it reads the same numbers.
-      sensitivity: with noise, the most that the L2 norm of `summands` can be.
+      fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar; with a bound
+        `(params, example) -> gradient`.
+      bound: what bounds that gradient, needed for noise. It reads the gradient from memory, so that
+        the norm is of the very numbers that are scaled.
+      draw_places: with noise, whether rows stand at drawn places (`bam.core.places`); otherwise at
+        theirs in the batch, which is then to be padded by a law of its own.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
-    num_rows, size, mask = _groups(batch, mask, microbatch_size, mesh)
-    summed = functools.partial(
-        sum_in_place, fn, params, then=then, mesh=mesh, noise=noise, sensitivity=sensitivity
-    )
-    if noise is None or noise.std == 0 or num_rows == 0:
-        return summed(batch, mask=mask, microbatch_size=size)
-    check_step(noise.step)
-    size = min(size, fixed_point.rows_per_sum(sensitivity, noise.std, num_rows))
-    rows = places.drawn(noise, mask, size, mesh.size if mesh else 1)
-    batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(rows, num_rows - 1)], batch)
-    mask = mask.at[rows].get(mode="fill", fill_value=False)
-    total, numbers = summed(batch, mask=mask, microbatch_size=size)
-    # Back to where the rows stand in the batch.
-    return total, jnp.zeros(num_rows, numbers.dtype).at[rows].set(numbers, mode="drop")
-
-
-def sum_in_place(
-    fn: Callable[[Params, PyTree], PyTree],
-    params: Params,
-    batch: PyTree,
-    *,
-    then: Then | None,
-    mask: Bool[Array, " batch"] | None,
-    microbatch_size: int,
-    mesh: jax.sharding.Mesh | None,
-    noise: GaussianNoise | None,
-    sensitivity: float,
-) -> tuple[PyTree, Float[Array, " batch"]]:
-    """`per_example_sum` of rows that stay at their places in the batch: the caller's law.
-
-    Devices take rows in turn, so that real rows, which stand first, are shared evenly.
-    """
-    batch_size, group_size, mask = _groups(batch, mask, microbatch_size, mesh)
-    num_devices, axis = (mesh.size, mesh.axis_names[0]) if mesh else (1, None)
-    noise = noise if noise is not None and noise.std > 0 else None
-    rows_per_carry = None
-    if noise is not None:
+    num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
+    num_devices = mesh.size if mesh else 1
+    most_rows = None
+    if noise is None or noise.std == 0:
+        noise = None
+    elif bound is None:
+        raise ValueError("noise needs a bound on what it is to hide")
+    else:
         check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
-        rows_per_carry = fixed_point.rows_per_sum(sensitivity, noise.std, batch_size)
-        group_size = min(group_size, rows_per_carry)
-    of_group = sum_of_group(fn, then, None if noise is None else noise.spacing, group_size)
+        most_rows = fixed_point.rows_per_sum(bound.sensitivity, noise.std, num_rows)
+        size = min(size, most_rows)
+    places_of_rows = None
+    if noise is not None and draw_places and num_rows:
+        places_of_rows = places.drawn(noise, mask, size, num_devices)
+        batch = jax.tree.map(
+            lambda x: jnp.asarray(x)[jnp.minimum(places_of_rows, num_rows - 1)], batch
+        )
+        mask = mask.at[places_of_rows].get(mode="fill", fill_value=False)
 
-    def of_device(
+    one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    like, _ = jax.eval_shape(lambda p, row: _summand(bound, None, p, fn(p, row)), params, one_row)
+
+    def sum_on_device(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, numbers = sum_over_groups(
-            of_group, like, params, batch, mask, group_size, rows_per_carry
+        total, numbers = _sum_microbatches(
+            fn, bound, params, batch, mask, like, size, noise, most_rows
         )
         if noise is not None:
-            device = jax.lax.axis_index(axis) if axis else 0
+            device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
             total = fixed_point.add_share(noise, total, device, num_devices)
-        if axis:
-            total = jax.tree.map(lambda x: jax.lax.psum(x, axis), total)
+        if mesh:
+            total = jax.tree.map(lambda x: jax.lax.psum(x, mesh.axis_names[0]), total)
         return total, numbers[None, : mask.shape[0]]
 
-    def share_out(x: Array) -> Array:  # [rows, …] -> [devices, rows of each, …]
+    def share_out(x: Array) -> Array:
+        # [rows, …] -> [devices, rows of each, …]. Devices take rows in turn, so that real rows,
+        # which stand first, are shared evenly.
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
-    one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    like, _ = jax.eval_shape(lambda p, row: wide(then, p, fn(p, row)), params, one_row)
-    shares = jax.tree.map(share_out, pad_rows((batch, mask), -batch_size % num_devices))
-    sum_of_shares: Callable[..., tuple[PyTree, Array]] = of_device
+    sum_on_devices: Callable[..., tuple[PyTree, Array]] = sum_on_device
     if mesh:
-        split, same = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-        sum_of_shares = jax.shard_map(
-            of_device,
+        split, same = jax.sharding.PartitionSpec(*mesh.axis_names), jax.sharding.PartitionSpec()
+        sum_on_devices = jax.shard_map(
+            sum_on_device,
             mesh=mesh,
             in_specs=(same, split, split, same),
             out_specs=(same, split),
             check_vma=False,
         )
-    total, numbers = sum_of_shares(params, *shares, noise)
+    shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
+    total, numbers = sum_on_devices(params, *shares, noise)
+    numbers = numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
     if noise is not None:
         total = jax.tree.map(
             lambda x, t: fixed_point.to_float(fixed_point.carried(t), noise.spacing, x.dtype),
@@ -246,13 +270,144 @@ def sum_in_place(
         )
         # What follows must not be merged into this rounding, or it would depend on what follows.
         total = jax.lax.optimization_barrier(total)
-    return total, numbers.swapaxes(0, 1).reshape(-1)[:batch_size]
+    if places_of_rows is not None:  # back to where the rows stand in the batch
+        numbers = jnp.zeros(num_rows, numbers.dtype).at[places_of_rows].set(numbers, mode="drop")
+    return total, numbers
 
 
-def _groups(
+def _sum_microbatches(
+    fn: Callable[[Params, PyTree], PyTree],
+    bound: Bound | None,
+    params: Params,
+    batch: PyTree,
+    mask: Bool[Array, " batch"],
+    like: PyTree,
+    size: int,
+    noise: GaussianNoise | None,
+    most_rows: int | None,
+) -> tuple[PyTree, Array]:
+    """Sums as many microbatches as hold a real row; the numbers, one for each padded row.
+
+    `like` has the shapes of a summand. With noise the sum is a tree of `Total`s: integers, carried
+    over to their high part after every `most_rows` rows, of which 32 bits hold the sum.
+    """
+    batch_size = mask.shape[0]
+    batch, mask = pad_rows((batch, mask), -batch_size % size if batch_size else size)
+    rows_used = jnp.max(jnp.where(mask, jnp.arange(mask.shape[0]) + 1, 0), initial=0)
+    num_microbatches = (rows_used + size - 1) // size
+
+    def add_microbatch(i: Array | int, carry: PyTree) -> PyTree:
+        total, numbers = carry
+        examples, here = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), (batch, mask)
+        )
+        total, new = _add_microbatch(fn, bound, params, examples, here, total, noise)
+        return total, jax.lax.dynamic_update_slice_in_dim(numbers, new, i * size, axis=0)
+
+    numbers = jnp.zeros(mask.shape, jnp.result_type(float))
+    loop = jax.named_scope("microbatches")(jax.lax.fori_loop)
+    if noise is None or most_rows is None:
+        total = optax.tree.zeros_like(like)
+        return loop(0, num_microbatches, add_microbatch, (total, numbers))
+
+    at_once = most_rows // size  # microbatches before integers are carried over
+
+    def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
+        high, low, numbers = carry
+        begin = part * at_once
+        end = jnp.minimum(begin + at_once, num_microbatches)
+        low, numbers = loop(begin, end, add_microbatch, (low, numbers))
+        high = jax.tree.map(lambda h, x: h + (x >> fixed_point.LIMB_BITS), high, low)
+        return high, jax.tree.map(lambda x: x & fixed_point.LIMB_MASK, low), numbers
+
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
+    num_parts = (num_microbatches + at_once - 1) // at_once
+    carries = jax.named_scope("carries")(jax.lax.fori_loop)
+    high, low, numbers = carries(0, num_parts, add_and_carry, (zero, zero, numbers))
+    return jax.tree.map(fixed_point.Total, high, low), numbers
+
+
+def _add_microbatch(
+    fn: Callable[[Params, PyTree], PyTree],
+    bound: Bound | None,
+    params: Params,
+    examples: PyTree,
+    mask: Bool[Array, " microbatch"],
+    total: PyTree,
+    noise: GaussianNoise | None,
+) -> tuple[PyTree, Array]:
+    """Adds a microbatch's summands to the total; returns it with their numbers.
+
+    What an example gives is in memory before it is bounded and, where no proof says that it then
+    keeps the bound, once more before it is measured and added.
+    """
+    size, spacing = mask.shape[0], None if noise is None else noise.spacing
+    of_rows = functools.partial(pytree.of_rows, num_rows=size)
+    # No compiler knows this 0 or 1: it depends on the noise's key, of which none is all zeros.
+    turns = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
+    from_memory = functools.partial(pytree.read_from_memory, turns=turns.astype(jnp.int32))
+
+    def summands(values: PyTree) -> tuple[PyTree, Array]:
+        return of_rows(functools.partial(_summand, bound, spacing))(params, values)
+
+    def add(summands: tuple[PyTree, Array], carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        terms, numbers = summands
+        kept = jax.tree.map(
+            lambda x: jnp.where(mask.reshape(size, *(1,) * (x.ndim - 1)), x, 0), terms
+        )
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
+        new = jnp.where(mask, numbers, 0).astype(carry[1].dtype)
+        return jax.tree.map(jnp.add, carry[0], sums), new
+
+    values = of_rows(fn)(params, examples)
+    carry = total, jnp.zeros(size, jnp.result_type(float))
+    if bound is None:
+        return add(summands(values), carry)
+    if bound.is_proved or math.isinf(bound.sensitivity):
+        return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
+    measured = of_rows(functools.partial(_measured, bound, spacing))
+    none = optax.tree.zeros_like(jax.eval_shape(summands, values))
+    terms = from_memory(lambda values, _: summands(values), values, none)
+    return from_memory(lambda terms, carry: add(measured(params, *terms), carry), terms, carry)
+
+
+def _summand(
+    bound: Bound | None, spacing: float | None, params: Params, value: PyTree
+) -> tuple[PyTree, Float[Array, ""]]:
+    """What one example adds, float32 or wider or in multiples of a spacing, and its number."""
+    terms, number = value if bound is None else bound.summand(params, value)
+    terms = jax.tree.map(pytree.at_least_float32, terms)
+    if spacing is not None and bound is not None:
+        # An entry that is longer than S, or not a number, becomes 2 S: it is dropped when measured.
+        beyond = 2 * bound.sensitivity
+        if not bound.is_proved:
+            terms = jax.tree.map(lambda x: jnp.where(jnp.abs(x) <= beyond, x, beyond), terms)
+        terms = jax.tree.map(lambda x: fixed_point.cut(x, spacing), terms)
+    return terms, number
+
+
+def _measured(
+    bound: Bound, spacing: float | None, _: Params, terms: PyTree, norm: Float[Array, ""]
+) -> tuple[PyTree, Float[Array, ""]]:
+    """The same where it keeps the bound; otherwise zeros and NaN."""
+    within = is_within(terms, bound.sensitivity / (spacing or 1))
+    kept = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)
+    return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+
+
+def pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:
+    """Appends `num_rows` zero rows (False in a mask) to every leaf."""
+    if num_rows == 0:
+        return tree_of_rows
+    return jax.tree.map(
+        lambda x: jnp.concatenate([x, jnp.zeros((num_rows, *x.shape[1:]), x.dtype)]), tree_of_rows
+    )
+
+
+def _checked(
     batch: PyTree, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, int, Array]:
-    """The number of rows, rows per group, and the mask as an array."""
+    """The number of rows, rows per microbatch, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
         raise ValueError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):

@@ -198,6 +198,7 @@ def _is_total(x: object) -> bool:
     return isinstance(x, Total)
 
 
+@functools.partial(jax.jit, static_argnames="num_blocks")
 def gaussian(
     key: UInt32[Array, "8"],
     step: Array | int,
@@ -215,7 +216,7 @@ def gaussian(
     def of_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
         def words(stream: Stream, num: int) -> UInt32[Array, "num some 16 blocks"]:
             first = (num * num_blocks * some)[:, None]
-            numbers = (first + jnp.arange(num * num_blocks, dtype=jnp.uint32)).ravel()
+            numbers = (first + jnp.arange(num * num_blocks, dtype=jnp.uint32)[None]).ravel()
             made = blocks(key, numbers, nonce(stream, step))
             return made.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
 

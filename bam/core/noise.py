@@ -1,8 +1,7 @@
 """Noise on sums of bounded gradients.
 
-Nine files hold every line that privatises a gradient: `clipping.py`, `engine.py`,
-`microbatches.py`, `places.py`, `fixed_point.py`, `strategy.py`, `chacha.py`, `privatize.py` and
-this one.
+Eight files hold every line that privatises a gradient: `clipping.py`, `engine.py`, `places.py`,
+`fixed_point.py`, `strategy.py`, `chacha.py`, `privatize.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -24,11 +23,12 @@ import optax
 from jaxtyping import Array, Int32, Integer, PyTree, UInt32
 
 from bam.core import fixed_point, pytree
-from bam.core.chacha import being_traced, check_key, check_step, claimed
+from bam.core.chacha import check_key, check_step, claimed
 from bam.core.clipping import ROUNDING, sensitivity_of
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT, norm
+from bam.core.tracing import check_is_argument
 
 # With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
@@ -129,7 +129,8 @@ def gaussian_noise(
       step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
 
     Raises:
-      ValueError: if `clip` is not bounded, σ is out of range, or the key is none.
+      ValueError: if `clip` is not bounded, σ is out of range, the key is none, or it is a constant
+        of what JAX traces: there it must be an argument.
 
     Examples:
       >>> from bam import clip_by_l2_norm, secret_key
@@ -142,11 +143,7 @@ def gaussian_noise(
     check_step(step)
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
-    if not any(isinstance(x, jax.core.Tracer) for x in (key, step)) and being_traced():
-        raise ValueError(
-            "the key and step of noise inside a traced function are constants of the compiled "
-            "program, the same noise at every call: pass one of them as an argument"
-        )
+    check_is_argument((key, step))
     state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 
@@ -180,6 +177,7 @@ def add_gaussian_noise(
         return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
 
     def update(total: Grads, state: NoiseState, params: PyTree = None) -> tuple[Grads, NoiseState]:
+        check_is_argument((state.key, state.step), total)
         noise, next_state = next_noise(state, noise_multiplier, sensitivity)
         if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
             return total, next_state

@@ -13,13 +13,14 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from bam.core.chacha import claimed
-from bam.core.clipping import bounded_by, finish, sensitivity_of
-from bam.core.engine import clipped_sum, sum_in_place
+from bam.core.clipping import bound_of, finish, sensitivity_of
+from bam.core.engine import clipped_sum, per_example_sum
 from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
 from bam.core.oracles import Oracle
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
+from bam.core.tracing import check_is_argument
 
 
 class PrivatizeState(NamedTuple):
@@ -95,6 +96,25 @@ def privatize(
     check_strategy(strategy)
     check_start = claimed(key)
 
+    @jax.jit
+    def private_gradient(
+        grads: Grads, state: PrivatizeState, params: PyTree, mask: Array | None
+    ) -> tuple[Grads, PrivatizeState]:
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
+        noised, _ = per_example_sum(
+            lambda params, row: row,
+            params,
+            grads,
+            bound=bound_of(clip, state.clip),
+            mask=mask,
+            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
+            noise=noise,
+            draw_places=False,
+        )
+        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+        mean, clip_state = finish(clip, mean, state.clip)
+        return mean, PrivatizeState(clip_state, noise_state)
+
     def init(params: Params) -> PrivatizeState:
         check_start(params)
         return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
@@ -113,21 +133,8 @@ def privatize(
                 "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
-        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
-        noised, _ = sum_in_place(
-            lambda params, row: row,
-            params,
-            grads,
-            then=bounded_by(clip, state.clip),
-            mask=mask,
-            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
-            mesh=None,
-            noise=noise,
-            sensitivity=sensitivity,
-        )
-        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
-        private_grad, clip_state = finish(clip, mean, state.clip)
-        return private_grad, PrivatizeState(clip_state, noise_state)
+        check_is_argument((state.noise.key, state.noise.step), (grads, params, mask))
+        return private_gradient(grads, state, params, mask)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int32, PyTree
 
 # A static checker sees any tree; the run-time check in tests sees float leaves.
 Grads: TypeAlias = PyTree[Float[Array, "..."]]
@@ -116,28 +116,25 @@ def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
     return of_one
 
 
-def once_in_memory(
-    use: Callable[[PyTree, PyTree], tuple[PyTree, Array]], made: PyTree, turns: Array, carry: PyTree
+def read_from_memory(
+    read: Callable[[PyTree, PyTree], PyTree],
+    values: PyTree,
+    carry: PyTree,
+    turns: Int32[Array, ""],
 ) -> PyTree:
-    """`use(made, carry)[0]`, of numbers in memory: whatever reads them reads the same.
+    """`read(values, carry)`, where every reader of `values` reads the same numbers.
 
-    A compiler may otherwise compute `made` anew for each of its readers, rounded in other places,
-    and `optimization_barrier` is gone when XLA's CPU compiler fuses. What a loop is given is in
-    memory. `turns` is 1 when it counts; 0 gives `carry`. No compiler must be able to know that it
-    is one turn, so the count of turns depends on the 0 or 1 that `use` finds in what it computes of
-    all of `made`; nor that each turn reads the same, or it would read before the loop.
+    A compiler may compute a value anew for each of its readers, rounded in other places, and XLA's
+    CPU compiler drops `optimization_barrier` before it does so. What a loop is given is in memory,
+    so `read` is the body of a loop. `turns`, 1 or 0 (which gives `carry`), is a number that the
+    program is given: a loop that is known to run once would be no loop.
     """
 
-    def more(state: tuple[Array, PyTree]) -> Array:
-        return state[0] < turns
+    def turn(count: Array | int, carry: PyTree) -> PyTree:
+        # In each turn other values, or what reads them would be computed before the loop.
+        return read(jax.tree.map(lambda x: jnp.where(count == 0, x, 0), values), carry)
 
-    def turn(state: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
-        count, carry = state
-        carry, found = use(jax.tree.map(lambda x: jnp.where(count < turns, x, 0), made), carry)
-        return count + 1 + found.astype(count.dtype), carry
-
-    loop = jax.named_scope("held")(jax.lax.while_loop)
-    after: PyTree = loop(more, turn, (jnp.zeros((), jnp.int32), carry))[1]
+    after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(0, turns, turn, carry)
     return after
 
 

@@ -90,11 +90,16 @@ def as_functions(
     @contextlib.contextmanager
     def arithmetic() -> Iterator[None]:
         products = "tensorfloat32" if precision == "tensorfloat32" else "float32"
-        with convolutions_as(convolution), jax.default_matmul_precision(products):
+        with (
+            convolutions_as(convolution),
+            jax.default_matmul_precision(products),
+            jax.numpy_rank_promotion("allow"),  # networks add biases to rows
+        ):
             yield
 
     def init(key: Array) -> Params:
-        made = first(key, jnp.zeros((1, *input_shape)))
+        with arithmetic():
+            made = first(key, jnp.zeros((1, *input_shape)))
         return lora.with_factors(made, key, lora_rank, lora_targets) if lora_rank else made
 
     def logits(
@@ -113,8 +118,7 @@ def as_functions(
         return jnp.mean(losses, where=example.get("present"))
 
     try:
-        with arithmetic():
-            jax.eval_shape(init, jax.random.key(0))
+        jax.eval_shape(init, jax.random.key(0))
     except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
         raise ValueError(f"the network leaves nothing of inputs of shape {input_shape}") from error
     return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer

@@ -18,7 +18,7 @@ import optax
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import chacha
+from bam.core import chacha, tracing
 from bam.core.clipping import sensitivity_of
 from bam.core.noise import first_noise
 from bam.core.oracles import Oracle
@@ -128,7 +128,8 @@ class PrivateTraining:
             mechanism=mechanism,
             mechanism_options=mechanism_options,
         )
-        self._begun = 0
+        self._begun = self._used = 0  # steps whose batches were drawn, and used
+        self._initialised = False
         self._nominal, self._transformed = seed is not None, False
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
@@ -184,12 +185,17 @@ class PrivateTraining:
           oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`.
           microbatch_size: per-example gradients that are in memory at once.
 
+        `update` is compiled by itself, once, and takes each batch once. In a program of yours that
+        contains it (`jax.jit(tx.update)`), one batch and one state that are used twice, at other
+        weights, are not seen: the two results differ by what the noise was to hide.
+
         Raises:
-          RuntimeError: if it was made before; in `init`, if batches were drawn before or it is
+          RuntimeError: if it was made before; in `init`, if the state was made before or it is
             traced (under `jit`), where the noise's key would be a constant of the program.
           TypeError: in `update`, for anything else than a `DrawnBatch`.
-          ValueError: in `update`, for a batch of another training, one that the state has seen, or
-            one of a state that was started over. Under `jit` the gradient is NaN instead.
+          ValueError: in `update`, for a batch that was used before, one of another training, or one
+            that is not the state's next; under `jit` the gradient of the last two is NaN instead.
+            Under `vmap`, unless it maps over states.
         """
         if self._transformed:
             raise RuntimeError(
@@ -199,13 +205,14 @@ class PrivateTraining:
         plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
 
         def init(params: Params) -> PrivateState:
-            if chacha.being_traced():
+            if tracing.being_traced():
                 raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-            if self.steps_begun:
+            if self._initialised or self.steps_begun:
                 raise RuntimeError(
-                    f"the state is started over after {self.steps_begun} steps: noise that was "
-                    "used would be used again. Begin another PrivateTraining; its ε adds to this"
+                    f"the state is started over after {self.steps_begun} steps: a second one has "
+                    "the same noise. Begin another PrivateTraining; its ε adds to this"
                 )
+            self._initialised = True
             key = chacha.seeded_key(self._seed)
             state = PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
             return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
@@ -250,7 +257,18 @@ class PrivateTraining:
                     f"the state has seen {state.privatize.noise.step} steps. A batch that is used "
                     "twice, or a state that is started over, would repeat noise"
                 )
-            return compiled(batch, state, params)
+            noise = state.privatize.noise
+            tracing.check_is_argument((noise.key, noise.step), (batch, params))
+            if isinstance(right, jax.core.Tracer):
+                return compiled(batch, state, params)
+            if batch.step <= self._used:
+                raise ValueError(
+                    f"the batch of step {batch.step} was used before: at other weights, or with "
+                    "another state, it would repeat noise"
+                )
+            result = compiled(batch, state, params)
+            self._used = int(batch.step)
+            return result
 
         return optax.GradientTransformation(init, update)
 

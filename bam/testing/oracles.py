@@ -89,7 +89,7 @@ def _network() -> tuple[Params, dict[str, Array]]:
 
 def _loss(params: Params, example: dict[str, Array]) -> Array:
     hidden = jnp.tanh(example["image"] @ params["hidden"])
-    logits = hidden @ params["out"]["kernel"] + params["out"]["bias"]
+    logits = hidden @ params["out"]["kernel"] + params["out"]["bias"][None]
     label = jnp.broadcast_to(example["label"], logits.shape[:-1])
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, label))
 

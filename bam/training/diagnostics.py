@@ -17,6 +17,7 @@ from bam.core import pytree
 from bam.core.clipping import finish
 from bam.core.engine import per_example_sum
 from bam.core.pytree import Grads, Params
+from bam.core.tracing import compiled_once
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -83,7 +84,23 @@ def means(
     rows = jax.tree.leaves(batch)[0].shape[0]
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
     clip_state = clip.init(params) if clip_state is None else clip_state
+    compiled = compiled_once(
+        _means, grad_fn=grad_fn, clip=clip, microbatch_size=microbatch_size, mesh=mesh
+    )
+    return compiled(params, batch, mask, clip_state)
 
+
+def _means(
+    params: Params,
+    batch: PyTree,
+    mask: Bool[Array, " rows"],
+    clip_state: PyTree,
+    *,
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
+    microbatch_size: int,
+    mesh: jax.sharding.Mesh | None,
+) -> Means:
     def read(params: Params, example: PyTree) -> tuple[PyTree, Float[Array, ""]]:
         grads = grad_fn(params, example)
         clipped, _ = clip.update(grads, clip_state, params)
