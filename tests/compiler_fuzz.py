@@ -1,7 +1,7 @@
 """Sums that a step is made of, compiled, against NumPy in float64: python -m tests.compiler_fuzz.
 
-Prints one line of JSON: `checks`, `wrong`, the checks that were off by more than rounding, and `known`,
-those of a fault of XLA's that nothing here meets.
+Prints one line of JSON: `checks`, `wrong`, the checks that were off by more than rounding, and
+`known`, those of a fault of XLA's that nothing here meets.
 """
 
 import functools
@@ -166,7 +166,7 @@ def clipped_sums():
 
 
 def loops():
-    """Loops that run once or not at all; XLA's CPU compiler runs `while (i < 1) i += 2` no times."""
+    """Short loops; XLA's CPU compiler runs `while (i < 1) i += 2` no times where it knows that."""
     for limit, by in itertools.product((0, 1, 2, 3, 5, 10), (1, 2, 3, 7)):
 
         @functools.partial(jax.jit, static_argnums=1)
