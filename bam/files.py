@@ -1,5 +1,6 @@
 """Files, JSON above all, written all or nothing and read with errors that name the file."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -73,9 +74,51 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
         file.write(content)
         to_disk(file)
     partial.replace(path)
+    _sync(path.parent)
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Gives a closed file, or a folder of such files, its name, once all of it is on the disk.
+
+    So after a power cut there is what was there before or the whole, never an emptied file.
+    """
+    for part in (*partial.rglob("*"), partial):
+        _sync(part)
+    partial.replace(path)
+    _sync(path.parent)
+
+
+def keep(path: Path) -> None:
+    """Returns when a closed file, or a folder with all that is in it, is on the disk.
+
+    So are its name and that of the folder that it is in.
+    """
+    for part in (*path.rglob("*"), path, *path.parents[:2]):
+        _sync(part)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Makes a folder unless it is there, and those above it; their names outlive a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for folder in missing:
+        _sync(folder.parent)
 
 
 def to_disk(file: IO[Any]) -> None:
     """Returns when what was written is on the disk, not in some buffer that a crash empties."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Forces a file's content, or the names in a folder, to the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:  # some file systems do not do this for folders
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EACCES, errno.ENOTSUP)):
+            raise

@@ -108,7 +108,7 @@ def search(
         raise ValueError("the settings must differ in nothing that the noise depends on")
     log(describe(plan))
     tables.show(COSTS, costs(plan))
-    workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with _alone(workdir):
         drawn = _drawn(workdir / "trials.json", grid, first)

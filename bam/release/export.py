@@ -17,7 +17,16 @@ from jaxtyping import PyTree
 import bam
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import JsonObject, one_line, read_json, user_path, write_json, write_text
+from bam.files import (
+    JsonObject,
+    make_folder,
+    one_line,
+    read_json,
+    replace,
+    user_path,
+    write_json,
+    write_text,
+)
 from bam.privacy import statement
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
@@ -112,7 +121,7 @@ def export(
         exported_by=f"bam {bam.__version__}, commit {git_commit()}",
     )
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     partial = out.with_name(f"{out.name}.partial")
     try:
         partial.mkdir()
@@ -127,7 +136,7 @@ def export(
         write_json(partial / "config.json", said)
         write_text(partial / "PRIVACY.md", text)
         load(partial, own_model)
-        partial.replace(out)
+        replace(partial, out)
     except BaseException:
         shutil.rmtree(partial)
         raise

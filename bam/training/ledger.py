@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bam import files
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
 
@@ -35,11 +36,8 @@ def create(path: Path) -> None:
         raise ValueError(
             f"{path} has steps of a run without a config.json; choose another --workdir"
         )
-    with path.open("ab") as file:
-        os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)  # the file's name, too, outlives a power cut
-    os.close(folder)
+    path.touch()
+    files.keep(path)
 
 
 class Ledger:

@@ -13,7 +13,15 @@ from typing import IO
 import numpy as np
 
 from bam.extras import needs
-from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
+from bam.files import (
+    JsonObject,
+    as_object,
+    make_folder,
+    read_json,
+    to_disk,
+    write_json,
+    write_text,
+)
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices, ledger
 
@@ -74,7 +82,7 @@ class RunFiles:
         self.plan = self._recorded(plan, config.epsilon)
         if not self._writes:
             return
-        workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(workdir, mode=0o700)
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context(lock(workdir))
             check_resumable(workdir, config)  # once more: it may have begun or finished meanwhile
