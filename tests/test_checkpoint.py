@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -314,6 +315,29 @@ def test_without_room_for_a_checkpoint_nothing_is_begun_and_nothing_is_lost(
         checkpoints.save(step + 1, state, facts)  # there is room again
     assert sorted(saved_steps(stopped)) == [step, step + 1]
     assert capfd.readouterr().err == ""  # none of Orbax's traces
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        ValueError("OUT_OF_RANGE: Failed to write 9 bytes [os_error_code='28']"),
+        TypeError("a leaf that is no array"),
+        OSError(errno.EROFS, "Read-only file system"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_is_said_in_the_words_of_its_cause(error, tmp_path):
+    def fails(*unused, **keys):
+        raise error
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints._manager.save = fails
+        with pytest.raises(type(error) if isinstance(error, TypeError) else OSError) as raised:
+            checkpoints.save(1, {"weights": np.zeros(3)}, {})
+    number = 28 if isinstance(error, ValueError) else getattr(error, "errno", None)
+    assert (os.strerror(number) if number else str(error)) in str(raised.value)
+    assert "is the disk full" not in str(raised.value)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ release.
 
 import errno
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from bam import files
 from bam.core import pytree
 from bam.extras import needs
 from bam.files import JsonObject
@@ -82,12 +84,15 @@ class Checkpoints:
                     facts=ocp.args.JsonSave(facts),
                 ),
             )
+            if jax.process_index() == 0:  # Orbax forces the arrays to the disk, not its own files
+                files.keep(Path(self._manager.directory) / str(step))
         except Exception as error:  # Orbax raises many kinds for one cause
-            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-                raise  # most likely not the disk: another process of this run is gone
+            number = _os_error(error)
+            if number is None:
+                raise  # not the disk: another process of this run is gone, say
             raise OSError(
-                f"the checkpoint of step {step} could not be written to {self._manager.directory} "
-                f"({type(error).__name__}): is the disk full? Earlier checkpoints are as they were"
+                f"the checkpoint of step {step} could not be written to {self._manager.directory}: "
+                f"{os.strerror(number)}. Earlier ones are as they were"
             ) from None
 
     def restore(self, like: State) -> tuple[int, State, JsonObject] | None:
@@ -143,6 +148,17 @@ def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], Json
             where, problem = folder / str(step), type(error).__name__
             raise ValueError(f"checkpoint {where} could not be read ({problem})") from None
     return restored.state, restored.facts
+
+
+def _os_error(error: BaseException | None) -> int | None:
+    """The number that the operating system gave an error, or one that led to it; None: none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        if named := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's ValueError
+            return int(named[1])
+        error = error.__cause__
+    return None
 
 
 def _reserve(file: int, num_bytes: int) -> None:
