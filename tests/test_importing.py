@@ -84,6 +84,24 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
         made(folder, tmp_path / "two")
 
 
+@pytest.mark.parametrize("change", [lambda x: b"", lambda x: x[:-1], lambda x: b"\0" * len(x)])
+def test_a_file_that_a_power_cut_emptied_is_made_again(folder, tmp_path, monkeypatch, change):
+    monkeypatch.setattr(importing, "SHARD", 8)
+    out, done = tmp_path / "out", []
+    made(folder, out)
+    expected = contents(out)
+    damaged = out / sorted(expected)[-1]
+    damaged.write_bytes(change(expected[damaged.name]))
+    with pytest.raises(DataError, match=rf"{damaged.name} is not the file that manifest\.json"):
+        importing.read_manifest(out)
+    made(folder, out, on_shard=lambda *x: done.append(x))
+    assert contents(out) == expected and len(done) == 1  # that file alone
+    assert importing.read_manifest(out)["left_out"].keys() == {
+        "disc/no_image.png",
+        "square/cut.jpg",
+    }
+
+
 def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
     sides = lambda: {  # noqa: E731
         x.file: importing._side(x, 0.25) for x in listing.in_class_folders(folder)

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +60,8 @@ def run(
 ) -> JsonObject:
     """Writes `train-….parquet`, `test-….parquet` and, last, `manifest.json`, which it returns.
 
-    Files that are there are not made again, so the same call goes on where it was stopped. The same
-    input gives the same bytes.
+    Files that are as they were written, by their digests, are not made again, so the same call goes
+    on where it was stopped. The same input gives the same bytes.
 
     Args:
       folder: of the images.
@@ -79,26 +79,28 @@ def run(
     shards = _shards(examples, options)
     identity = _digest([options._asdict(), [list(x) for x in examples], _facts(folder, examples)])
     begun = out / "import.json"
-    known = files.read_json(begun).get("identity") if begun.is_file() else ""
-    if out.exists() and any(out.iterdir()) and known != identity:
+    known = files.read_json(begun) if begun.is_file() else {}
+    if out.exists() and any(out.iterdir()) and known.get("identity") != identity:
         raise DataError(f"{out} holds something else; choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    files.write_json(begun, {"identity": identity})
-    done, left_out = 0, dict[str, str]()
+    files.make_folder(out)
+    made = known.get("files", {})
+    done = {name: made[name] for name in made if _has(out / name, made[name]["sha256"])}
+    files.write_json(begun, {"identity": identity, "files": done})
     with concurrent.futures.ThreadPoolExecutor(max(1, num_workers)) as pool:  # Pillow frees the GIL
-        waiting = [
-            pool.submit(_write_shard, folder, shard, out / name, options)
+        waiting = {
+            pool.submit(_write_shard, folder, shard, out / name, options): name
             for name, shard in shards.items()
-        ]
+            if name not in done
+        }
         try:
             for one in concurrent.futures.as_completed(waiting):
-                left_out |= one.result()
-                done += 1
-                on_shard(done, len(shards))
+                done[waiting[one]] = one.result()
+                files.write_json(begun, {"identity": identity, "files": dict(sorted(done.items()))})
+                on_shard(len(done), len(shards))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    counts = {s: _num_rows(out, s) for s in SPLITS}
+    counts = {s: sum(done[x]["num_rows"] for x in done if x.startswith(s)) for s in SPLITS}
     if empty := [split for split in SPLITS if not counts[split]]:
         raise DataError(f"{folder}: no readable image is left for the {empty[0]} split")
     manifest: JsonObject = {
@@ -106,8 +108,8 @@ def run(
         "shape": [options.size, options.size, options.channels],
         "num_examples": counts,
         "ids": "user" if examples[0].user else "",
-        "left_out": dict(sorted(left_out.items())),
-        "files": {name: _digest_of(out / name) for name in sorted(shards)},
+        "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
+        "files": {name: done[name]["sha256"] for name in sorted(done)},
     }
     files.write_json(out / MANIFEST, manifest)
     return manifest
@@ -151,7 +153,7 @@ def read_manifest(out: Path) -> JsonObject:
         raise DataError(f"{out}: no {MANIFEST}: not imported, or not to its end")
     manifest = files.read_json(out / MANIFEST)
     for name, digest in manifest["files"].items():
-        if not (out / name).is_file() or _digest_of(out / name) != digest:
+        if not _has(out / name, digest):
             raise DataError(f"{out / name} is not the file that {MANIFEST} names")
     return manifest
 
@@ -190,24 +192,15 @@ def _digest_of(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _num_rows(out: Path, split: str) -> int:
-    with needs("data"):
-        import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(x).num_rows for x in out.glob(f"{split}-*.parquet"))
+def _has(file: Path, digest: str) -> bool:
+    return file.is_file() and _digest_of(file) == digest
 
 
 def _write_shard(
     folder: Path, shard: Sequence[Example], path: Path, options: Options
-) -> dict[str, str]:
-    """Writes a file unless it is there; returns what was left out of it, and why."""
-    with needs("data"):
-        import pyarrow.parquet as pq
-
-    if path.exists():
-        found = (pq.read_schema(path).metadata or {}).get(b"left_out", b"{}")
-        return dict(json.loads(found))
-    kept, left_out = [], {}
+) -> JsonObject:
+    """Writes a file; returns its digest and rows, and what was left out of it, and why."""
+    kept, left_out = [], dict[str, str]()
     for example in shard:
         try:
             kept.append((example, encoded(folder / example.file, options)))
@@ -215,17 +208,11 @@ def _write_shard(
             if options.strict:
                 raise
             left_out[example.file] = str(error)
-    write([png for _, png in kept], [x for x, _ in kept], path, options, left_out)
-    return left_out
+    write([png for _, png in kept], [x for x, _ in kept], path, options)
+    return {"sha256": _digest_of(path), "num_rows": len(kept), "left_out": left_out}
 
 
-def write(
-    pngs: Sequence[bytes],
-    examples: Sequence[Example],
-    path: Path,
-    options: Options,
-    left_out: Mapping[str, str] | None = None,
-) -> None:
+def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, options: Options) -> None:
     """Writes a Parquet file of encoded images and what their examples say of them."""
     with needs("data"):
         import pyarrow as pa
@@ -233,7 +220,7 @@ def write(
 
     named = {"_type": "ClassLabel", "names": list(options.classes)}
     facts = {"info": {"features": {"label": named} if options.kind == "class" else {}}}
-    metadata = {"huggingface": json.dumps(facts), "left_out": json.dumps(left_out or {})}
+    metadata = {"huggingface": json.dumps(facts)}
     columns = {
         "image": pa.array([{"bytes": png} for png in pngs], pa.struct({"bytes": pa.binary()})),
         "label": _labels([x.label for x in examples], options),
@@ -247,7 +234,7 @@ def write(
         pa.table(columns, metadata=metadata), partial, compression="none",
         row_group_size=together, use_dictionary=["label", "user"],
     )  # fmt: skip
-    partial.rename(path)
+    files.replace(partial, path)
 
 
 def _labels(labels: list[str], options: Options) -> Any:

@@ -1,0 +1,122 @@
+"""What is written is on the disk, with its name, when the call returns."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bam import files
+from bam.data import datasets, features, importing, listing
+from bam.release import export
+from bam.training import ledger, loop
+from bam.training.checkpoint import Checkpoints
+from configs import digits
+
+
+class Disk:
+    """What a power cut would leave: a file's bytes, a folder's names, as they were last forced."""
+
+    def __init__(self, monkeypatch):
+        self.kept, fsync = {}, os.fsync
+
+        def forced(file):
+            fsync(file)
+            number = file if isinstance(file, int) else file.fileno()
+            inode = os.fstat(number).st_ino
+            path = os.readlink(f"/proc/self/fd/{number}")
+            self.kept[inode] = content(path)
+
+        monkeypatch.setattr(os, "fsync", forced)
+
+    def lacks(self, path):
+        """Files and folders, from `path` down, that are not as they were last forced to disk."""
+        every = (path, *path.rglob("*"))
+        return [x.name for x in every if self.kept.get(x.stat().st_ino) != content(x)]
+
+
+def content(path):
+    path = Path(path)
+    return sorted(x.name for x in path.iterdir()) if path.is_dir() else path.read_bytes()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def imported(folder):
+    for number in range(20):
+        place = folder / "images" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / f"{number}.png")
+    options = importing.Options(8, 1, ("a", "b"), 0.25, strict=True)
+    examples = listing.in_class_folders(folder / "images")
+    importing.run(folder / "images", examples, folder / "new" / "out", options)
+
+
+def of_features(folder):
+    features.extract(datasets.load("digits"), lambda x: x, {}, folder / "new" / "features")
+
+
+def checkpoint(folder):
+    (folder / "new").mkdir()
+    with Checkpoints(folder / "new" / "checkpoints") as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"weights": np.zeros(3)}, {"step": step})
+
+
+def begun(folder):
+    files.make_folder(folder / "new" / "run")
+    ledger.create(folder / "new" / "run" / "steps_begun")
+
+
+def summary(folder):
+    files.make_folder(folder / "new")
+    files.write_json(folder / "new" / "summary.json", {})
+
+
+@pytest.mark.parametrize("write", [imported, of_features, checkpoint, begun, summary])
+def test_what_is_written_outlives_a_power_cut_as_does_its_name(write, disk, tmp_path):
+    write(tmp_path)
+    if write is checkpoint:  # Orbax removes older ones when it likes; what is there is whole
+        steps = (tmp_path / "new" / "checkpoints").iterdir()
+        assert sorted(x.name for x in steps) == ["2", "3"]
+    assert disk.lacks(tmp_path / "new") == []
+    last = sorted((tmp_path / "new").rglob("*"))[-1]
+    if last.is_file():  # the negative control
+        last.write_bytes(last.read_bytes() + b" ")
+        assert disk.lacks(tmp_path / "new") == [last.name]
+
+
+def test_a_release_outlives_a_power_cut(disk, tmp_path):
+    config = digits.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 1, "expected_batch_size": 20})
+    config.model.name, config.microbatch_size = "linear", 7
+    loop.train(loop.build(config), None, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "new" / "release")
+    assert disk.lacks(tmp_path / "new") == []
+    run = {"config.json", "plan.json", "steps_begun", "metrics.jsonl", "summary.json"}
+    assert not run & set(disk.lacks(tmp_path / "run"))
+
+
+def test_a_file_system_that_forces_no_folders_is_written_to_all_the_same(monkeypatch, tmp_path):
+    fsync = os.fsync
+
+    def of_files_alone(file):
+        if os.path.isdir(f"/proc/self/fd/{file}"):
+            raise OSError(22, "Invalid argument")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    files.write_json(tmp_path / "a.json", {"a": 1})
+    assert files.read_json(tmp_path / "a.json") == {"a": 1}
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_json(tmp_path / "a.json", {"a": 2})
+    assert files.read_json(tmp_path / "a.json") == {"a": 1}
