@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import struct
 import sys
 import tarfile
@@ -500,6 +501,16 @@ def test_what_is_written_is_read_back_without_tensorflow(name, stock, split, tmp
     np.testing.assert_array_equal(row["image"], TEST.images[1])
     assert row["label"] == TEST.labels[1]
     assert "tensorflow" not in sys.modules
+
+
+def test_the_newest_version_is_read_by_its_numbers_and_no_unfinished_one(tmp_path):
+    other = Split(TEST.images[:3], TEST.labels[:3])
+    folder = prepared_folder.write("cifar10", other, TEST, tmp_path)
+    folder.rename(folder.with_name("incomplete.9.9.9"))
+    shutil.copytree(folder.with_name("incomplete.9.9.9"), folder)
+    prepared_folder.write("cifar10", TRAIN, TEST, tmp_path / "newer")
+    shutil.copytree(tmp_path / "newer" / "cifar10" / folder.name, folder.with_name("10.0.0"))
+    assert_is_toy(datasets.load("cifar10", "tfds", tmp_path), 10)
 
 
 def test_grey_images_survive_preparation(tmp_path):

@@ -7,6 +7,7 @@ the files that its `dataset_info.json` names. Here neither is used: what a row h
 import hashlib
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,13 +66,14 @@ def read(
     `StoredImages`.
     """
     stock = _stock(name)
-    versions = sorted((path / stock.folder).glob("*/dataset_info.json"))
+    named = {x.parent.name: x.parent for x in (path / stock.folder).glob("*/dataset_info.json")}
+    versions = [name for name in named if re.fullmatch(r"\d+(\.\d+)*", name, re.ASCII)]
     if not versions:
         raise DataError(
             f"{path}: {stock.folder} is not prepared here; without tensorflow-datasets, fetch "
             f"{stock.url} and set dataset.source=archive dataset.path=FILE_OR_FOLDER"
         )
-    folder = versions[-1].parent
+    folder = named[max(versions, key=lambda name: [int(n) for n in name.split(".")])]
     content = read_file(folder / "dataset_info.json", MAX_INFO)
     try:
         info = json.loads(content)
@@ -140,15 +142,21 @@ def _read_split(
     ends, locks = np.cumsum(shards), [threading.Lock() for _ in shards]
     readers = [ArrayRecordReader(str(file), options=ONE_BY_ONE) for file in paths]
 
+    def place(row: int) -> str:
+        return f"{where}: row {row}"
+
     def one(row: int) -> bytes:
         shard = int(np.searchsorted(ends, row, side="right"))
-        with locks[shard]:
-            [record] = readers[shard].read([row - int(ends[shard]) + shards[shard]])
-        found = tf_example_pb2.Example.FromString(record).features.feature["image"]
-        return bytes(found.bytes_list.value[0])
+        try:
+            with locks[shard]:
+                [record] = readers[shard].read([row - int(ends[shard]) + shards[shard]])
+            image = tf_example_pb2.Example.FromString(record).features.feature["image"]
+            return bytes(image.bytes_list.value[0])
+        except Exception as error:  # as above
+            raise DataError(f"{place(row)}: damaged files: {error}") from error
 
     rows = np.arange(len(numbers))
-    return Split(StoredImages(one, stock.shape, rows, where, digest.digest()), numbers)
+    return Split(StoredImages(one, stock.shape, rows, place, digest.digest), numbers)
 
 
 def _records(open_reader: Any, file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
