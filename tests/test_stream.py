@@ -1,6 +1,7 @@
 """Data that stay in their files: the batches are those of data in memory, to the bit."""
 
 import json
+import re
 import signal
 import time
 
@@ -88,6 +89,20 @@ def test_a_run_is_the_one_in_memory_and_resumes_to_the_bit(data, tmp_path, chang
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
+@pytest.mark.parametrize("changes", [{}, OF_USERS])
+def test_a_draw_that_outgrows_its_rows_gives_the_run_in_memory_to_the_bit(
+    data, monkeypatch, changes
+):
+    monkeypatch.setattr("bam.privacy.plan.PrivacyPlan.capacity", 5)
+    monkeypatch.setattr(stream, "CHUNK", 4)
+    changes = changes | {"num_steps": 3}
+    runs = [loop.build(config_of(data, x, **changes)) for x in ("device", "stream")]
+    sizes = {len(runs[0].plan.batch(1, step).indices) for step in (1, 2, 3)}
+    assert min(sizes) > 5
+    in_memory, streamed = (loop.train(run, 1) for run in runs)
+    assert_same_bits(streamed.state.params, in_memory.state.params)
+
+
 def test_a_set_of_tfds_is_read_row_by_row(tmp_path):
     rng = np.random.default_rng(0)
     train, test = (
@@ -154,6 +169,81 @@ def test_another_image_in_the_files_ends_a_run_and_a_damaged_one_is_named(data, 
     loaded.train.images[[0, 2]]
     with pytest.raises(DataError, match="row 1: unreadable image"):
         loaded.train.images[[0, 1]]
+
+
+def in_shards(data, folder):
+    """The data set again, its training images in two files; returns the second."""
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    whole = pq.read_table(next(data.glob("train-*.parquet")))
+    for number, part in enumerate((whole.slice(0, 50), whole.slice(50))):
+        name = f"train-{number:05d}-of-00002.parquet"
+        how = {"row_group_size": 8, "compression": "none", "write_statistics": False}
+        pq.write_table(part, folder / name, **how)
+    [test] = data.glob("test-*.parquet")
+    (folder / test.name).write_bytes(test.read_bytes())
+    return folder / name
+
+
+def swapped(file):
+    """Two images of a file in each other's place: its footer, and all sizes, are as they were."""
+    import pyarrow.parquet as pq
+
+    images = [x["bytes"] for x in pq.read_table(file)["image"].to_pylist()]
+    a, b = next((x, y) for x in images for y in images if len(x) == len(y) and x != y)
+    whole = file.read_bytes()
+    assert whole.count(a) == whole.count(b) == 1
+    either = re.compile(b"|".join(map(re.escape, (a, b))))
+    file.write_bytes(either.sub(lambda found: b if found[0] == a else a, whole))
+
+
+def test_other_images_under_the_same_footers_are_other_data(data, tmp_path):
+    file = in_shards(data, tmp_path / "data")
+    config = config_of(tmp_path / "data", "stream")
+    asked = iter(range(7))
+    with pytest.raises(loop.StoppedError):
+        loop.train(loop.build(config), 1, tmp_path / "run", should_stop=lambda: next(asked) == 2)
+    said, kept = [], tmp_path / "features"
+
+    def of_features():
+        loading._datasets.clear()
+        of_images = loading.make_dataset(config.dataset)
+        return features.extract(of_images, lambda x: x**2, {}, kept, said.append).train.images
+
+    before = of_features()
+    np.testing.assert_array_equal(of_features(), before)
+    assert len(said) == 2  # nothing has changed: what is kept is used
+    swapped(file)
+    assert np.any(of_features() != before, axis=(1, 2, 3)).sum() == 2
+    with pytest.raises(ValueError, match="is of a run on other training data"):
+        loop.train(loop.build(config), 1, tmp_path / "run")
+    swapped(file)
+    loop.train(loop.build(config), 1, tmp_path / "run")
+
+
+def test_other_rows_of_the_same_files_are_other_data(data):
+    images = loading.make_dataset(config_of(data, "stream").dataset).train.images
+    rows = np.arange(6)
+    assert images.select(rows).content() == images.select(rows).content()
+    assert images.select(rows).content() != images.select(rows[::-1]).content()
+
+
+def test_a_damaged_image_or_label_is_named_by_its_row_in_its_file(data, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = in_shards(data, tmp_path / "data")
+    _rewrite(file, lambda images: [*images[:21], {"bytes": b"nothing"}, *images[22:]])
+    config = config_of(tmp_path / "data", "stream")
+    with pytest.raises(DataError, match=rf"{file.name}: row 21: unreadable image"):
+        loading.make_dataset(config.dataset).train.images[[3, 71, 60]]
+    table = pq.read_table(file)
+    labels = [*table["label"].to_pylist()[:17], 2, *table["label"].to_pylist()[18:]]
+    pq.write_table(table.set_column(1, "label", pa.array(labels)), file)
+    loading._datasets.clear()
+    with pytest.raises(DataError, match=rf"{file.name}: row 17: label 2 is not from 0 to 1"):
+        loading.make_dataset(config.dataset)
 
 
 def _rewrite(file, change):

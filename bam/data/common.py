@@ -7,7 +7,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,23 +69,27 @@ def check_memory(num_bytes: int, where: str) -> None:
 
 
 def decode_images(
-    encoded: Sequence[bytes | None], where: str, shape: tuple[int, int, int] | None = None
+    encoded: Sequence[bytes | None],
+    where: str,
+    shape: tuple[int, int, int] | None = None,
+    place: Callable[[int], str] | None = None,
 ) -> UInt8[np.ndarray, "n h w c"]:
     """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
     None marks a missing image. An error names `where`, for example the file's path, and the row
-    (from 0). The shape is `(height, width, channels)`; None: that of the first image, of
-    `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are looked up and transparency
-    is dropped).
+    (from 0), or what `place` says of the row. The shape is `(height, width, channels)`; None: that
+    of the first image, of `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are
+    looked up and transparency is dropped).
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")
-    shape = shape or _decode(encoded[0], where, 0, None).shape
+    place = place or (lambda row: f"{where}: row {row}")
+    shape = shape or _decode(encoded[0], place(0), None).shape
     check_memory(len(encoded) * math.prod(shape), where)
     images = np.empty((len(encoded), *shape), np.uint8)
     # Small images cost Pillow's header parsing, which is Python: threads would not speed it up.
     for row, file in enumerate(encoded):
-        images[row] = _decode(file, where, row, shape)
+        images[row] = _decode(file, place(row), shape)
     return images
 
 
@@ -100,14 +104,12 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.n
     return labels.astype(np.int32)
 
 
-def _decode(
-    encoded: bytes | None, where: str, row: int, shape: tuple[int, ...] | None
-) -> np.ndarray:
+def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) -> np.ndarray:
     with needs("data"):
         from PIL import Image
 
     if encoded is None:
-        raise DataError(f"{where}: row {row}: no image bytes")
+        raise DataError(f"{place}: no image bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -120,13 +122,11 @@ def _decode(
             if shape is None and image.height * image.width > MAX_PIXELS:
                 raise ValueError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
             if shape not in (None, declared):
-                raise DataError(
-                    f"{where}: row {row}: image of shape {declared}, expected {tuple(shape)}"
-                )
+                raise DataError(f"{place}: image of shape {declared}, expected {tuple(shape)}")
             pixels = np.asarray(image if image.mode == target else image.convert(target))
     except DataError:
         raise
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
-        raise DataError(f"{where}: row {row}: unreadable image: {error}") from error
+        raise DataError(f"{place}: unreadable image: {error}") from error
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -186,7 +186,7 @@ def stand_in(name: str, size: int = 0) -> Dataset:
     shape = (size, size, facts.shape[-1])
     train, test = (
         Split(
-            StoredImages(lambda row: None, shape, np.arange(number), name, b"")
+            StoredImages(lambda row: None, shape, np.arange(number), str, bytes)
             if size
             else np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
             np.broadcast_to(np.zeros((), np.int32), (number,)),

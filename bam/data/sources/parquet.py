@@ -61,7 +61,7 @@ def read(
     shape = shape or stored.first_shape()
     if stays(stored.num_rows * math.prod(shape)):
         both = stored, _Stored(files["test"])
-        train, test = (each.split(shape, num_classes, str(path)) for each in both)
+        train, test = (each.split(shape, num_classes) for each in both)
         return train, test, num_classes
     splits = []
     for split in ("train", "test"):
@@ -204,15 +204,12 @@ class _Stored:
             import pyarrow.parquet as pq
 
         self._paths, self._footers = paths, list[Any]()
-        groups, digest = [], hashlib.blake2b(digest_size=16)
+        groups = []
         for number, file in enumerate(paths):
             try:
                 footer = pq.read_metadata(file)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-            with file.open("rb") as opened:  # where everything is, sizes and statistics
-                opened.seek(-8 - footer.serialized_size, 2)
-                digest.update(opened.read())
             self._footers.append(footer)
             for group in range(footer.num_row_groups):
                 declared = footer.row_group(group)
@@ -222,30 +219,43 @@ class _Stored:
         self._ends = np.cumsum(self._groups[:, 2])
         self.num_rows = int(self._groups[:, 2].sum())
         self._columns = _columns(self._footers[0].schema.to_arrow_schema(), paths[0])
-        self._digest = digest.digest()
 
     def first_shape(self) -> tuple[int, int, int]:
         where = str(self._paths[0])
         first = decode_images([self.encoded(0)] if self.num_rows else [], where)
         return first.shape[1:]
 
+    def place(self, row: int) -> str:
+        """A row as errors name it: its file, and its row in it, from 0."""
+        number = int(self._groups[np.searchsorted(self._ends, row, side="right"), 0])
+        before = int(self._groups[self._groups[:, 0] < number, 2].sum())
+        return f"{self._paths[number]}: row {row - before}"
+
+    def digest(self) -> bytes:
+        """Of the files, all bytes of each: a footer alone does not tell two images apart."""
+        total = hashlib.blake2b(digest_size=32)
+        for file in self._paths:
+            with file.open("rb") as opened:
+                total.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
+        return total.digest()
+
     def encoded(self, row: int) -> bytes | None:
         """The image of a row, as its file has it; a row group is read for it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        place = int(np.searchsorted(self._ends, row, side="right"))
-        number, group, rows = self._groups[place].tolist()
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        number, group, rows = self._groups[part].tolist()
         file, image = self._paths[number], self._columns[0]
         try:
             with pq.ParquetFile(file, metadata=self._footers[number], pre_buffer=False) as table:
                 read = table.read_row_group(group, columns=[f"{image}.bytes"], use_threads=False)
-            found = read[image][row - int(self._ends[place]) + rows].as_py()
+            found = read[image][row - int(self._ends[part]) + rows].as_py()
         except (pa.ArrowException, OSError, IndexError) as error:
             raise DataError(f"{file}: not a readable Parquet file: {error}") from error
         return found and found["bytes"]
 
-    def split(self, shape: tuple[int, int, int], num_classes: int, where: str) -> Split:
+    def split(self, shape: tuple[int, int, int], num_classes: int) -> Split:
         """Labels in memory, images in the files."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -256,10 +266,10 @@ class _Stored:
                 column = pq.read_table(file, columns=[self._columns[1]])[self._columns[1]]
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-            labels.append(_numbers(column, f"{file}: row"))
+            labels.append(_checked(_numbers(column, f"{file}: row"), num_classes, str(file)))
         rows = np.arange(self.num_rows)
-        images = StoredImages(self.encoded, shape, rows, where, self._digest)
-        return Split(images, _checked(np.concatenate(labels), num_classes, where))
+        images = StoredImages(self.encoded, shape, rows, self.place, self.digest)
+        return Split(images, np.concatenate(labels))
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str]:
