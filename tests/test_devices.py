@@ -173,3 +173,11 @@ def test_a_run_that_stopped_goes_on_with_another_number_of_devices(use, tmp_path
 
 def _as_data(x):
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_the_copies_of_data_on_several_cpu_devices_take_what_one_may(use, num_devices):
+    use(1)
+    alone = devices.room_for_data()
+    use(num_devices)
+    assert 0 <= alone - num_devices * devices.room_for_data() < num_devices

@@ -87,10 +87,14 @@ def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
 
 
 def room_for_data() -> int:
-    """Bytes that a data set may take of each device's memory: half of it; on CPU a quarter."""
+    """Bytes that a data set may take of each device's memory: half of it.
+
+    On CPU it is a quarter of the machine's, shared by the devices, each of which has a copy.
+    """
     if jax.default_backend() != "cpu" and (stats := jax.local_devices()[0].memory_stats()):
         return int(stats["bytes_limit"]) // 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    copies = sum(device.process_index == jax.process_index() for device in visible())
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // copies
 
 
 def writes() -> bool:
