@@ -414,3 +414,17 @@ def test_features_are_of_the_weights_that_a_file_had_when_the_run_was_built(weig
     assert len(list((tmp_path / "kept").glob("*.npy"))) == 4  # a train and a test split of each
     own.unlink()
     assert loop.train(first, 1).summary["features_digest"] == first.features_digest
+
+
+def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
+    images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
+    without = images.copy()
+    without[7] = 0
+
+    def others_differ(feature_map):
+        computed = jax.jit(lambda x: features.to_features(feature_map, x))
+        found = [features._of_rows(computed, x) for x in (images, without)]
+        return bool((np.delete(found[0], 7, 0) != np.delete(found[1], 7, 0)).any())
+
+    assert not others_differ(scattering(9))
+    assert others_differ(lambda x: x - x.mean(0))
