@@ -152,7 +152,7 @@ def _kept(
                 out.close()
                 replace(partial, file)
             except BaseException:
-                partial.unlink()
+                partial.unlink(missing_ok=True)
                 raise
     except OSError as error:
         log(f"the features are not kept: {error}")

@@ -138,7 +138,7 @@ def export(
         load(partial, own_model)
         replace(partial, out)
     except BaseException:
-        shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
