@@ -13,6 +13,7 @@ import pytest
 from bam.core import compiler
 
 ROOT = Path(__file__).parents[1]
+LIBRARY = compiler._LIBRARY
 
 # Each prints its largest relative error. The last is a gradient's norm, by `core/pytree.py`.
 SUMS = """
@@ -91,23 +92,23 @@ GUARD = f"{compiler.FLAG}={compiler.GUARD}"
 )
 def test_the_flag_is_added_to_the_users_own_and_replaces_none(version, before, after):
     environ = {} if before is None else {"XLA_FLAGS": before}
-    assert compiler.guard(version, environ, not_started) == ""
+    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
     assert environ == {"XLA_FLAGS": before if after is ... else after}
 
 
 @pytest.mark.parametrize("flags", ["reduce", "dot", "dot,eltwise", "+eltwise"])
 def test_a_users_own_wrong_choice_stays_and_is_warned_of(flags):
     environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
-    assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started)
+    assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
     assert environ == {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
     environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags} threads=1 {GUARD}"}
-    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard("0.10.2", environ, not_started)
+    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
 
 
 def test_once_jax_has_started_nothing_is_set_and_the_cpu_is_warned_of():
     environ = {}
-    assert "import bam first" in compiler.guard("0.10.2", environ, lambda: "cpu")
-    assert compiler.guard("0.10.2", environ, lambda: "gpu") == ""
+    assert "import bam first" in compiler.guard("0.10.2", environ, lambda: "cpu", LIBRARY)
+    assert compiler.guard("0.10.2", environ, lambda: "gpu", LIBRARY) == ""
     assert environ == {}
 
 
@@ -115,32 +116,62 @@ def test_a_file_of_flags_is_read_and_left_alone(tmp_path):
     path = tmp_path / "flags"
     path.write_text("--xla_cpu_ftz=true\n")
     environ = {"XLA_FLAGS": str(path)}
-    assert f"add {GUARD} to {path}" in compiler.guard("0.10.2", environ, not_started)
+    assert f"add {GUARD} to {path}" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
     path.write_text(f"--xla_cpu_ftz=true\n{GUARD}\n")
-    assert compiler.guard("0.10.2", environ, not_started) == ""
+    assert compiler.guard("0.10.2", environ, not_started, LIBRARY) == ""
     assert environ == {"XLA_FLAGS": str(path)}
 
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.9.2", "0.10.0", "0.10.1"])
 def test_a_right_compiler_which_may_not_know_the_flag_is_not_given_it(version):
     environ = {}
-    assert compiler.guard(version, environ, not_started) == ""
+    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
     assert environ == {}
 
 
-@pytest.mark.parametrize("version", ["0.10.2.dev20260601", "0.11.3", "0.12.0.2", "0.13.0", "1.0"])
-def test_a_compiler_that_was_not_checked_is_warned_of(version):
+UNCHECKED = ["0.10.2.dev20260601", "0.11.3", "0.12.0.2", "0.13.0", "1.0"]
+
+
+@pytest.mark.parametrize("version", UNCHECKED)
+def test_a_compiler_that_was_not_checked_is_given_the_flag_if_it_knows_it(version, caplog):
+    if not compiler._knows_flag(LIBRARY):
+        pytest.skip("this jaxlib does not know the flag")
     environ = {}
-    assert f"has not been checked with jaxlib {version}" in compiler.guard(
-        version, environ, not_started
-    )
-    assert environ == {}
+    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
+    assert environ == {"XLA_FLAGS": GUARD} and not caplog.records
+    environ = {"XLA_FLAGS": f"{compiler.FLAG}=reduce"}
+    assert "use individual_dot" in compiler.guard(version, environ, not_started, LIBRARY)
+
+
+@pytest.mark.parametrize("version", UNCHECKED)
+@pytest.mark.parametrize("known", [None, "", "value", "flag"])
+def test_a_compiler_that_does_not_know_the_flag_is_not_given_it(version, known, tmp_path, caplog):
+    library = tmp_path / "library"
+    if known is not None:
+        names = {"flag": compiler.FLAG, "value": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+        library.write_bytes(b"\0ELF" + names.get(known, "").encode())
+    environ = {}
+    assert compiler.guard(version, environ, not_started, library) == "" and environ == {}
+    assert f"has not been checked with jaxlib {version}" in caplog.text
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_no_unchecked_compiler_ends_an_import_where_warnings_are_errors(knows):
+    """With a compiler that knows the flag the sums are right, too, as those of a checked one."""
+    hide = "" if knows else "import pathlib; pathlib.Path.is_file = lambda self: False\n"
+    code = f"import warnings, jaxlib; jaxlib.__version__ = '0.99.0'\n{hide}"
+    code += "warnings.simplefilter('error', RuntimeWarning); import bam\n"
+    printed, log = (process := start(code + SUMS)).communicate()
+    assert process.returncode == 0, log
+    assert ("has not been checked with jaxlib 0.99.0" in log) == (not knows)
+    if knows and compiler._knows_flag(LIBRARY):
+        assert max(json.loads(printed).values()) < 1e-5, printed
 
 
 def test_the_pinned_compiler_was_checked():
     pinned = dict(re.findall(r"(?m)^(jax|jaxlib)==(\S+)$", (ROOT / "constraints.txt").read_text()))
     assert pinned["jax"] == pinned["jaxlib"]
-    assert compiler.guard(pinned["jaxlib"], {}, not_started) == ""
+    assert compiler.guard(pinned["jaxlib"], {}, not_started, LIBRARY) == ""
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax_privacy import auditing
 
+import bam
 from bam.audit import one_run, whole_run
 from bam.core import sampling
 from bam.privacy import tradeoff
@@ -92,6 +93,27 @@ def test_every_other_example_has_the_gradient_of_the_users_method(method):
 
 def loss(params, example):
     return cases.mlp_loss(params, (example["image"], 1.0 * example["label"]))
+
+
+@pytest.mark.parametrize("sampling_prob", [0.1, 0.9, 1.0])
+def test_scores_do_not_tie_however_unlikely_a_canary_was_in_any_batch(sampling_prob):
+    """Beside log(1 - q) the rest was rounded away, so guesses followed the canaries' order."""
+    num_steps = 3
+    plan = bam.make_plan(
+        num_examples=1000,
+        expected_batch_size=round(1000 * sampling_prob),
+        num_steps=num_steps,
+        target_epsilon=3.0,
+        delta=1e-5,
+        clip_norm=1.0,
+        accountant="rdp",
+    )
+    ratios = np.tile(-60.0 - np.arange(5.0), (num_steps, 1))
+    assert np.all(np.diff(one_run.scores_of(ratios, plan)) < 0)
+    ratios = np.log([[2.0], [3.0], [0.5]])
+    expected = np.sum(np.log(1 - plan.sampling_prob + plan.sampling_prob * np.exp(ratios)))
+    without = num_steps * np.log1p(-plan.sampling_prob) if plan.sampling_prob < 1 else 0.0
+    np.testing.assert_allclose(one_run.scores_of(ratios, plan), [expected - without])
 
 
 def test_what_cannot_be_audited_is_refused():

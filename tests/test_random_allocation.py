@@ -206,7 +206,17 @@ def test_one_run_is_audited_and_noise_that_is_too_small_is_caught():
 
 
 def test_a_runs_score_is_the_likelihood_ratio_of_its_epochs():
+    """Less that of no evidence in the last, and the number of batches in the first."""
     plan = bam.make_plan(**PLAN)
     ratios = np.log([[2.0], [3.0], [5.0], [6.0], [10.0]])  # an epoch of four steps, and one step
-    expected = math.log((2 + 3 + 5 + 6) / 4) + math.log((10 + 3) / 4)
+    expected = math.log(2 + 3 + 5 + 6) + math.log((10 + 3) / 3)
     np.testing.assert_allclose(one_run.scores_of(ratios, plan), [expected])
+
+
+def test_scores_of_a_run_do_not_tie_however_small_the_likelihood_is():
+    """Taken out of its logarithm, the sum of an epoch was 0 for all and their scores minus infinity."""
+    ratios = np.full((4, 5), -800.0) - np.arange(5.0)
+    scores = one_run.scores_of(ratios, bam.make_plan(**PLAN))
+    np.testing.assert_allclose(np.diff(scores), -1.0)
+    last = one_run.scores_of(np.full((5, 5), -40.0) - np.arange(5.0), bam.make_plan(**PLAN))
+    assert np.all(np.diff(last) < 0)  # the last epoch has one step, and adds some e^-40

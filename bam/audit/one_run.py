@@ -192,17 +192,23 @@ def run(
 def scores_of(
     log_ratios: Float[np.ndarray, "steps canaries"], plan: PrivacyPlan
 ) -> Float[np.ndarray, " canaries"]:
-    """The log-likelihood ratio of a run, of those of its steps for whoever is in their batch."""
+    """The log-likelihood ratio of a run, of those of its steps for whoever is in their batch.
+
+    It leaves out what is equal for all canaries: the ratio without any evidence, beside which small
+    differences would be rounded away, so that scores tie. Nothing is taken out of its logarithm,
+    for the same reason.
+    """
     if plan.mechanism_name == "random_allocation":
         batches = plan.mechanism.period
         epochs = [log_ratios[i : i + batches] for i in range(0, len(log_ratios), batches)]
-        left = [batches - len(epoch) for epoch in epochs]  # of the last, in steps not taken
-        sums = [np.exp(special.logsumexp(x, axis=0)) for x in epochs]
-        return np.sum(np.log((np.array(sums) + np.array(left)[:, None]) / batches), axis=0)
-    drawn = math.log(plan.sampling_prob) + log_ratios
-    if plan.sampling_prob < 1:
-        drawn = np.logaddexp(math.log1p(-plan.sampling_prob), drawn)
-    return np.sum(drawn, axis=0)
+        drawn = np.array([special.logsumexp(x, axis=0) for x in epochs])
+        absent = np.array([batches - len(epoch) for epoch in epochs])  # steps not taken of the last
+    else:
+        drawn = log_ratios
+        absent = np.full(len(drawn), (1 - plan.sampling_prob) / plan.sampling_prob)
+    with np.errstate(divide="ignore"):
+        less = np.log(absent)[:, None]
+    return np.sum(np.where(less > -np.inf, np.logaddexp(0, drawn - less), drawn), axis=0)
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
