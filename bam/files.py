@@ -19,10 +19,24 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def read_bytes(path: Path, limit: int = 2**30) -> bytes:
+    """The bytes, at most `limit`, of an ordinary file: no folder, pipe or device.
+
+    ValueError, in one line that names it, for anything else; OSError if it cannot be read.
+    """
+    if not path.is_file():
+        there = ": what is there is no ordinary file" if path.exists() else ""
+        raise ValueError(f"{path}: missing{there}")
+    num_bytes = path.stat().st_size
+    if num_bytes > limit:
+        raise ValueError(f"{path}: {num_bytes:,} bytes, at most {limit:,} are expected")
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> JsonObject:
     """A file's JSON object; ValueError, in one line that names it, for anything else."""
     try:
-        return as_object(path.read_text(encoding="utf-8"), path)
+        return as_object(read_bytes(path).decode(), path)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is damaged: not UTF-8") from None
 
@@ -67,7 +81,9 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Writes a file, all or nothing, whatever crashes, also beside others that write it.
 
     It has the permissions of `mode`, less those that the umask takes, before it has any content.
+    PermissionError for a device, a pipe or a folder, in whose place no file is put.
     """
+    check_replaceable(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # one that a crash left would keep its own permissions
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -103,6 +119,12 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for folder in missing:
         _sync(folder.parent)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuses, with a PermissionError, what is there and no ordinary file."""
+    if path.exists() and not path.is_file():
+        raise PermissionError(f"{path} cannot be written: it is no ordinary file")
 
 
 def to_disk(file: IO[Any]) -> None:

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
+import types
 from typing import Any
 
 
@@ -20,8 +22,10 @@ def imported(what: str, name: str) -> Any:
         if added:
             sys.path.append(here)
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{what} {name!r} cannot be imported: {error}") from error
+    except Exception as error:
+        usual = isinstance(error, ImportError | AttributeError | TypeError | ValueError)
+        reason = error if usual else place(error)
+        raise ValueError(f"{what} {name!r} cannot be imported: {reason}") from error
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
@@ -30,10 +34,34 @@ def imported(what: str, name: str) -> Any:
 def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
     """What a function returns; what it raises itself is raised as it is.
 
-    ValueError, which begins with `what`, if it does not take these arguments.
+    ValueError, which begins with `what`, if it does not take these arguments, or is of Python's own
+    library, as `os.system`: nothing there makes a part of an experiment.
     """
+    kinds = (type, types.FunctionType, types.BuiltinFunctionType)  # and not a partial function
+    module = str(getattr(function, "__module__", "")).partition(".")[0]
+    if isinstance(function, kinds) and module in sys.stdlib_module_names:
+        raise ValueError(f"{what} is of Python's own library, which makes no such part")
     try:
         inspect.signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:  # a builtin function may have no signature
         raise ValueError(f"{what} does not take {options}: {error}") from error
     return function(*given, **options)
+
+
+def place(error: BaseException, file: str = "") -> str:
+    """What an exception says, after its file and line: the last in `file`, "": where it arose.
+
+    Without the lines themselves: a file that is named by mistake may hold anything. "" if it did
+    not pass through `file`.
+    """
+    text = str(error).partition(" Other fields present")[0].removeprefix("'")  # of a ConfigDict
+    text = f"{type(error).__name__}: {' '.join(text.split())[:200]}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or file}, line {error.lineno or 1}: {error.msg}"
+    frames = list(traceback.extract_tb(error.__traceback__))
+    frames = [x for x in frames if os.path.isfile(x.filename)]  # not importlib's frozen ones
+    if file:
+        frames = [x for x in frames if os.path.samefile(x.filename, file)]
+    if not frames:
+        return "" if file else text
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}"

@@ -102,7 +102,9 @@ def test_a_users_own_wrong_choice_stays_and_is_warned_of(flags):
     assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
     assert environ == {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
     environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags} threads=1 {GUARD}"}
-    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
+    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard(
+        "0.10.2", environ, not_started, LIBRARY
+    )
 
 
 def test_once_jax_has_started_nothing_is_set_and_the_cpu_is_warned_of():

@@ -1,5 +1,6 @@
 """The examples run, and give what they promise."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,8 @@ def test_the_adaptive_clip_norm_moves_and_is_checkpointed(tmp_path):
         ("method", "examples.random_smoothing:oracle", "does not take"),
         ("optimizer", "lion", "unknown optimizer 'lion'"),
         ("clip", ".relative:clip", "cannot be imported"),
-        ("method", "builtins:id", "returns a int, without ascend, grad"),
+        ("method", "numpy:ndim", "returns a int, without ascend, grad"),
+        ("method", "builtins:id", "is of Python's own library"),
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
         ("model", "tests.cases:nothing", "a network is a Flax Linen or NNX module"),
         ("model", "tests.cases:three_logits", r"logits \(1, 3\) of 1 inputs: one row of 10"),
@@ -288,3 +290,16 @@ def test_only_what_a_config_names_is_imported_from_the_current_folder(tmp_path, 
     with pytest.raises(ValueError, match="my_part:other"):
         named.imported("part", "my_part:other")
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("x = (\n", "line 1: '(' was never closed"), ("x\n", "line 1: NameError")]
+)
+def test_a_module_of_ones_own_that_does_not_run_is_one_line_with_its_place(
+    text, place, tmp_path, monkeypatch
+):
+    name = f"own_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"cannot be imported: .*{name}.py, {re.escape(place)}"):
+        named.imported("clip", f"{name}:clip")

@@ -214,7 +214,7 @@ def test_a_runs_score_is_the_likelihood_ratio_of_its_epochs():
 
 
 def test_scores_of_a_run_do_not_tie_however_small_the_likelihood_is():
-    """Taken out of its logarithm, the sum of an epoch was 0 for all and their scores minus infinity."""
+    """Taken out of its logarithm, the sum of an epoch was 0 for all: scores of minus infinity."""
     ratios = np.full((4, 5), -800.0) - np.arange(5.0)
     scores = one_run.scores_of(ratios, bam.make_plan(**PLAN))
     np.testing.assert_allclose(np.diff(scores), -1.0)

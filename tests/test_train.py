@@ -17,7 +17,8 @@ from bam.core import oracles, sampling
 from bam.core.chacha import host_key
 from bam.data import datasets
 from bam.privacy.plan import BudgetExhaustedError
-from bam.training import loop
+from bam.training import config as base
+from bam.training import loop, registry, rundir
 from bam.training.checkpoint import Checkpoints
 from bam.training.step import stream_key
 from configs import digits
@@ -352,3 +353,39 @@ def test_digits_are_whole_and_split_without_overlap():
     assert dataset.test.images.shape == (360, 8, 8, 1)
     assert dataset.train.images.dtype == np.uint8
     assert np.bincount(dataset.test.labels).min() >= 34
+
+
+@pytest.mark.parametrize("value", [2**30, 2**31, 2**63, 2**64, 10**30])
+@pytest.mark.parametrize(
+    "key", ["augment.views", "augment.shift", "augment.mixtures", "model.width"]
+)
+def test_a_number_that_no_run_can_have_is_refused_before_anything_is_computed(key, value):
+    config = tiny()
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError, match=f"{key} must be at most") as raised:
+        base.check(config)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_integer_has_a_bound_and_every_float_is_a_number():
+    """But for the seed, all of whose bits count, and an infinite ε, which is no privacy."""
+    keys = rundir.flat(tiny("bam_sam").to_dict())
+    numbers = {k: x for k, x in keys.items() if isinstance(x, int | float) and x is not True}
+    numbers = {k: x for k, x in numbers.items() if x is not False and k != "seed"}
+    assert len(numbers) > 25
+    for key, value in numbers.items():
+        for wrong in [2**31, 10**30] if isinstance(value, int) else [math.nan, math.inf]:
+            config = tiny("bam_sam")
+            config.update_from_flattened_dict({key: wrong})
+            if (key, wrong) != ("epsilon", math.inf):
+                with pytest.raises(ValueError, match=key):
+                    base.check(config)
+
+
+@pytest.mark.parametrize("section", list(registry.RETURNED))
+@pytest.mark.parametrize("name", ["os:system", "os:abort", "builtins:print", "subprocess:run"])
+def test_a_function_of_pythons_own_library_is_not_called(section, name):
+    config = tiny()
+    config[section].name = name
+    with pytest.raises(ValueError, match=f"{section} {name} is of Python's own library"):
+        loop.build(config)

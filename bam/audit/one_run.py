@@ -17,7 +17,6 @@ Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
 """
 
 import dataclasses
-import math
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple

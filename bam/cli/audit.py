@@ -76,7 +76,10 @@ def main() -> None:
     """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
     with console.one_line_errors():
         out = Path(_OUT.value) if _OUT.value else None
-        rows = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else []
+        rows = json.loads(files.read_bytes(out)) if out and out.exists() else []
+        if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+            raise ValueError(f"{out} holds no results of an audit: choose another --out")
+        console.check_writable(_OUT.value)
         console.use_compilation_cache()
     if _ONE_RUN.value:
         audit_one_run(rows, out)

@@ -1,12 +1,18 @@
 """Configs by their names: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
 
+import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bam import files, named
+from bam.extras import MissingExtraError
+
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 2**20  # bytes of a config file
 
 
 def shipped() -> dict[str, Path]:
@@ -35,7 +41,10 @@ def file_of(value: str) -> str:
     """FILE:METHOD of what `--config` is given; ValueError for no file and no shipped config."""
     name, colon, method = value.partition(":")
     known = shipped()
-    if name.endswith(".py") or "/" in name or Path(name).is_file():
+    if name.endswith(".py") or "/" in name:
+        if not name.endswith(".py"):
+            raise ValueError(f"{name} is no config: a config is a Python file, as FILE.py:METHOD")
+        files.read_bytes(Path(name), LIMIT)
         own = Path(name).resolve().parent
         of_own = own.name == "configs" and (own / "__init__.py").exists()
         _import_from(own if of_own else known["cifar10"].parent)
@@ -46,6 +55,33 @@ def file_of(value: str) -> str:
         raise ValueError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
     _import_from(known["cifar10"].parent)
     return f"{known[name]}{colon}{method}"
+
+
+@contextlib.contextmanager
+def one_line_errors(file: str) -> Iterator[None]:
+    """Turns what a config file's own code raises into a ValueError with its file and line.
+
+    Bad input that bam refuses on its behalf is raised as it is, and so is what arose elsewhere.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A parser of flags wraps it in an exception of its own.
+        cause: BaseException | None = error
+        while file and cause is not None and not (where := _place(cause, file)):
+            cause = cause.__cause__ or cause.__context__
+        if not file or cause is None:
+            raise
+        raise ValueError(where) from error
+
+
+def _place(error: BaseException, file: str) -> str:
+    """Where a config file's own code failed; "" for what is no error of it."""
+    if isinstance(error, (ValueError, OSError, MissingExtraError)):
+        raised = traceback.extract_tb(error.__traceback__)[-1:]
+        if any(Path(frame.filename).is_relative_to(ROOT) for frame in raised):
+            return ""
+    return named.place(error, file)
 
 
 def _import_from(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import itertools
 import logging
 import math
 import os
@@ -22,9 +23,10 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from bam.cli import configs
-from bam.files import JsonObject
+from bam.files import JsonObject, check_replaceable
 
 STOPPED = 3  # exit status of a run that the same command goes on with
+INTERRUPTED = 130  # of any other command at Ctrl-C, as shells have it
 
 flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
 
@@ -39,7 +41,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
-    given = {argument.lstrip("-").partition("=")[0] for argument in sys.argv[1:]}
+    given = _names(sys.argv)
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help has it
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
     with one_line_errors():  # in sys.argv, because that is where config flags look for overrides
@@ -54,6 +56,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
         else:
             main()
 
+    signal.signal(signal.SIGINT, _end_at_once)
     app.run(quietly, flags_parser=_parse_flags)
 
 
@@ -83,8 +86,18 @@ def one_line_errors() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         _fail(str(error))
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text:
+            raise
+        _fail(
+            "there is not enough memory: lower microbatch_size, augment.views or the model's size "
+            f"({' '.join(text.split())[:200]})"
+        )
 
 
 def check_writable(file: str) -> None:
@@ -93,15 +106,25 @@ def check_writable(file: str) -> None:
         return
     folder = Path(file).parent
     folder.mkdir(parents=True, exist_ok=True)
-    if Path(file).is_dir() or not os.access(folder, os.W_OK):
+    check_replaceable(Path(file))
+    if not os.access(folder, os.W_OK):
         raise PermissionError(f"{file} cannot be written")
 
 
 def stop_after(max_seconds: float) -> Callable[[], bool]:
-    """A `should_stop` for training: true after a time (0: never), or once SIGTERM has arrived."""
+    """A `should_stop` for training: true after a time (0: never), at SIGTERM or at Ctrl-C.
+
+    A second Ctrl-C ends the command at once.
+    """
     deadline = time.monotonic() + (max_seconds or math.inf)
     terminated = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: terminated.set())
+
+    def stop(number: int, frame: object) -> None:
+        terminated.set()
+        signal.signal(signal.SIGINT, _end_at_once)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop)
     return lambda: terminated.is_set() or time.monotonic() >= deadline
 
 
@@ -200,6 +223,14 @@ def _use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", min(8, cores))
 
 
+def _end_at_once(number: int, frame: object) -> None:
+    """Ends at Ctrl-C: whatever is written is all or nothing, and threads would be waited for."""
+    if sys.stdout.isatty():
+        print("\x1b[?25h", end="", flush=True)  # a bar of progress hides the cursor
+    print("error: interrupted", file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+
 def _from_home(argument: str) -> str:
     """`--workdir=~/runs`, of which a shell would make a folder called `~`, from the home folder.
 
@@ -213,14 +244,36 @@ def _from_home(argument: str) -> str:
 
 def _parse_flags(argv: list[str]) -> list[str]:
     try:
-        return flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
+        with configs.one_line_errors(_config_file(argv)):
+            rest: list[str] = flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
+            if "config" in flags.FLAGS:  # which keeps an OSError until it is looked at
+                getattr(flags.FLAGS["config"].value, "seed", None)
+            return rest
+    except BrokenPipeError:
+        raise
+    except SystemExit as end:  # absl has shown the help
+        sys.exit(0 if {"help", "helpshort", "helpfull", "helpxml"} & _names(argv) else end.code)
     except (AttributeError, KeyError) as error:  # of an unknown key, or of a mistaken config file
         with contextlib.suppress(AttributeError, KeyError, ValueError):
             _fail(_unknown_key(argv))
-        _fail(f"the config file does not run: {error!r}; --debug shows where")
+        _fail(f"the config file makes no config: {error!r}; --debug shows where")
     except (flags.Error, ValueError, TypeError, OSError) as error:
         # A config file's own error arrives wrapped in its traceback; its last line is the message.
         _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))
+
+
+def _names(argv: Sequence[str]) -> set[str]:
+    """The flags that are given."""
+    return {x.lstrip("-").partition("=")[0] for x in argv[1:] if x.startswith("-")}
+
+
+def _config_file(argv: Sequence[str]) -> str:
+    """The file of `--config`; "" without one."""
+    for argument, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-config"):
+            return (value if equals else following).partition(":")[0]
+    return ""
 
 
 def _unknown_key(argv: list[str]) -> str:

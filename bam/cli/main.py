@@ -1,6 +1,7 @@
 """`bam COMMAND`: one command, whose names are those of the modules of this folder."""
 
 import difflib
+import os
 import re
 import runpy
 import sys
@@ -28,7 +29,7 @@ bam {__version__}: differentially private image classifiers, and a statement tha
 
 `bam COMMAND --help` shows the flags of a command, `bam completion bash|zsh|fish` what a shell
 runs to complete them. --debug shows the traceback of an error. Exit status: 0; 2 for bad input;
-3 for a run that was stopped, which the same command goes on with.
+3 for a run that was stopped, which the same command goes on with; 130 for Ctrl-C elsewhere.
 """
 BASH = """\
 _bam() {
@@ -45,7 +46,18 @@ COMPLETION = {
 
 
 def main() -> None:
-    """Runs the command that the first argument names."""
+    """Runs the command that the first argument names; quiet if nobody reads what it prints."""
+    try:
+        try:
+            _main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as shells have it
+
+
+def _main() -> None:
     sys.excepthook = extras.one_line
     name, *arguments = sys.argv[1:] or ["help"]
     if name in COMMANDS:
@@ -62,7 +74,8 @@ def main() -> None:
     else:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(COMMANDS)}"
-        print(f"error: bam has no command {' '.join(sys.argv[1:])!r}: {hint}", file=sys.stderr)
+        command = " ".join(sys.argv[1:]) if name == "completion" else name
+        print(f"error: bam has no command {command!r}: {hint}", file=sys.stderr)
         sys.exit(2)
 
 

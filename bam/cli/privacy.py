@@ -77,6 +77,8 @@ def main() -> None:
             )
         if not 0 < sigma < math.inf:
             raise ValueError(f"noise_multiplier must be positive and finite, got {sigma}")
+        for file in (_JSON.value, _PLOT.value):
+            console.check_writable(file)
         found = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
         if _JSON.value:
             files.write_json(Path(_JSON.value), found)

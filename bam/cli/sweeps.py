@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bam import files
-from bam.cli import console
+from bam.cli import configs, console
 from bam.files import JsonMapping, JsonObject
 from bam.training import checkpoint, loop, registry, rundir
 from bam.training.step import TrainState
@@ -223,7 +223,9 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
     set_twice = sorted({"method.name", "seed", "dry_run", *fixed} & set(overrides))
     if set_twice:
         raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
-    config: ConfigDict = runpy.run_path(path.split(":")[0])["get_config"](method)
+    file = path.split(":")[0]
+    with configs.one_line_errors(file):
+        config: ConfigDict = runpy.run_path(file)["get_config"](method)
     for key, value in overrides.items():
         if key.startswith("method.") and key.removeprefix("method.") not in config.method:
             continue

@@ -54,7 +54,8 @@ def main() -> None:
         experiment = loop.build(config, log=show)
     show(describe(experiment))
     if config.dry_run:
-        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
+        with console.one_line_errors():
+            hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
         show(f"about {hours} h {minutes} min of training on this device")
         return
     should_stop = console.stop_after(_MAX_SECONDS.value)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Int32, Num, UInt8
 
+from bam import files
 from bam.extras import needs
 
 # Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
@@ -46,10 +47,10 @@ class Split(NamedTuple):
 
 def read_file(file: Path, limit: int) -> bytes:
     """The bytes, at most `limit`, of an ordinary file: no pipe and no device; else a DataError."""
-    if not file.is_file():
-        raise DataError(f"{file}: missing")
-    check_size(file.stat().st_size, limit, str(file))
-    return file.read_bytes()
+    try:
+        return files.read_bytes(file, limit)
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def check_size(num_bytes: int, limit: int, where: str) -> None:

@@ -14,6 +14,19 @@ with needs("train"):
     from ml_collections import ConfigDict, config_dict
 
 METHODS = tuple(registry.METHODS)
+# The most that an integer key can be; of others less than `MOST_OF_ANY`. A seed has any length.
+MOST = {
+    "augment.views": 2**12,
+    "augment.mixtures": 2**12,
+    "augment.shift": 2**12,
+    "model.width": 2**16,
+    "model.depth": 2**16,
+    "lora.rank": 2**16,
+    "dataset.num_classes": 2**20,
+    "dataset.group_size": 2**20,
+    "mechanism.bands": 2**16,
+}
+MOST_OF_ANY = 2**31 - 1
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -123,6 +136,7 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError, in one line, for values that no part of a run checks by itself."""
+    _check_numbers(config)
     at_least = {
         "seed": (0 if config.seed is None else config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
@@ -166,3 +180,23 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"input_clip_norm must be at least 0, got {config.input_clip_norm}")
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+
+
+def _check_numbers(config: ConfigDict) -> None:
+    """Refuses numbers that nothing can be computed with: too large, NaN, or infinite but for ε.
+
+    The options of a function of one's own are left to it.
+    """
+    sections = {key: value for key, value in config.items() if isinstance(value, ConfigDict)}
+    named = {f"{key}.{k}": v for key, x in sections.items() if ":" not in x.get("name", "")
+             for k, v in x.items()}  # fmt: skip
+    for key, value in {**config, **named}.items():
+        if isinstance(value, bool) or key == "seed":
+            continue
+        most = MOST.get(key, MOST_OF_ANY)
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"{key} must be at most {most}, got {value}")
+        if isinstance(value, float) and not (
+            math.isfinite(value) or (key, value) == ("epsilon", math.inf)
+        ):
+            raise ValueError(f"{key} must be finite, got {value}")

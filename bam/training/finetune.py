@@ -27,6 +27,9 @@ with needs("train"):
     from flax import traverse_util
 
 
+LIMIT = 2**37  # bytes of a file of weights
+
+
 class Weights(NamedTuple):
     """Weights to begin from; whoever trains says that they were made without the private data.
 
@@ -96,7 +99,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
             raise ValueError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
     path = _file_of(init_from)
-    content = path.read_bytes()
+    content = files.read_bytes(path, LIMIT)
     try:
         named = pretrained.renamed(safetensors.numpy.load(content))
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type NumPy has not
@@ -124,12 +127,12 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     ):
         if names:
             raise ValueError(f"{path} {what.format(_few(names))}")
-    return Weights(named, hashlib.sha256(content).hexdigest())
+    return Weights(named, _sha256(content))
 
 
 def digest(weights: str | None) -> str:
     """SHA-256 of a file of weights; "" without one."""
-    return hashlib.sha256(_file_of(weights).read_bytes()).hexdigest() if weights else ""
+    return _sha256(files.read_bytes(_file_of(weights), LIMIT)) if weights else ""
 
 
 def begin(params: Params, weights: Weights) -> Params:
@@ -145,6 +148,10 @@ def save(params: Params, path: Path) -> None:
     """
     named = traverse_util.flatten_dict(params, sep="/")
     files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _file_of(weights: str) -> Path:
