@@ -183,9 +183,9 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_numbers(config: ConfigDict) -> None:
-    """Refuses numbers that nothing can be computed with: too large, NaN, or infinite but for ε.
+    """Refuses numbers that nothing can be computed with: too large, NaN or infinite.
 
-    The options of a function of one's own are left to it.
+    ε may be infinite, and the plan refuses what else it cannot be. The options of a function of one's own are left to it.
     """
     sections = {key: value for key, value in config.items() if isinstance(value, ConfigDict)}
     named = {f"{key}.{k}": v for key, x in sections.items() if ":" not in x.get("name", "")
@@ -196,7 +196,5 @@ def _check_numbers(config: ConfigDict) -> None:
         most = MOST.get(key, MOST_OF_ANY)
         if isinstance(value, int) and value > most:
             raise ValueError(f"{key} must be at most {most}, got {value}")
-        if isinstance(value, float) and not (
-            math.isfinite(value) or (key, value) == ("epsilon", math.inf)
-        ):
+        if isinstance(value, float) and key != "epsilon" and not math.isfinite(value):
             raise ValueError(f"{key} must be finite, got {value}")
