@@ -185,7 +185,8 @@ def check(config: ConfigDict) -> None:
 def _check_numbers(config: ConfigDict) -> None:
     """Refuses numbers that nothing can be computed with: too large, NaN or infinite.
 
-    ε may be infinite, and the plan refuses what else it cannot be. The options of a function of one's own are left to it.
+    ε may be infinite, and the plan refuses what else it cannot be. The options of a function of
+    one's own are left to it.
     """
     sections = {key: value for key, value in config.items() if isinstance(value, ConfigDict)}
     named = {f"{key}.{k}": v for key, x in sections.items() if ":" not in x.get("name", "")
