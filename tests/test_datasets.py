@@ -598,3 +598,31 @@ def test_nothing_held_out_is_the_data_set_itself_and_all_of_it_is_refused():
     assert datasets.hold_out(dataset, 0) is dataset
     with pytest.raises(ValueError, match="from 0 to 1436, got 1437"):
         datasets.hold_out(dataset, 1437)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+def test_examples_with_labels_of_any_shape_and_type_are_set_aside(shape, dtype):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 9, (50, 2, 2, 1), np.uint8)
+    train = datasets.Split(images, rng.normal(0, 5, (50, *shape)).astype(dtype))
+    dataset = datasets.Dataset("", train, train, 2, np.zeros(1), np.ones(1))
+    found = datasets.hold_out(dataset, 20)
+    assert (len(found.train.labels), found.test.labels.shape) == (30, (20, *shape))
+    order = rng.permutation(50)
+    moved = dataset._replace(train=datasets.Split(*(x[order] for x in train)))
+    again = datasets.hold_out(moved, 20).test
+    as_rows = lambda split: sorted(x.tobytes() for x in split.labels)  # noqa: E731
+    assert as_rows(again) == as_rows(found.test)
+
+
+def test_every_part_of_a_label_decides_who_is_set_aside():
+    def hashes(labels):
+        images = np.zeros((len(labels), 1, 1, 1), np.uint8)
+        return datasets._hashes(datasets.Split(images, np.asarray(labels))).tolist()
+
+    first, *others = hashes([[1, 2, 3], [1, 2, 4], [1, 3, 2], [2, 2, 3]])
+    assert first not in others
+    assert len(set(hashes([0.0, 0.25, 0.5]))) == 3
+    assert hashes(np.array([1, -2], np.int16)) == hashes(np.array([1, -2], np.int64))
+    assert hashes([1, -2]) == [0x291CB38C0870CAF4, 0x9E1CE2CBC41DAD36]  # of 0.2.0

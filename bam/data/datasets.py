@@ -281,15 +281,17 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
 
 def _hashes(split: Split) -> np.ndarray:
     """A number of 64 bits for each example, which depends on nothing but the example."""
-    digests = [
-        hashlib.blake2b(
-            image.tobytes(),
-            digest_size=8,
-            key=b"bam hold_out",
-            salt=int(label).to_bytes(8, signed=True),
-        ).digest()
-        for image, label in zip(split.images, split.labels, strict=True)
-    ]
+    labels = np.asarray(split.labels)
+    labels = labels.reshape(len(labels), -1).astype(
+        ">f8" if np.issubdtype(labels.dtype, np.floating) else ">i8"
+    )
+    digests = []
+    for image, label in zip(split.images, labels, strict=True):
+        first, others = label.tobytes()[:8], label.tobytes()[8:]
+        data = image.tobytes() + others
+        digests.append(
+            hashlib.blake2b(data, digest_size=8, key=b"bam hold_out", salt=first).digest()
+        )
     return np.frombuffer(b"".join(digests), ">u8")
 
 
