@@ -42,9 +42,12 @@ def read_json(path: Path) -> JsonObject:
 
 
 def as_object(text: str, path: Path) -> JsonObject:
-    """A JSON object in a text of a file; ValueError, in one line, for anything else."""
+    """A JSON object in a text of a file; ValueError, in one line, for anything else.
+
+    NaN and infinity, which JSON does not have but some write, are None.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=lambda name: None)
     except ValueError:
         raise ValueError(f"{path} is damaged: not JSON") from None
     if not isinstance(value, dict):

@@ -1,5 +1,7 @@
 """Losses by hand, labels of every kind, and the figures that judge them."""
 
+import json
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ import bam
 from bam import models
 from bam.data import datasets, users
 from bam.models import losses
-from bam.training import loop, trainer
+from bam.release import export, page, records
+from bam.training import loop, rundir, trainer
 from configs import digits
 from tests.cases import run_command
 
@@ -209,3 +212,106 @@ def test_several_labels_and_numbers_are_imported_trained_on_and_shown(tmp_path):
             "--config.expected_batch_size=5", "--config.delta=1e-3",
         )  # fmt: skip
         assert figure in trained.stdout, trained.stderr
+
+
+def diverging(config, data, number):
+    """An experiment whose weights are `number` after every step."""
+    built = trainer.build(config, data)
+    fill = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, number), tree)  # noqa: E731
+
+    def step(state, *rows):
+        state = built.step(state, *rows)
+        return state._replace(params=fill(state.params), averaged=fill(state.averaged))
+
+    return built.with_step(step)
+
+
+def strict(text):
+    """JSON that has no NaN and no infinity."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("loss", "labels", "num_classes"),
+    [
+        ("cross_entropy", SEVERAL[:, 0], 2),
+        ("binary", SEVERAL, 3),
+        ("squared_error", NUMBERS, 1),
+        ("per_pixel", PIXELS, 2),
+    ],
+)
+def test_a_run_whose_loss_is_not_finite_ends_with_a_summary_and_is_released(
+    loss, labels, num_classes, number, tmp_path
+):
+    config = config_of(loss, **{"eval.every": 1, "diagnostics.every": 1, "checkpoint.every": 1})
+    config.model = {"name": "tests.test_losses:segmenter"} if loss == "per_pixel" else config.model
+    built = diverging(config, data_of(labels, num_classes), number)
+    shown = []
+    loop.train(built, None, tmp_path / "w", lambda row: shown.append(row))
+    summary = strict((tmp_path / "w" / "summary.json").read_text())
+    rows = [strict(line) for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["test_loss"] is None and rows[-1]["test_loss"] is None and len(rows) == 4
+    assert summary["test_accuracy"] == (None if loss == "squared_error" else 0.0)  # the worst
+    own = {key: x for key, x in summary.items() if key.startswith("test_")}
+    assert set(own) == {"test_accuracy", *loop.evaluate(built, built.init(0).params)}
+    assert {x for key, x in own.items() if key != "test_accuracy"} == {None}
+    assert rundir.divergence(shown[0]) == "" != rundir.divergence(summary)
+    with pytest.raises(FileExistsError, match="already holds a finished run"):
+        loop.train(built, None, tmp_path / "w")
+    export.export(tmp_path / "w", tmp_path / "out", own_model=config.model.name)
+    found = page.page(records.read(tmp_path / "w"), public=False, made_by="")
+    assert "Training diverged" in found
+    assert "diverged" not in page.page(records.read(tmp_path / "w"), public=True, made_by="")
+
+
+def test_a_run_that_an_earlier_version_could_not_finish_is_finished(tmp_path):
+    config = config_of("cross_entropy", **{"checkpoint.every": 1})
+    built = diverging(config, data_of(SEVERAL[:, 0], 2), np.nan)
+    loop.train(built, None, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(text.replace("null", "NaN"))  # as 0.2.0 wrote it
+    assert "NaN" in (tmp_path / "metrics.jsonl").read_text()
+    loop.train(built, None, tmp_path)
+    assert strict((tmp_path / "summary.json").read_text())["test_loss"] is None
+
+
+def test_an_image_whose_loss_is_not_a_number_is_wrong_and_no_other_is():
+    data = data_of(SEVERAL[:, 0], 2)
+    built = trainer.build(config_of("cross_entropy"), data)
+    params = built.init(0).params
+    right = [int(built.evaluate(params, *(x[i : i + 1] for x in data.test))[0]) for i in range(40)]
+    missing = right.index(1)
+    images = data.test.images.copy()
+    images[missing, 0, 0] = np.nan
+    found = loop.evaluate(built, params) | {"test_loss": 0}
+    assert found["test_accuracy"] * 40 == pytest.approx(sum(right))
+    test = data.test._replace(images=images)
+    changed = trainer.build(config_of("cross_entropy"), data._replace(test=test))
+    found = loop.evaluate(changed, params)
+    assert found["test_accuracy"] * 40 == pytest.approx(sum(right) - 1)
+    assert np.isnan(found["test_loss"])
+
+
+def test_an_infinite_setting_is_written_as_the_word_that_sets_it_again(tmp_path):
+    config = digits.get_config("non_private")
+    config.update({"epsilon": np.inf, "num_steps": 1})
+    config.model.name = "linear"
+    loop.train(trainer.build(config), 0, tmp_path)
+    recorded = strict((tmp_path / "config.json").read_text())["epsilon"]
+    assert float(recorded) == np.inf
+    config.seed = 0
+    with pytest.raises(FileExistsError, match="already holds a finished run"):
+        rundir.check_resumable(tmp_path, config)
+
+
+def test_a_data_set_whose_constants_would_make_every_input_not_a_number_is_refused():
+    data = data_of(SEVERAL[:, 0], 2)
+    for change in ({"mean": np.full(1, np.nan)}, {"std": np.zeros(1)}, {"std": np.full(1, np.inf)}):
+        with pytest.raises(datasets.DataError, match="must be finite, and std above 0"):
+            trainer.build(config_of("cross_entropy"), data._replace(**change))

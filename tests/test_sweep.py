@@ -3,10 +3,12 @@
 import fcntl
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import bam
-from bam.cli import stats, sweeps
+from bam.cli import stats, study, sweeps
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
@@ -316,3 +318,26 @@ def test_the_bias_benchmark_searches_trains_and_measures_at_one_place(tmp_path):
         found += [row["bias"] for row in rows]
     plain, psac, plain_elsewhere = found
     assert plain != psac and plain != plain_elsewhere
+
+
+def test_a_comparison_takes_a_run_that_diverged_for_the_worst(tmp_path):
+    config = tiny(0, **{"eval.every": 1, "diagnostics.every": 1})
+    built = loop.build(config)
+
+    def diverging(state, *rows):
+        state = built.step(state, *rows)
+        params, averaged = jax.tree.map(lambda x: x * jnp.nan, (state.params, state.averaged))
+        return state._replace(params=params, averaged=averaged)
+
+    loop.train(built, 0, tmp_path / "good")
+    loop.train(built.with_step(diverging), 0, tmp_path / "bad")
+    found = {name: {0: sweeps.read(tmp_path / name)} for name in ("good", "bad")}
+    compared = study.Study({"good": config, "bad": config}, lambda label: "good")
+    good, bad = (study.row(compared, name, found) for name in ("good", "bad"))
+    json.dumps([good, bad], allow_nan=False)
+    assert bad["accuracy"]["mean"] == 0 < good["accuracy"]["mean"]
+    assert bad["gain"]["mean"] == -good["accuracy"]["mean"]
+    rows = [{"step": step, "not_private/snr": value} for step, value in ((1, None), (2, 3.0))]
+    assert study.measured({0: found["bad"][0]._replace(rows=rows)}, "snr") == [3.0]
+    assert study.measured({0: found["bad"][0]._replace(rows=rows[:1])}, "snr") == []
+    assert [cell(bad) for cell in study.columns(compared, [good, bad]).values()]

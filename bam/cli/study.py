@@ -135,10 +135,11 @@ def percent(runs: Mapping[int, sweeps.Run]) -> dict[int, float]:
 
 
 def measured(runs: Mapping[int, sweeps.Run], quantity: str) -> list[float]:
-    """Per run the mean over training of what the diagnostics measured; none where they did not."""
+    """Per run the mean over training of what diagnostics measured and is finite, if anything is."""
     key = f"not_private/{quantity}"
-    of_runs = [[r[key] for r in run.rows if r["step"] and key in r] for run in runs.values()]
-    return [statistics.fmean(values) for values in of_runs if values]
+    of_runs = [[r.get(key) for r in run.rows if r["step"]] for run in runs.values()]
+    finite = [[value for value in values if value is not None] for values in of_runs]
+    return [statistics.fmean(values) for values in finite if values]
 
 
 def _as_name(label: str) -> str:

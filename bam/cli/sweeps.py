@@ -53,8 +53,7 @@ class Run(NamedTuple):
 
 def read(folder: Path) -> Run:
     """Reads a finished run."""
-    metrics = folder / "metrics.jsonl"
-    rows = [files.as_object(x, metrics) for x in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = rundir.read_rows(folder)
     config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
     if summary.get("test_accuracy") is None:
         raise ValueError(f"{folder / 'summary.json'} has no test_accuracy to compare")
@@ -141,7 +140,8 @@ def run(
                 on_event(name, str(stop))
                 return
             summary = result.summary
-            on_event(name, f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s")
+            done = f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s"
+            on_event(name, "; ".join(filter(None, (done, rundir.divergence(summary)))))
         if busy == missing:
             on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
             return

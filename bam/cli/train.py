@@ -118,6 +118,8 @@ def judged(row: dict) -> list[str]:
     """What test data say of a model, by its loss's own figures: of one without any, the loss."""
     accuracy = row.get("test_accuracy")
     shown = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
+    if diverged := rundir.divergence(row):
+        return [*shown, diverged]
     own = [x for x in row if x.startswith("test_") and "/" not in x]
     own = [x for x in own if x not in ("test_accuracy", "test_loss")]
     if "test_loss" in row and not (own or shown):
@@ -132,11 +134,9 @@ def describe_row(row: dict) -> str:
     )
     parts = [f"step {row['step']:>6}", spent]
     parts += judged(row)
-    if "not_private/bias_norm" in row:
-        parts.append(
-            f"bias {row['not_private/bias_norm']:.3f} "
-            f"({row['not_private/relative_bias']:.0%} of the gradient; NOT PRIVATE)"
-        )
+    bias, relative = (row.get(f"not_private/{x}") for x in ("bias_norm", "relative_bias"))
+    if bias is not None and relative is not None:
+        parts.append(f"bias {bias:.3f} ({relative:.0%} of the gradient; NOT PRIVATE)")
     parts.append(f"{row['seconds']:.1f} s")
     return "  ".join(parts)
 

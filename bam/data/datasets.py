@@ -252,6 +252,10 @@ def check(
             f"mean of shape {np.shape(dataset.mean)} and std of shape {np.shape(dataset.std)}; "
             f"expected {channels}, a number for each channel"
         )
+    if not (np.isfinite([dataset.mean, dataset.std]).all() and np.all(dataset.std > 0)):
+        raise DataError(
+            f"mean {dataset.mean} and std {dataset.std}: both must be finite, and std above 0"
+        )
 
 
 def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Dataset:

@@ -297,6 +297,8 @@ def unaccounted(
             f"N, and {covered}"
         )
     tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
+    if chosen and holdout:
+        tested = "none was measured"
     settings = among = "not known to this file"
     if chosen:
         settings = "**yes**, by the search that ε pays for; others: not known to this file"

@@ -17,7 +17,7 @@ from bam.release import export, plots
 from bam.release.plots import Chart, Line
 from bam.release.records import Run, command_of
 from bam.training import registry
-from bam.training.rundir import flat
+from bam.training.rundir import divergence, flat
 
 with needs("train"):
     import jinja2
@@ -85,6 +85,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         epsilon=epsilon,
         unit=unit_of(run.plan),
         nominal=statement.NOMINAL,
+        diverged="" if public else divergence(run.summary),
         faults=list(export.faults(run.plan, run.summary)) if run.private and run.summary else [],
         attacker=_attacker(run, epsilon, counted) if run.private and counted else {},
         accuracy=Chart("Test accuracy", "step", _lines(shown, ACCURACY), percent=True),

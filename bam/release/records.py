@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bam.files import JsonObject, as_object, one_line, read_json
+from bam.files import JsonObject, one_line, read_json
 from bam.privacy.mechanisms import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
 from bam.release import export
 from bam.training import config as base
-from bam.training.rundir import as_json, flat
+from bam.training.rundir import as_json, flat, read_rows
 
 _NUMBERS = (
     "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
@@ -68,11 +68,8 @@ def read(workdir: Path) -> Run:
     wrong += [key for key in ("epsilon", "clip_norm") if not _is_number(plan.get(key) or 0)]
     if wrong:
         raise ValueError(f"{workdir}/plan.json is damaged: {', '.join(wrong)}")
-    metrics, summary = workdir / "metrics.jsonl", workdir / "summary.json"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    # Of a run that goes on the last line may be half written.
-    found = [as_object(line, metrics) for line in lines if line.endswith("}")]
-    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in found]
+    summary = workdir / "summary.json"
+    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_rows(workdir)]
     rows = [row for row in rows if "step" in row]
     # The ledger has the steps begun; without one, at least those that the other files know of.
     begun = [int(row.get("steps_begun", row["step"])) for row in rows]

@@ -50,8 +50,8 @@ class Ledger:
           path: the file, which `create` made; None where lost steps cost nothing.
           plan: the privacy plan.
           step: the step that the run goes on from; 0 for a fresh start.
-          at_least: steps begun when that step was saved. A file that is missing, or has fewer, is
-            refused with a ValueError.
+          at_least: steps begun that some record knows of: a checkpoint, the metrics. A file that is
+            missing, or has fewer, is refused with a ValueError.
         """
         self._plan, self._path, self._file = plan, path, None
         self.begun = step
@@ -61,7 +61,9 @@ class Ledger:
         written = int(devices.from_first(np.int32(size)))
         if written < at_least:
             what = (
-                "is missing" if written < 0 else f"has {written} steps, its checkpoint {at_least}"
+                "is missing"
+                if written < 0
+                else f"has {written} steps, the run's other records {at_least}"
             )
             raise ValueError(
                 f"{path} {what}: what this run has spent is not known; choose another --workdir"

@@ -132,11 +132,15 @@ class _Run:
     given: tuple[datasets.Split, sampling.PaddedBatch] | None  # to the next step, if there is one
 
     def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
-        """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private."""
+        """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private.
+
+        What is measured and not finite, such as the loss of a run that diverged, is None.
+        """
         plan, begun = self.trainer.plan, self.ledger.begun
         spent = plan.epsilon_after(begun) if plan.private else None
         row: JsonObject = {"step": step, "steps_begun": begun, "epsilon": spent}
-        self.rows.append(row | measured | {"seconds": self.seconds})
+        row |= {k: value if math.isfinite(value) else None for k, value in measured.items()}
+        self.rows.append(row | {"seconds": self.seconds})
         self.files.add_row(self.rows[-1])
         return self.rows[-1]
 
@@ -234,17 +238,28 @@ def _measured(run: _Run, step: int) -> dict[str, float]:
     config = run.trainer.config
     found: dict[str, float] = {}
     if step == run.end or (step > 0 and _due(step, config.eval.every)):
-        found |= evaluate(run.trainer, whole_model(run.state))
+        found |= _judged(run)
     if _due(step, config.diagnostics.every):
         found |= not_private(run.trainer, run.state, run.feed)
     return found
+
+
+def _judged(run: _Run) -> dict[str, float]:
+    """What test data say of the weights.
+
+    Nothing in a trial of a private search that is scored on held-out images, which stand in for
+    test data: ε covers the noised score alone, no other figure of them.
+    """
+    if run.trainer.plan.selection and run.trainer.config.dataset.holdout:
+        return {}
+    return evaluate(run.trainer, whole_model(run.state))
 
 
 def _finish(run: _Run, seed: int | None) -> Result:
     """Writes the summary, after the last row if that was lost, or steps that count were."""
     last = run.rows[-1] if run.rows else {"step": -1}
     if (last["step"], last.get("steps_begun")) != (run.end, run.ledger.begun):
-        last = run.add_row(run.end, evaluate(run.trainer, whole_model(run.state)))
+        last = run.add_row(run.end, _judged(run))
     summary = summarize(run.trainer, seed, last)
     run.files.finish(summary)
     return Result(run.state, run.rows, summary)
@@ -283,7 +298,11 @@ def estimate_seconds(trainer: Trainer) -> float:
 
 
 def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
-    """On the test split: the mean `test_loss`, `test_accuracy` in [0, 1] and what the loss has."""
+    """On the test split: the mean `test_loss`, `test_accuracy` in [0, 1] and what the loss has.
+
+    An image whose loss is not finite counts as wrong; the mean loss, and what the loss has, are
+    then not finite either.
+    """
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
@@ -295,10 +314,13 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
         if criterion.metrics:
             outputs.append(np.asarray(output))
     accuracy, loss = (totals / len(labels)).tolist()
-    found = {"test_accuracy": accuracy} if criterion.right else {}
+    judged = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:
-        found |= criterion.metrics(np.concatenate(outputs), np.asarray(labels))
-    return found | {"test_loss": loss}
+        predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
+        # Few metrics are defined for what is not a number: of zeros all are, and have their names.
+        own = criterion.metrics(np.zeros_like(predicted) if diverged else predicted, labels)
+        judged |= dict.fromkeys(own, math.nan) if diverged else own
+    return judged | {"test_loss": loss}
 
 
 def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:

@@ -48,6 +48,7 @@ BEFORE: JsonObject = {
 ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
 
 
+METRICS = "metrics.jsonl"
 # What an accountant chooses of a plan: another version of it may choose another last digit.
 COMPUTED = ("noise_multiplier", "epsilon")
 
@@ -98,7 +99,12 @@ class RunFiles:
         return settled(path, read_json(path), plan, target) if path and path.exists() else plan
 
     def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
-        """The run's ledger, as `Ledger` takes them; it has a file if lost steps count."""
+        """The run's ledger, as `Ledger` takes them; it has a file if lost steps count.
+
+        It must have as many steps as any row of the metrics knows of, later than `step` or not.
+        """
+        rows = read_rows(self._workdir) if self._workdir else []
+        at_least = max(at_least, *(row.get("steps_begun", 0) for row in rows), 0)
         self._ledger = ledger.Ledger(self._ledger_path, self.plan, step, at_least)
         return self._ledger
 
@@ -119,13 +125,10 @@ class RunFiles:
         """Opens the metrics after `step` (-1: a fresh start), drops later rows, returns others."""
         if self._workdir is None:
             return []
-        path = self._workdir / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        # A process that was killed may have left half a line, after the last checkpoint.
-        rows = [as_object(line, path) for line in lines if line.endswith("}")]
-        rows = [row for row in rows if row.get("step", math.inf) <= step]
+        rows = [row for row in read_rows(self._workdir) if row.get("step", math.inf) <= step]
         if not self._writes:
             return rows
+        path = self._workdir / METRICS
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
@@ -140,20 +143,34 @@ class RunFiles:
                 getattr(self, name).close()
 
     def add_row(self, row: JsonObject) -> None:
-        """Appends a row to `metrics.jsonl` and, but for None (an infinite ε), to TensorBoard."""
+        """Appends a row to `metrics.jsonl` and, but for what is None, to TensorBoard."""
         if not self._writes:
             return
-        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
         to_disk(self._metrics)
         for name, value in row.items():
             if name != "step" and value is not None:
                 self._events.add_scalar(name, value, row["step"])
 
     def finish(self, summary: JsonObject) -> None:
-        """Writes `summary.json`, which marks the run as complete."""
+        """Removes `data_key`, then writes `summary.json`, which marks the run as complete."""
         if self._workdir is not None and self._writes:
-            write_json(self._workdir / "summary.json", summary)
             (self._workdir / "data_key").unlink(missing_ok=True)
+            write_json(self._workdir / "summary.json", summary)
+
+
+def read_rows(workdir: Path) -> list[JsonObject]:
+    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written."""
+    path = workdir / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [as_object(line, path) for line in lines if line.endswith("}")]
+
+
+def divergence(row: JsonObject) -> str:
+    """What there is to say of a row or a summary whose test loss is no finite number, or ""."""
+    if row.get("test_loss", 0.0) is None:
+        return "training diverged: the test loss is not a finite number"
+    return ""
 
 
 def lock(workdir: Path) -> IO[str]:
@@ -170,7 +187,13 @@ def lock(workdir: Path) -> IO[str]:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
+    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`.
+
+    A finished run needs its `data_key` no more: one that an earlier version left is removed.
+    """
+    finished = (workdir / "summary.json").exists()
+    if finished:
+        (workdir / "data_key").unlink(missing_ok=True)
     if not (workdir / "config.json").exists():
         if (workdir / "checkpoints").exists():
             raise ValueError(
@@ -181,7 +204,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise ValueError(
             f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
         )
-    if (workdir / "summary.json").exists():
+    if finished:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
@@ -259,8 +282,8 @@ def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
 
 
 def as_json(config: ConfigDict) -> JsonObject:
-    """A config as `config.json` has it."""
-    nested: JsonObject = json.loads(config.to_json_best_effort())
+    """A config as `config.json` has it; an infinite number is the word that sets it again."""
+    nested: JsonObject = json.loads(config.to_json_best_effort(), parse_constant=str)
     return nested
 
 

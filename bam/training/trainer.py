@@ -142,19 +142,21 @@ class Trainer:
     ) -> tuple[Array, Array, Float[Array, "n ..."]]:
         """The number of images classified correctly, the sum of their losses, and the outputs.
 
+        An image whose loss is not finite is not classified correctly, whatever its outputs are.
         The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
         """
         inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
         outputs = self.dense_model.logits(params, inputs)
         right = self.criterion.right or (lambda output, label: jnp.zeros(()))
-        each = [
-            jnp.sum(jax.vmap(f)(outputs, jnp.asarray(labels)))
-            for f in (right, self.criterion.of_output)
-        ]
+        of_each, is_right = (
+            jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (self.criterion.of_output, right)
+        )
+        finite = jnp.isfinite(of_each) & jnp.isfinite(is_right)
+        num_right = jnp.sum(jnp.where(finite, is_right, 0))
         if self.mesh:  # all rows in every process
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
-        return each[0], each[1], outputs
+        return num_right, jnp.sum(of_each), outputs
 
     @compiled
     def means(

@@ -98,7 +98,7 @@ def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[dict[str,
     """
     for config in series.configs.values():
         for row in runs[config.seed].rows:
-            if "not_private/cosine_examples" in row:
+            if row.get("not_private/cosine_examples") is not None:
                 n = config.diagnostics.num_examples
                 own = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
                 row["not_private/cosine_others"] = row["not_private/cosine_examples"] - own / n
