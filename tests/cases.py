@@ -88,6 +88,15 @@ def digits_moved_by(path):
     return digits._replace(name="moved", train=train)
 
 
+def digits_of_numbers(path):
+    """Digits as numbers, of which none, some or all are missing."""
+    digits = datasets.load("digits")
+    train, test = (x._replace(images=x.images.astype(np.float32)) for x in digits[1:3])
+    for split in (train, test):
+        split.images[: {"none": 0, "some": 20, "all": None}[path]] = np.nan
+    return digits._replace(train=train, test=test, mean=digits.mean * 255, std=digits.std * 255)
+
+
 # What every transform must bound, whatever it is given.
 ADVERSARIAL = {
     "zero": [0.0, 0.0, 0.0],

@@ -299,8 +299,9 @@ def test_a_step_is_counted_before_it_is_computed_and_on_the_disk_before_it_is_se
     ("content", "message"),
     [
         (None, "steps_begun is missing: what this run has spent is not known"),
-        (b"", "steps_begun has 0 steps, its checkpoint 2"),
-        (b".", "steps_begun has 1 steps, its checkpoint 2"),
+        (b"", "steps_begun has 0 steps, the run's other records 4"),
+        (b".", "steps_begun has 1 steps, the run's other records 4"),
+        (b"...", "steps_begun has 3 steps, the run's other records 4"),  # more than its checkpoint
     ],
 )
 def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
@@ -322,7 +323,8 @@ def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(
     with pytest.raises(KilledError):
         steps.run(tmp_path, kill=("saved", 1))  # of step 2, when 4 were begun
     (tmp_path / "steps_begun").write_bytes(b"...")
-    with pytest.raises(ValueError, match="steps_begun has 3 steps, its checkpoint 4"):
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="steps_begun has 3 steps, the run's other records 4"):
         steps.run(tmp_path)
 
 
@@ -332,6 +334,11 @@ def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(ste
     (killed / "steps_begun").unlink()
     with pytest.raises(ValueError, match="steps_begun is missing"):
         steps.run(killed)
+    (killed / "steps_begun").write_bytes(content)
+    for cut in range(4):  # the metrics know of four
+        (killed / "steps_begun").write_bytes(content[:cut])
+        with pytest.raises(ValueError, match=f"has {cut} steps, the run's other records 4"):
+            steps.run(killed)
     (killed / "steps_begun").write_bytes(content)
     assert steps.run(killed).summary["steps_taken"] == 1
     assert begun(killed) == steps.computed == NUM_STEPS
@@ -509,3 +516,31 @@ def test_killed_at_random_moments_a_run_shows_no_more_steps_than_its_ledger_has(
     assert computed > summary["steps_taken"]  # the kills did lose some
     assert summary["steps_begun"] == begun(workdir)
     assert summary["steps_taken"] == min(500, 650 - (begun(workdir) - summary["steps_taken"]))
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_kill_at_the_end_of_a_run_leaves_no_key_of_its_data(steps, tmp_path, monkeypatch, seed):
+    write = files.write_bytes
+
+    def killed(when):
+        def write_and_die(path, *given):
+            if path.name == "summary.json" and when == "before":
+                raise KilledError
+            write(path, *given)
+            if path.name == "summary.json":
+                raise KilledError
+
+        return write_and_die
+
+    for when in ("before", "after"):
+        monkeypatch.setattr(files, "write_bytes", killed(when))
+        with pytest.raises(KilledError):
+            steps.run(tmp_path, seed)
+        assert not (tmp_path / "data_key").exists()
+        assert (tmp_path / "summary.json").exists() == (when == "after")
+    monkeypatch.setattr(files, "write_bytes", write)
+    for other in (seed, 1):  # one that an earlier version left, and whoever asks
+        (tmp_path / "data_key").write_text("00" * 32)
+        with pytest.raises(ValueError if other != seed else FileExistsError):
+            steps.run(tmp_path, other)
+        assert not (tmp_path / "data_key").exists()

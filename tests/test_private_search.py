@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from bam.privacy import selection
 from bam.release import export
 from bam.training import loop, score
 from configs import digits
-from tests.cases import made_once, run_command
+from tests.cases import digits_of_numbers, made_once, run_command
 
 TINY = (
     "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64",
@@ -102,6 +103,65 @@ def test_the_same_command_draws_nothing_again(searched):
                     {"rates": "0.1"}):  # fmt: skip
         refused = search(workdir, *changed.pop("other", ()), **changed)
         assert refused.returncode == 2 and "is of another search" in refused.stderr
+
+
+def test_a_search_that_is_done_keeps_no_key_of_its_data(searched, tmp_path):
+    path = searched[0] / "trials.json"
+    found = files.read_json(path)
+    assert "data_key" not in found and len(found["data"]) == 32
+    assert not list(searched[0].rglob("data_key"))
+    copy = shutil.copytree(searched[0], tmp_path / "s", symlinks=True)
+    files.write_json(copy / "trials.json", found | {"data_key": "00" * 32})  # of 0.2.0
+    assert search(copy).returncode == 0
+    assert files.read_json(copy / "trials.json") == found
+    found["trials"][0]["score"] = None  # a search that goes on needs it
+    files.write_json(copy / "trials.json", found)
+    refused = search(copy)
+    assert refused.returncode == 2 and "is of another search" in refused.stderr
+
+
+MISSING = ("--config.dataset.name=tests.cases:digits_of_numbers",)
+
+
+@pytest.mark.parametrize("path", ["none", "some", "all"])
+@pytest.mark.parametrize("judged_on", [("--score=held_out", "--holdout=150"), ()])
+def test_no_missing_value_in_the_data_decides_whether_a_search_ends(path, judged_on, tmp_path):
+    done = search(
+        tmp_path / "s", *judged_on, *MISSING, f"--config.dataset.path={path}", "--trials_mean=1.01"
+    )
+    held_out = datasets.hold_out(digits_of_numbers(path), 150).test.images
+    assert np.isnan(held_out).any() == (path != "none")
+    assert done.returncode == 0, done.stderr
+    assert "chosen:" in done.stdout and "diverged" not in done.stdout
+    export.export(tmp_path / "s" / "chosen", tmp_path / "out")
+    if judged_on:  # no figure of a held-out image but the noised score
+        for trial in (tmp_path / "s" / "trials").iterdir():
+            text = (trial / "metrics.jsonl").read_text()
+            assert text.count("\n") == 1 and "test_" not in text
+            assert files.read_json(trial / "summary.json")["test_accuracy"] is None
+            assert "test_loss" not in files.read_json(trial / "summary.json")
+        text = (tmp_path / "out" / "PRIVACY.md").read_text()
+        assert "| accuracy on test examples | none was measured;" in text
+
+
+def test_an_image_changes_the_score_by_one_at_most_whatever_it_is():
+    config = digits.get_config("dp_sgd")
+    config.accountant, config.model.name, config.num_steps = "rdp", "linear", 1
+    dataset = digits_of_numbers("none")
+    experiment = loop.build(config, dataset)
+    params = experiment.init(0).params
+    split = datasets.Split(*(x[:100] for x in dataset.train))
+    before = score.num_correct(experiment, params, split)
+    for number in (np.nan, np.inf, -np.inf, 3e38):
+        for row in (0, 50):
+            images = split.images.copy()
+            images[row] = number
+            changed = score.num_correct(experiment, params, split._replace(images=images))
+            assert abs(changed - before) <= 1
+    everything = split._replace(images=np.full_like(split.images, np.nan))
+    assert score.num_correct(experiment, params, everything) == 0
+    diverged = jax.tree.map(lambda x: x * np.nan, params)
+    assert score.num_correct(experiment, diverged, split) == 0
 
 
 def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):

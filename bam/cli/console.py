@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import dis
 import itertools
 import logging
 import math
@@ -10,6 +11,7 @@ import re
 import signal
 import stat
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -25,6 +27,9 @@ from absl import logging as absl_logging
 from bam.cli import configs
 from bam.files import JsonObject, check_replaceable
 
+# Folders of code: of bam's own, and of other libraries, among which it may be installed.
+_BAM = Path(__file__).parents[1]
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 STOPPED = 3  # exit status of a run that the same command goes on with
 INTERRUPTED = 130  # of any other command at Ctrl-C, as shells have it
 
@@ -82,14 +87,18 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 def one_line_errors() -> Iterator[None]:
     """Turns what a user can get wrong into `error: …` on standard error and exit status 2.
 
-    With `--debug` the traceback stands above it.
+    With `--debug` the traceback stands above it. A ValueError that nobody raised on purpose is a
+    fault of the program: it keeps its traceback, which ends by asking for a report.
     """
     try:
         yield
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        if on_purpose(error):
+            _fail(str(error))
+        error.add_note("This is a fault of bam: please report it with all lines above.")
+        raise
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         text = str(error)
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text:
@@ -98,6 +107,23 @@ def one_line_errors() -> Iterator[None]:
             "there is not enough memory: lower microbatch_size, augment.views or the model's size "
             f"({' '.join(text.split())[:200]})"
         )
+
+
+def on_purpose(error: ValueError | OSError) -> bool:
+    """Whether an error is about what the user gave: the system's, or one that `bam` raises itself.
+
+    That is so if the statement that failed is a `raise` of code of `bam` or of the user's own, and
+    neither a call of a function that is written in C, nor something inside of another library.
+    """
+    if isinstance(error, OSError) or error.__traceback__ is None:
+        return True
+    last = error.__traceback__
+    while last.tb_next:
+        last = last.tb_next
+    code = last.tb_frame.f_code
+    file = Path(code.co_filename)
+    ours = file.is_relative_to(_BAM) or not any(map(file.is_relative_to, _LIBRARIES))
+    return ours and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def check_writable(file: str) -> None:

@@ -125,13 +125,16 @@ def search(
                 log("stopped; the same command goes on from there")
                 return None
             except (OSError, ValueError) as error:  # whose number is secret, so not the folder
+                if not console.on_purpose(error):
+                    raise
                 why = str(error).replace(str(folder), f"a trial of {workdir}")
                 raise ValueError(
                     f"{why} (a new search is a second release: its ε adds to this one's)"
                 ) from None
             noise = plan.selection.score_noise_multiplier
             trial["score"] = noised_score(experiment, 0, folder, noise)
-            files.write_json(workdir / "trials.json", drawn)
+            _keep(workdir / "trials.json", drawn)
+        _keep(workdir / "trials.json", drawn)  # an earlier version left the key
         return _choose(workdir, drawn["trials"], plan, log)
 
 
@@ -181,7 +184,8 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer)
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
     The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
-    kept with them, and a fingerprint of the images that are trained on and judged.
+    kept with them, and a fingerprint of the images that are trained on and judged: its key is
+    there only until all trials are scored.
     """
     plan, settings = experiment.plan, sorted(grid)
     found = files.read_json(path) if path.exists() else None
@@ -203,7 +207,8 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer)
         "plan": plan.to_json() | {"clip_norm": None},
     }
     if found is not None:
-        if any(found.get(key) != value for key, value in identity.items()):
+        compared = identity.keys() - ({"data_key", "data"} if _scored(found) else set())
+        if any(found.get(key) != identity[key] for key in compared):
             raise ValueError(f"{path} is of another search; choose another --workdir")
         return found
     assert plan.selection is not None
@@ -215,6 +220,17 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer)
     drawn = identity | {"trials": trials}
     files.write_json(path, drawn)
     return drawn
+
+
+def _scored(drawn: JsonObject) -> bool:
+    return all(trial["score"] is not None for trial in drawn["trials"])
+
+
+def _keep(path: Path, drawn: JsonObject) -> None:
+    """Writes the trials: with the last score, and as one with it, the data's key goes."""
+    if _scored(drawn):
+        drawn.pop("data_key", None)
+    files.write_json(path, drawn)
 
 
 def _as_drawn(path: Path, experiment: loop.Trainer) -> loop.Trainer:
