@@ -1,15 +1,22 @@
 """One command: its help, its completion, what it says of a slip, and its exit status."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import bam
 from bam import files
-from bam.cli import configs, main
+from bam.cli import configs, console, main
+from bam.named import imported
 from tests.cases import run_command
 
 
@@ -272,3 +279,65 @@ def test_a_run_that_diverges_says_so_and_ends_well(tmp_path):
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert "training diverged: the test loss is not a finite number" in last
+
+
+def own_mistake():
+    raise ValueError("there is\nnothing of that kind")
+
+
+def seen_by_a_compiler():
+    jax.jit(lambda x: bam.clip_by_l2_norm(-1.0))(0.0)
+
+
+def of_bam_inside_of_another_library():
+    jax.tree.map(lambda x: imported("model", x), ["nothing:here"])
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        own_mistake,  # of a user's own code
+        seen_by_a_compiler,
+        of_bam_inside_of_another_library,
+        lambda: Path("there is no such file").read_text(),
+        lambda: bam.clip_by_l2_norm(-1.0),
+    ],
+)
+def test_what_is_wrong_with_what_was_given_is_one_line(mistake, capsys):
+    with pytest.raises(SystemExit) as ended, console.one_line_errors():
+        mistake()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda: int("three"),
+        lambda: list(zip([1], [], strict=True)),
+        lambda: np.zeros(3) + np.zeros(4),
+        lambda: jnp.concatenate([]),
+        lambda: jax.jit(lambda x: jnp.stack([x, x[:2]]))(jnp.zeros(3)),
+        lambda: json.loads("{"),
+        lambda: np.zeros(3).reshape(2),
+    ],
+)
+def test_a_fault_of_the_program_is_not_said_to_be_bad_input(fault, capsys):
+    with pytest.raises(ValueError) as raised, console.one_line_errors():
+        fault()
+    assert "please report it" in raised.value.__notes__[0]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fault_in_a_command_shows_where_it_is_and_asks_for_a_report(tmp_path):
+    program = (
+        "from bam.cli import console\n"
+        "def main():\n"
+        "    with console.one_line_errors():\n"
+        "        list(zip([1], [], strict=True))\n"
+        "console.run(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *above, last = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "please report it" in last
+    assert above[0].startswith("Traceback") and above[-1].startswith("ValueError: zip()")

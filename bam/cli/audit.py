@@ -76,9 +76,7 @@ def main() -> None:
     """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
     with console.one_line_errors():
         out = Path(_OUT.value) if _OUT.value else None
-        rows = json.loads(files.read_bytes(out)) if out and out.exists() else []
-        if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-            raise ValueError(f"{out} holds no results of an audit: choose another --out")
+        rows = _kept(out) if out and out.exists() else []
         console.check_writable(_OUT.value)
         console.use_compilation_cache()
     if _ONE_RUN.value:
@@ -86,6 +84,17 @@ def main() -> None:
     elif out:
         with console.one_line_errors():
             audit_methods(rows, out)
+
+
+def _kept(path: Path) -> list[JsonObject]:
+    """The rows that an earlier command wrote."""
+    try:
+        rows: list[JsonObject] = json.loads(files.read_bytes(path))
+    except ValueError:
+        raise ValueError(f"{path} is damaged: not JSON") from None
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise ValueError(f"{path} holds no results of an audit: choose another --out")
+    return rows
 
 
 def audit_methods(rows: list[JsonObject], out: Path) -> None:

@@ -247,7 +247,10 @@ def strength_config(name: str, fixed: Iterable[str] = ()) -> ConfigDict:
         raise ValueError(f"--methods={name}: {method} takes no strength")
     config = method_config(method, {*fixed, *({f"method.{key}"} if strength else ())})
     if strength:
-        config.method[key] = float(strength)
+        try:
+            config.method[key] = float(strength)
+        except ValueError:
+            raise ValueError(f"--methods={name}: {strength!r} is no number") from None
     return config
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import IO
@@ -118,7 +119,10 @@ class RunFiles:
             path = self._workdir / "data_key"
             if not path.exists():
                 write_text(path, secrets.token_hex(32), mode=0o600)
-            key = bytes.fromhex(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if not re.fullmatch("[0-9a-f]{64}", text):
+                raise ValueError(f"{path} is damaged: choose another --workdir")
+            key = bytes.fromhex(text)
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
     def start_after(self, step: int) -> list[JsonObject]:
