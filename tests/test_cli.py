@@ -325,7 +325,7 @@ def test_what_is_wrong_with_what_was_given_is_one_line(mistake, capsys):
 def test_a_fault_of_the_program_is_not_said_to_be_bad_input(fault, capsys):
     with pytest.raises(ValueError) as raised, console.one_line_errors():
         fault()
-    assert "please report it" in raised.value.__notes__[0]
+    assert "please report it" in raised.value.__notes__[-1]
     assert capsys.readouterr().err == ""
 
 

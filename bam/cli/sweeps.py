@@ -140,8 +140,8 @@ def run(
                 on_event(name, str(stop))
                 return
             summary = result.summary
-            done = f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s"
-            on_event(name, "; ".join(filter(None, (done, rundir.divergence(summary)))))
+            text = f"{summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s"
+            on_event(name, "; ".join(filter(None, (text, rundir.divergence(summary)))))
         if busy == missing:
             on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
             return

@@ -318,7 +318,8 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     if criterion.metrics:
         predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
         # Few metrics are defined for what is not a number: of zeros all are, and have their names.
-        own = criterion.metrics(np.zeros_like(predicted) if diverged else predicted, labels)
+        defined = np.zeros_like(predicted) if diverged else predicted
+        own = criterion.metrics(defined, np.asarray(labels))
         judged |= dict.fromkeys(own, math.nan) if diverged else own
     return judged | {"test_loss": loss}
 
