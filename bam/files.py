@@ -42,12 +42,9 @@ def read_json(path: Path) -> JsonObject:
 
 
 def as_object(text: str, path: Path) -> JsonObject:
-    """A JSON object in a text of a file; ValueError, in one line, for anything else.
-
-    NaN and infinity, which JSON does not have but some write, are None.
-    """
+    """A JSON object in a text of a file; ValueError, in one line, for anything else."""
     try:
-        value = json.loads(text, parse_constant=lambda name: None)
+        value = json.loads(text)
     except ValueError:
         raise ValueError(f"{path} is damaged: not JSON") from None
     if not isinstance(value, dict):

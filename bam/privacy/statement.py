@@ -105,10 +105,9 @@ def privacy(
 ) -> str:
     """The text of `PRIVACY.md`, in Markdown.
 
-    `config` has those of the run's settings that may be published; plan and summary are its
-    `plan.json` and `summary.json`; `data` is the data set, in words that may be published;
-    `diagnosed`: whether the run's records hold figures of training examples; `exported_by`: version
-    and commit of the code that writes this.
+    `config` has the settings that may be published, and `data` is the data set in such words; plan
+    and summary are `plan.json` and `summary.json`; `diagnosed`: whether the records hold figures of
+    training examples; `exported_by`: version and commit of the code that writes this.
     """
     nominal, chosen = summary["seed"] is not None, bool(plan.get("selection"))
     epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
@@ -297,8 +296,7 @@ def unaccounted(
             f"N, and {covered}"
         )
     tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
-    if chosen and holdout:
-        tested = "none was measured"
+    tested = "none was measured" if chosen and holdout else tested
     settings = among = "not known to this file"
     if chosen:
         settings = "**yes**, by the search that ε pays for; others: not known to this file"

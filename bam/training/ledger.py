@@ -112,3 +112,14 @@ class Ledger:
         """
         if self._file:
             os.fsync(self._file.fileno())
+
+
+def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
+    """What lost steps mean for the run, in one line."""
+    lost_steps = "1 step was lost and counts" if lost == 1 else f"{lost} steps were lost and count"
+    if end == plan.training_steps:
+        return f"{lost_steps}: {plan.spare_steps} spare steps were planned for that"
+    return (
+        f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
+        f"for that with --config.spare_steps={lost}"
+    )

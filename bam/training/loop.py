@@ -15,13 +15,12 @@ from bam.core.pytree import Params
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import lora
-from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
-from bam.training.ledger import Ledger
-from bam.training.rundir import RunFiles, check_plan
+from bam.training.ledger import Ledger, lost_in_words
+from bam.training.rundir import RunFiles, as_recorded, check_plan, finite
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
@@ -139,8 +138,7 @@ class _Run:
         plan, begun = self.trainer.plan, self.ledger.begun
         spent = plan.epsilon_after(begun) if plan.private else None
         row: JsonObject = {"step": step, "steps_begun": begun, "epsilon": spent}
-        row |= {k: value if math.isfinite(value) else None for k, value in measured.items()}
-        self.rows.append(row | {"seconds": self.seconds})
+        self.rows.append(finite(row | measured | {"seconds": self.seconds}))
         self.files.add_row(self.rows[-1])
         return self.rows[-1]
 
@@ -160,7 +158,7 @@ def _begin(
 ) -> _Run:
     """A run before its next step: the first, or that after its last checkpoint."""
     if files.plan != trainer.plan:
-        log(_as_recorded(files.plan, trainer.plan))
+        log(as_recorded(files.plan, trainer.plan))
         trainer = trainer.with_plan(files.plan)
     plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
     feed = Feed(trainer)
@@ -183,7 +181,7 @@ def _begin(
             "gone; choose another --workdir"
         )
     if ledger.begun > taken:
-        log(_lost(plan, ledger.begun - taken, end))
+        log(lost_in_words(plan, ledger.begun - taken, end))
     if from_system:
         state = with_noise_key(state, devices.random_bits(8))
     if trainer.config.checkpoint.every:
@@ -340,26 +338,6 @@ def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, fl
 def whole_model(state: TrainState) -> Params:
     """The whole model's weights as they are judged and released, without low-rank factors."""
     return lora.folded(finetune.merge(state.averaged, state.frozen))
-
-
-def _as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:
-    """That a run goes on by its own plan, in one line."""
-    return (
-        f"this run goes on with its own noise multiplier, {recorded.noise_multiplier}, whose "
-        "epsilon still holds; other versions of dp-accounting or SciPy chose it than those here, "
-        f"which choose {plan.noise_multiplier}"
-    )
-
-
-def _lost(plan: PrivacyPlan, lost: int, end: int) -> str:
-    """What lost steps mean for the run, in one line."""
-    lost_steps = "1 step was lost and counts" if lost == 1 else f"{lost} steps were lost and count"
-    if end == plan.training_steps:
-        return f"{lost_steps}: {plan.spare_steps} spare steps were planned for that"
-    return (
-        f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
-        f"for that with --config.spare_steps={lost}"
-    )
 
 
 def _seed_from_system() -> int:

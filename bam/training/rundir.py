@@ -164,10 +164,19 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written."""
+    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written.
+
+    NaN, which earlier versions wrote, is None.
+    """
     path = workdir / METRICS
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [as_object(line, path) for line in lines if line.endswith("}")]
+    return [finite(as_object(line, path)) for line in lines if line.endswith("}")]
+
+
+def finite(row: JsonObject) -> JsonObject:
+    """A row in which None stands for numbers that are not finite, as JSON has none."""
+    none = {k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
+    return row | dict.fromkeys(none)
 
 
 def divergence(row: JsonObject) -> str:
@@ -270,6 +279,15 @@ def settled(where: Path, recorded: JsonObject, plan: PrivacyPlan, target: float)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; choose another --workdir") from None
     return made
+
+
+def as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:
+    """That a run goes on by its own plan, in one line."""
+    return (
+        f"this run goes on with its own noise multiplier, {recorded.noise_multiplier}, whose "
+        "epsilon still holds; other versions of dp-accounting or SciPy chose it than those here, "
+        f"which choose {plan.noise_multiplier}"
+    )
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
