@@ -34,14 +34,19 @@ def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: in
         return math.inf
 
 
-def delta_of_mu(mu: float, epsilon: float) -> float:
+def deltas_of_mu(mu: float, epsilons: ArrayLike) -> np.ndarray:
     """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism; 0 for μ = 0."""
-    if mu == 0:
-        return 0.0
-    if math.isinf(mu):
-        return 1.0
-    second = math.exp(min(0.0, epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2))))
-    return max(0.0, float(special.ndtr(-epsilon / mu + mu / 2)) - second)
+    epsilons = np.atleast_1d(np.asarray(epsilons, float))
+    if mu == 0 or math.isinf(mu):
+        return np.full(epsilons.shape, float(mu > 0))
+    second = np.exp(np.minimum(0.0, epsilons + special.log_ndtr(-epsilons / mu - mu / 2)))
+    deltas: np.ndarray = np.maximum(0.0, special.ndtr(-epsilons / mu + mu / 2) - second)
+    return deltas
+
+
+def delta_of_mu(mu: float, epsilon: float) -> float:
+    """The same at one ε."""
+    return float(deltas_of_mu(mu, epsilon)[0])
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
@@ -145,3 +150,17 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
     """The highest TPR of any attacker with the given FPR, the TPR of guessing: 1 − f(FPR)."""
     return float(1 - f(np.array([false_positive_rate]))[0])
+
+
+def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
+    """The most often that a test recognises a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+
+    α is how often the test says "participant" of data without (Kairouz, Oh & Viswanath 2015).
+
+    Examples:
+      >>> round(most_power(1.0, 1e-5, 0.01), 5)
+      0.02719
+    """
+    straight = math.exp(epsilon) * false_alarm + delta
+    reversed_ = 1 - math.exp(-epsilon) * (1 - delta - false_alarm)
+    return min(1.0, straight, reversed_)
