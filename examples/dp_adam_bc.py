@@ -22,7 +22,7 @@ def optimizer(plan, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
     """Adam with a bias-corrected second moment; `floor` is γ, the least it divides by."""
     noise_variance = 0.0
     if plan.noise_multiplier:
-        noise_variance = (plan.noise_multiplier * plan.clip_norm / plan.expected_batch_size) ** 2
+        noise_variance = (plan.noise_multiplier * plan.sensitivity / plan.expected_batch_size) ** 2
 
     def init(params):
         zeros = optax.tree.zeros_like(params)

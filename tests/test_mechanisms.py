@@ -111,7 +111,7 @@ def test_epsilon_of_fixed_batches_is_monotone_and_has_its_edges():
 def test_a_plan_takes_neighbours_and_epsilon_from_its_mechanism():
     poisson = bam.make_plan(**PLAN)
     fixed = bam.make_plan(**PLAN, mechanism="fixed_size")
-    assert (poisson.adjacency, fixed.adjacency) == ("add_or_remove_one", "replace_one")
+    assert (poisson.adjacency, fixed.adjacency) == ("zero_out", "replace_one")
     assert 1.99 < fixed.epsilon <= 2.0
     assert fixed.noise_multiplier > 1.5 * poisson.noise_multiplier
     assert fixed.epsilon_after(20) == fixed.epsilon

@@ -138,9 +138,9 @@ def scores(
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = plan.mechanism.draw(seed, step)
-            if not present and plan.adjacency == "add_or_remove_one":
+            if not present and plan.adjacency != "replace_one":
                 drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
-            batch = sampling.pad(drawn, plan.capacity, seed, step)
+            batch = sampling.pad(drawn, plan.capacity, seed, step).only(num_examples)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
         # Of noise that is correlated, what is fresh: the attacker knows how it is made.

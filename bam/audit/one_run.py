@@ -91,6 +91,8 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
             "one run is audited of batches that are poisson or random_allocation, not of "
             f"{config.mechanism.name}"
         )
+    if config.num_examples is not None:
+        raise ValueError("one run is audited of an N that is counted: num_examples must not be set")
     if users.group_size(config):
         raise ValueError(
             "one run is audited of examples, not of users: dataset.group_size must be 0"

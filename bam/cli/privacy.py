@@ -1,4 +1,7 @@
-"""ε of DP-SGD's noise by three accountants, or σ for an ε, and what an attacker gains.
+"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains.
+
+It holds for one example that is replaced by nothing, its place left empty (zero-out): q and T are
+public and the same with and without it. That is adding or removing it if N is a public constant.
 
 bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
 bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
@@ -13,7 +16,7 @@ from absl import flags
 from bam import files
 from bam.cli import console, tables
 from bam.files import JsonObject
-from bam.privacy import accounting, tradeoff
+from bam.privacy import accounting, pld, tradeoff
 from bam.privacy.accounting import rounded_down, rounded_up
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
@@ -86,11 +89,12 @@ def main() -> None:
             draw(found, Path(_PLOT.value))
     print(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
-        f"δ = {rounded_up(found['delta'], 'g')}, add/remove one example\n"
+        f"δ = {rounded_up(found['delta'], 'g')}, neighbours: zero-out of one example\n"
     )
     for name in accounting.ACCOUNTANTS:
         print(f"ε = {rounded_up(found['epsilon'][name], '8.4f')}   {NAMES[name]}")
-    print(f"μ = {found['mu']:8.4f}   of the central limit\n")
+    print(f"μ = {rounded_up(found['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)")
+    print(f"μ = {found['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)\n")
     tables.show(SPENT, found["over_training"], "ε as training goes")
     rates = found["best_true_positive_rate"]
     tables.show(RATES, rates, "an attacker's best true positive rate")
@@ -122,6 +126,7 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
         "num_steps": num_steps,
         "delta": delta,
         "mu": mu,
+        "mu_bound": pld.mu(sigma, sampling_prob, num_steps, up_to=total["pld"]),
         "epsilon": total,
         "over_training": [{"step": steps, **epsilons(steps)} for steps in points],
         "best_true_positive_rate": [

@@ -204,7 +204,7 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], experiment: loop.Trainer)
             }
             for name in settings
         },
-        "plan": plan.to_json() | {"clip_norm": None},
+        "plan": plan.to_json() | {"clip_norm": None, "sensitivity": None},
     }
     if found is not None:
         compared = identity.keys() - ({"data_key", "data"} if _scored(found) else set())

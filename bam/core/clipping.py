@@ -38,8 +38,9 @@ class BoundedTransformation(optax.GradientTransformation):
 
     Attributes:
       sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
-        included; `inf` says "not bounded". Under add/remove adjacency it is the L2 sensitivity of
-        a sum over examples. A ValueError refuses one that is not 0 or at least 1e-12.
+        included; `inf` says "not bounded". Where one example is replaced by nothing (zero-out) it
+        is the L2 sensitivity of a sum over examples. A ValueError refuses one that is not 0 or at
+        least 1e-12.
       finish: `(noised mean, state) -> (private gradient, state)`, once per step; None leaves both
         as they are. Only here does the state change: what `update` returns of it is not used,
         because it has seen one example's gradient. `update` may return more than a gradient, for

@@ -39,6 +39,11 @@ class PaddedBatch(NamedTuple):
     indices: Int32[np.ndarray | Array, " rows"]
     mask: Bool[np.ndarray | Array, " rows"]
 
+    def only(self, num_rows: int) -> "PaddedBatch":
+        """The same batch, on the host, of data with so many rows: later places are empty."""
+        kept = np.asarray(self.mask) & (np.asarray(self.indices) < num_rows)
+        return PaddedBatch(np.where(kept, self.indices, PADDING).astype(np.int32), kept)
+
     def take(self, data: PyTree) -> PyTree:
         """The batch's rows of arrays `[N, ...]`, of JAX; zeros where there is no example.
 

@@ -173,6 +173,14 @@ def streams(dataset: Dataset) -> bool:
     return isinstance(dataset.train.images, StoredImages)
 
 
+def padded(split: Split, num_rows: int) -> Split:
+    """A split with blank rows behind its own, so many in all: nothing tells how many it had."""
+    missing = num_rows - len(split.labels)
+    if not missing:
+        return split
+    return Split(*(np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in split))
+
+
 def stand_in(name: str, size: int = 0) -> Dataset:
     """Blank images in place of a data set, as many and as large, which take no memory.
 

@@ -1,7 +1,7 @@
 """Users in the place of examples: an id for each training row, and at most k examples of each.
 
 A user is a row of the training split then: it is drawn, and its gradient is that of the mean loss
-of its examples, bounded as one. So a run is private for adding or removing *all* of a user's rows.
+of its examples, bounded as one. So a run is private for taking away *all* of a user's rows.
 That needs ids that are right: whoever has two of them is two users.
 """
 
@@ -52,6 +52,18 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
 def group_size(config: ConfigDict) -> int:
     """k, the most examples used of a user; 0: each example is its own unit of privacy."""
     return int(config.dataset.get("group_size", 0))
+
+
+def num_examples(config: ConfigDict, dataset: Dataset) -> int:
+    """N: the config's, which must cover all training examples, or users; else their number."""
+    counted, given = len(dataset.train.labels), config.num_examples
+    if given is not None and given < counted:
+        many = "users" if group_size(config) else "training examples"
+        raise ValueError(
+            f"num_examples is {given}, but there are {counted} {many}: set a larger number that is "
+            "public, or leave some out of the data"
+        )
+    return counted if given is None else int(given)
 
 
 def check(config: ConfigDict) -> None:

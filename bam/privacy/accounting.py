@@ -89,8 +89,8 @@ def epsilon(
 ) -> float:
     """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
-    Adjacency is add or remove one example. It is `inf` for σ below 1e-6 with any step taken, 0 for
-    T = 0 or q = 0.
+    Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is `inf` for σ
+    below 1e-6 with any step taken, 0 for T = 0 or q = 0.
 
     Args:
       noise_multiplier: σ from 0 to 10⁶, noise standard deviation over L2 sensitivity.

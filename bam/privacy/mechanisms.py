@@ -23,6 +23,10 @@ from bam.privacy.random_allocation import epsilon_of_random_allocation
 
 # What neighbouring data sets differ in, in few words and in more.
 ADJACENCIES = {
+    "zero_out": (
+        "zero-out: one",
+        "one example replaced by nothing, its place left empty (zero-out)",
+    ),
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
     "replace_one": ("replace one", "one example replaced by another"),
 }
@@ -51,7 +55,9 @@ class Mechanism:
     S, the longest that the bounded gradient of *one* example can be, whatever the neighbours are.
 
     Attributes:
-      adjacency: what neighbouring data sets differ in, a key of `ADJACENCIES`.
+      adjacency: what neighbouring data sets differ in: "zero_out" (one of the N places is empty in
+        one of them) or "replace_one".
+      sampling_prob: the probability that an example is in a batch, over all steps alike.
       batches: how batches are drawn, in few words.
       sampling: the same for whoever reads a release, with the random generator.
       draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair is a stream of its
@@ -72,6 +78,7 @@ class Mechanism:
     """
 
     adjacency: str
+    sampling_prob: float
     batches: str
     sampling: str
     draw: Callable[[int, int], Int64[np.ndarray, " drawn"]]
@@ -92,6 +99,12 @@ class Mechanism:
             f"{NOISE}; a step's is fresh noise less the integer part of the last "
             f"{len(self.strategy) - 1} steps' noise times {weights}"
         )
+
+
+def adjacency_of(plan: JsonMapping) -> str:
+    """That of a recorded plan; 0.2.0 wrote "add_or_remove_one" of an N that was counted."""
+    is_old = plan["adjacency"] == "add_or_remove_one" and not plan.get("num_examples_given")
+    return "zero_out" if is_old else str(plan["adjacency"])
 
 
 def make(
@@ -115,13 +128,14 @@ def make(
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in each batch independently with probability q = l/N. Add or remove one.
+    """Each example is in each batch independently with probability q = l/N. Zero-out.
 
     The same noise earns the smallest ε that is known with this one.
     """
     prob = batch_size / num_examples
     return Mechanism(
-        adjacency="add_or_remove_one",
+        adjacency="zero_out",
+        sampling_prob=prob,
         batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
         f"{rounded_up(prob, '.4g')}",
         sampling=f"Poisson: each example is in each batch independently with probability q, {BY}",
@@ -134,7 +148,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
-    r"""Noise correlated over b steps; batches from b parts of the data in turn. Add or remove one.
+    r"""Noise correlated over b steps; batches from b parts of the data in turn. Zero-out.
 
     Each example is, once and at random, put in one of b parts, independently of all others. Step t
     draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
@@ -182,7 +196,8 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         return of_one * length * (1 + 1e-12)  # so that dividing by ‖c‖ again gives no less
 
     return Mechanism(
-        adjacency="add_or_remove_one",
+        adjacency="zero_out",
+        sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
         f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
         sampling=f"each example is in one of {bands} parts, drawn once at random and independently "
@@ -211,6 +226,7 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
     )
     return Mechanism(
         adjacency="replace_one",
+        sampling_prob=batch_size / num_examples,
         batches=f"batches of exactly {batch_size} of {num_examples} examples",
         sampling="fixed size: each batch is l different examples, any l of them equally likely and "
         f"independent of other batches, {BY}",
@@ -222,7 +238,7 @@ def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Add or remove one.
+    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Zero-out.
 
     Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
     vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
@@ -240,7 +256,8 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
         functools.partial(epsilon_of_random_allocation, batches_per_epoch=batches),
     )
     return Mechanism(
-        adjacency="add_or_remove_one",
+        adjacency="zero_out",
+        sampling_prob=1 / batches,
         batches=f"random allocation: each example in one of the {batches} batches of every epoch",
         sampling=f"random allocation: in every epoch of {batches} steps each example is in the "
         f"batch of one, any of them equally likely and independently of others and of other "
@@ -254,7 +271,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
-    """Every batch is all of the data: nothing is random but the noise. Add or remove one."""
+    """Every batch is all of the data: nothing is random but the noise. Zero-out."""
     if batch_size != num_examples:
         raise ValueError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"

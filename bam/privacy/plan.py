@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import math
+import typing
+import warnings
 
 import numpy as np
 
 from bam.core.sampling import OVERFLOW_PROB, PaddedBatch, pad
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import mechanisms, units
+from bam.privacy import accounting, mechanisms, pld, units
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
@@ -19,7 +21,7 @@ from bam.privacy.units import UNITS, worded
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
-NUMBERS = {str(int): (int, np.integer), str(float): (int, float, np.integer, np.floating)}
+NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating), bool: (bool,)}
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
 
@@ -34,16 +36,15 @@ class PrivacyPlan:
 
     Attributes:
       num_examples: N, the number of training examples, treated as public; of users, where those
-        are the unit.
+        are the unit. If it was given as a constant, the most that there may be.
       expected_batch_size: l.
       sampling_prob: q = l/N.
       num_steps: the most steps the run may begin; ε covers them all.
       noise_multiplier: σ.
-      clip_norm: C, which the clip makes its sensitivity S of.
+      clip_norm: C, which a run's clip is made of; `inf` where there is none.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
-      adjacency: what neighbouring data sets differ in: "add_or_remove_one" or "replace_one".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
       mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or
         "random_allocation".
@@ -55,6 +56,8 @@ class PrivacyPlan:
       group_size: k, the most examples used of a user; 0 where examples are the unit.
       overflow: what of δ covers that some draw outgrows the rows it is padded to, `capacity`; see
         `bam.core.sampling.pad`.
+      num_examples_given: whether N is a public constant, fixed without counting the data.
+      sensitivity: S of the clip: the noise on a step's sum has deviation σS; 0: not recorded.
     """
 
     num_examples: int
@@ -66,7 +69,6 @@ class PrivacyPlan:
     epsilon: float
     delta: float
     accountant: str
-    adjacency: str = "add_or_remove_one"
     spare_steps: int = 0
     mechanism_name: str = "poisson"
     selection: Selection | None = None
@@ -74,15 +76,26 @@ class PrivacyPlan:
     unit: str = "example"
     group_size: int = 0
     overflow: float = 0.0
+    num_examples_given: bool = False
+    sensitivity: float = 0.0
 
     def __post_init__(self) -> None:
-        """ValueError for what is no number of its type, or below 0: True is no number of steps."""
-        for field in dataclasses.fields(self):
-            value, kinds = getattr(self, field.name), NUMBERS.get(str(field.type), ())
-            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        """ValueError for what is not of its type or below 0, or noise that floats cannot hold."""
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), NUMBERS.get(kind, ())
+            of_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
             most = math.inf if isinstance(value, float) else 2**31 - 2
-            if kinds and not (is_number and 0 <= value <= most):
-                raise ValueError(f"{field.name} must be of {field.type}, got {value!r}")
+            if kinds and not (of_kind and 0 <= value <= most):
+                raise ValueError(f"{name} must be of {kind}, got {value!r}")
+        if self.private and self.noise_multiplier > accounting.LARGEST_NOISE:
+            raise ValueError(f"noise_multiplier must be at most 1e6, got {self.noise_multiplier}")
+        std = self.noise_multiplier * (self.sensitivity or self.clip_norm)  # on a sum
+        least = std / max(1, self.expected_batch_size)  # on the mean
+        if self.private and std > 0 and not LEAST_NOISE_STD <= least <= std <= MOST_NOISE_STD:
+            raise ValueError(
+                f"clip_norm {self.clip_norm} would need noise of {least:.1g}, which 32-bit floats "
+                "cannot hold; choose one nearer to 1"
+            )
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
@@ -91,38 +104,28 @@ class PrivacyPlan:
         Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
         of one's own, and for whatever `make_plan` would not have made.
         """
-        try:
-            return cls._from_json(record)
-        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"this is no record of a plan: {error}") from None
-
-    @classmethod
-    def _from_json(cls, record: JsonMapping) -> "PrivacyPlan":
         name = record.get("mechanism", "poisson")
-        if name not in mechanisms.MECHANISMS:
+        if name not in tuple(mechanisms.MECHANISMS):
             raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
         names = {field.name for field in dataclasses.fields(cls)}
-        facts = {key: value for key, value in record.items() if key in names}
-        facts["mechanism_name"] = name
+        facts = {k: v for k, v in record.items() if k in names} | {"mechanism_name": name}
         if not isinstance(facts.get("mechanism_options", {}), dict):
             raise ValueError(f"mechanism_options are {facts['mechanism_options']!r}, no options")
-        facts["epsilon"] = math.inf if record["epsilon"] is None else record["epsilon"]
-        facts["clip_norm"] = math.inf if record["clip_norm"] is None else record["clip_norm"]
-        if record.get("selection"):
-            facts["selection"] = Selection(**record["selection"])
-        plan = cls(**facts)
-        units.check(plan.unit, plan.group_size)
-        if plan.mechanism.adjacency != plan.adjacency:
-            raise ValueError(f"the records disagree: {name} batches, neighbours {plan.adjacency!r}")
+        try:
+            facts |= {k: math.inf for k in ("epsilon", "clip_norm") if record[k] is None}
+            if record.get("selection"):
+                facts["selection"] = Selection(**record["selection"])
+            plan = cls(**facts)
+            _check(plan)
+            neighbours = mechanisms.adjacency_of({"adjacency": plan.adjacency} | dict(record))
+        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            raise ValueError(f"this is no record of a plan: {error}") from None
+        if neighbours != plan.adjacency:
+            raise ValueError(f"the records disagree: {name} batches, neighbours {neighbours!r}")
         prob = plan.expected_batch_size / plan.num_examples
-        right = 1 <= plan.expected_batch_size <= plan.num_examples and 0 < plan.delta < 1
-        right &= 0 <= plan.overflow < plan.delta and plan.spare_steps < plan.num_steps
-        if not right or not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9):
-            raise ValueError("the records disagree: on q = l/N, on δ or on spare steps")
-        if plan.accountant not in ("pld", "rdp"):
-            raise ValueError(f"accountant {plan.accountant!r} is no guarantee")
-        if plan.selection:
-            _check_selection(plan.accountant, plan.epsilon, plan.unit, plan.mechanism_name)
+        private = plan.noise_multiplier > 0
+        if not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9) or private != plan.private:
+            raise ValueError("the records disagree: on q = l/N, or on whether there is noise")
         return plan
 
     @functools.cached_property
@@ -132,6 +135,21 @@ class PrivacyPlan:
         made = mechanisms.make(self.mechanism_name, num, size, self.mechanism_options)
         batches, sampling = (worded(text, self.unit) for text in (made.batches, made.sampling))
         return dataclasses.replace(made, batches=batches, sampling=sampling)
+
+    @property
+    def adjacency(self) -> str:
+        """What neighbouring data sets differ in: a key of `mechanisms.ADJACENCIES`."""
+        kept = self.mechanism.adjacency
+        return "add_or_remove_one" if self.num_examples_given and kept == "zero_out" else kept
+
+    @functools.cached_property
+    def mu(self) -> float | None:
+        """μ of Gaussian DP, from above, see `pld.mu`; None where no Poisson steps are known."""
+        event = None if self.selection or not self.private else self.dp_event
+        if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
+            return None
+        with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
+            return pld.mu(*event, up_to=self.epsilon)
 
     @property
     def private(self) -> bool:
@@ -171,26 +189,14 @@ class PrivacyPlan:
         self.check_steps(num_steps)
         if self.noise_multiplier == 0:  # no accountant is asked
             return math.inf if num_steps else 0.0
+        steps: JsonObject = {"noise_multiplier": self.noise_multiplier, "num_steps": num_steps}
+        steps["delta"] = self.delta - self.overflow
         if self.selection:
-            return selecting.epsilon(
-                self.selection,
-                noise_multiplier=self.noise_multiplier,
-                sampling_prob=self.sampling_prob,
-                num_steps=num_steps,
-                delta=self.delta - self.overflow,
-            )
-        return self.mechanism.epsilon(
-            accountant=self.accountant,
-            noise_multiplier=self.noise_multiplier,
-            num_steps=num_steps,
-            delta=self.delta - self.overflow,
-        )
+            return selecting.epsilon(self.selection, sampling_prob=self.sampling_prob, **steps)
+        return self.mechanism.epsilon(accountant=self.accountant, **steps)
 
     def check_epsilon(self) -> None:
-        """Raises ValueError if ε, computed again here, is above the recorded one.
-
-        By more than a relative 1e-6, that is. So a plan from a file is held to what it claims.
-        """
+        """Raises ValueError if ε, computed again here, is above the record's by a relative 1e-6."""
         epsilon = self.epsilon_after(self.num_steps)
         if not epsilon <= self.epsilon * (1 + EPSILON_TOLERANCE):
             raise ValueError(
@@ -209,7 +215,7 @@ class PrivacyPlan:
     def to_json(self) -> JsonObject:
         """The plan as strict JSON values; an infinite ε is None."""
         fields = dataclasses.asdict(self)
-        fields["mechanism"] = fields.pop("mechanism_name")
+        fields |= {"mechanism": fields.pop("mechanism_name"), "adjacency": self.adjacency}
         return {k: None if v == math.inf else v for k, v in fields.items()}
 
     def describe(self) -> str:
@@ -218,17 +224,19 @@ class PrivacyPlan:
             clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
             return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
+        sigma = rounded_down(self.noise_multiplier, ".4g")
         spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
-        best = ""
-        if self.selection:
-            mean = f"{self.selection.trials_mean:g}"
-            best = f" for the best of a random number of such runs, {mean} on average"
+        at_most = "at most " if self.num_examples_given else ""
+        has_norm = self.clip_norm < math.inf
+        bound = ("clip norm", self.clip_norm) if has_norm else ("sensitivity", self.sensitivity)
+        mu = f"\nGaussian DP: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
+        best = " for the best of a random number of such runs, {:g} on average"
+        best = best.format(self.selection.trials_mean) if self.selection else ""
         return (
             f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
-            f"{ADJACENCIES[self.adjacency][0]} of {self.num_examples} {self.unit}s\n"
+            f"{ADJACENCIES[self.adjacency][0]} of {at_most}{self.num_examples} {self.unit}s\n"
             f"{self.training_steps} steps{spare}, {self.mechanism.batches}\n"
-            f"noise multiplier {rounded_down(self.noise_multiplier, '.4g')}, "
-            f"clip norm {self.clip_norm:.4g}"
+            f"noise multiplier {sigma}, {bound[0]} {bound[1]:.4g}{mu}"
         )
 
 
@@ -239,33 +247,30 @@ def make_plan(
     num_steps: int,
     target_epsilon: float,
     delta: float,
-    clip_norm: float,
+    clip_norm: float = math.inf,
     accountant: str = "pld",
     spare_steps: int = 0,
     mechanism: str = "poisson",
     mechanism_options: JsonMapping | None = None,
     selection: Selection | None = None,
     group_size: int = 0,
+    num_examples_given: bool = False,
+    sensitivity: float | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
     The plan's ε is at most the target. The message of an error names the fix.
 
-    Args:
-      num_examples: N ≥ 1.
-      expected_batch_size: l, from 1 to N.
-      num_steps: the most steps the run may begin, ≥ 1.
+    Args are the plan's attributes, but for:
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
       delta: δ, from 1e-100 to below 1/N.
-      clip_norm: C.
+      clip_norm: C; not needed where the sensitivity is given.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
-      spare_steps: how many of `num_steps` are a margin for steps that a crash loses, see
-        `bam.training.ledger`; from 0 to one less.
-      mechanism: how batches are drawn, see `bam.privacy.mechanisms.make`.
-      mechanism_options: of it, by name.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
-      group_size: k ≥ 1 where each of the N is a user with at most k examples, all of which are
-        protected together; 0: each is an example.
+      group_size: k ≥ 1 where each of the N is a user; 0: each is an example.
+      num_examples_given: whether N is a public constant, at least the number of examples and fixed
+        without counting them. Then neighbours may differ in that number: add or remove one.
+      sensitivity: S of the clip; None: C.
 
     Raises a ValueError if an argument is out of range.
 
@@ -275,76 +280,69 @@ def make_plan(
       >>> plan.sampling_prob, plan.epsilon_after(5) < plan.epsilon <= 2.0
       (0.1, True)
     """
-    unit = "user" if group_size else "example"
-    units.check(unit, group_size)
-    if not 1 <= expected_batch_size <= num_examples:
-        raise ValueError(
-            f"expected_batch_size {expected_batch_size} must be from 1 to the number of "
-            f"{UNITS[unit].many}, {num_examples}"
-        )
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-    if not 0 <= spare_steps < num_steps:
-        raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
-    if not SMALLEST_DELTA <= delta < 1 / num_examples:
-        raise ValueError(
-            f"delta {delta} must be positive and below 1/N = {1 / num_examples:.2g}; "
-            f"a larger delta would allow publishing {worded('an example', unit)} outright"
-        )
-    if target_epsilon < math.inf and not 0 < clip_norm < math.inf:
-        raise ValueError(f"clip_norm must be a positive finite number, got {clip_norm}")
-    if accountant == "gdp":
-        raise ValueError("accountant gdp is asymptotic and no guarantee; plan with pld or rdp")
-    if selection:
-        _check_selection(accountant, target_epsilon, unit, mechanism)
-    options = dict(mechanism_options or {})
-    made = mechanisms.make(mechanism, num_examples, expected_batch_size, options)
-    sampling_prob = expected_batch_size / num_examples
-    overflow = OVERFLOW_SHARE * delta
-    steps: JsonObject = {"num_steps": num_steps, "delta": delta - overflow}
-    sigma = 0.0
-    if selection:
-        sigma = selecting.noise_multiplier(
-            selection, target_epsilon=target_epsilon, sampling_prob=sampling_prob, **steps
-        )
-    elif target_epsilon < math.inf:
-        sigma = made.noise_multiplier(target_epsilon=target_epsilon, accountant=accountant, **steps)
-    if target_epsilon < math.inf:
-        noise_std = sigma * clip_norm / expected_batch_size
-        if not LEAST_NOISE_STD <= noise_std <= MOST_NOISE_STD:
-            raise ValueError(
-                f"clip_norm {clip_norm} would need noise of {noise_std:.1g}, which 32-bit floats "
-                "cannot hold; choose one nearer to 1"
-            )
+    sensitivity = clip_norm if sensitivity is None else sensitivity
     plan = PrivacyPlan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
-        sampling_prob=sampling_prob,
+        sampling_prob=expected_batch_size / max(1, num_examples),
         num_steps=num_steps,
-        noise_multiplier=sigma,
+        noise_multiplier=0.0,
         clip_norm=clip_norm,
-        epsilon=math.inf,
+        epsilon=target_epsilon,
         delta=delta,
         accountant=accountant,
-        adjacency=made.adjacency,
         spare_steps=spare_steps,
         mechanism_name=mechanism,
-        mechanism_options=options,
+        mechanism_options=dict(mechanism_options or {}),
         selection=selection,
-        unit=unit,
+        unit="user" if group_size else "example",
         group_size=group_size,
-        overflow=overflow,
+        overflow=OVERFLOW_SHARE * delta,
+        num_examples_given=num_examples_given,
+        sensitivity=sensitivity if target_epsilon < math.inf else 0.0,
     )
+    _check(plan)
+    steps: JsonObject = {"num_steps": num_steps, "delta": delta - plan.overflow}
+    sigma = 0.0
+    if selection:
+        sigma = selecting.noise_multiplier(
+            selection, target_epsilon=target_epsilon, sampling_prob=plan.sampling_prob, **steps
+        )
+    elif plan.private:
+        sigma = plan.mechanism.noise_multiplier(
+            target_epsilon=target_epsilon, accountant=accountant, **steps
+        )
+    plan = dataclasses.replace(plan, noise_multiplier=sigma)
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
-def _check_selection(accountant: str, epsilon: float, unit: str, mechanism: str) -> None:
-    """Refuses a choice among runs that nothing here accounts for."""
-    if accountant != "rdp" or epsilon == math.inf:
-        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
-    if unit == "user":
-        raise ValueError("a choice among runs is scored by examples: it is not private for users")
-    if mechanism not in ("poisson", "full_batch"):
-        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
+def _check(plan: PrivacyPlan) -> None:
+    """ValueError for what no plan can have; the message names the fix."""
+    units.check(plan.unit, plan.group_size)
+    if not 1 <= plan.expected_batch_size <= plan.num_examples:
+        raise ValueError(
+            f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
+            f"{UNITS[plan.unit].many}, {plan.num_examples}"
+        )
+    if plan.num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {plan.num_steps}")
+    if not plan.spare_steps < plan.num_steps:
+        raise ValueError(
+            f"spare_steps must be from 0 to {plan.num_steps - 1}, got {plan.spare_steps}"
+        )
+    if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
+        raise ValueError(
+            f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
+            f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
+        )
+    if plan.accountant not in ("pld", "rdp"):
+        raise ValueError(
+            f"accountant {plan.accountant} is asymptotic or unknown, and no guarantee; plan with "
+            "pld or rdp"
+        )
+    if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
+        raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
+    if plan.selection:
+        selecting.check(plan.accountant, plan.private, plan.unit, plan.mechanism_name)

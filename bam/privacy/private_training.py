@@ -69,7 +69,7 @@ class PrivateTraining:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
 
     Args:
-      num_examples: N, public.
+      num_examples: N, public: the number of examples, or with `num_examples_given` the most.
       expected_batch_size: l, from 1 to N; what is drawn varies.
       num_epochs: passes over the data, on average.
       epsilon: ε that T steps may spend.
@@ -78,6 +78,9 @@ class PrivateTraining:
       accountant: "pld" or "rdp".
       mechanism: how batches are drawn, a key of `bam.privacy.mechanisms.MECHANISMS`.
       mechanism_options: of it, by name.
+      num_examples_given: whether N is a public constant, fixed without counting the data, which may
+        then have fewer rows: ε is for adding or removing one. Otherwise it is for one example that
+        is replaced by nothing, its place left empty.
       seed: None, for what is released: randomness of the operating system. An integer repeats a
         training, and whoever guesses it removes the noise; the statement says so.
 
@@ -111,6 +114,7 @@ class PrivateTraining:
         accountant: str = "pld",
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
+        num_examples_given: bool = False,
         seed: int | None = None,
     ) -> None:
         """Plans the noise; nothing is drawn yet."""
@@ -123,10 +127,11 @@ class PrivateTraining:
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
             delta=delta,
-            clip_norm=self._sensitivity,
+            sensitivity=self._sensitivity,
             accountant=accountant,
             mechanism=mechanism,
             mechanism_options=mechanism_options,
+            num_examples_given=num_examples_given,
         )
         self._begun = self._used = 0  # steps whose batches were drawn, and used
         self._initialised = False
@@ -150,26 +155,30 @@ class PrivateTraining:
         Every batch that is drawn is to be used, once and in order.
 
         Args:
-          data: pytree of arrays `[N, ...]`. Rows are taken where they are: on the host of NumPy's
-            (or what is indexed like them, such as a memory map), on the device of JAX's.
+          data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. They
+            are taken where they are: on the host of NumPy's (or what is indexed like them, such as
+            a memory map), on the device of JAX's.
 
         Raises:
-          ValueError: if an array has not N rows.
+          ValueError: if an array has another number of rows.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        num = self.plan.num_examples
-        for leaf in jax.tree.leaves(data):
+        most, leaves = self.plan.num_examples, jax.tree.leaves(data)
+        num = most
+        if self.plan.num_examples_given and leaves and np.shape(leaves[0]):
+            num = min(most, max(1, len(leaves[0])))
+        for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise ValueError(
-                    f"the plan is for {num} examples; an array of data has shape {np.shape(leaf)}"
+                    f"the plan is for {most} examples; an array of data has shape {np.shape(leaf)}"
                 )
         self.plan.check_steps(self.steps_begun + 1)
-        return self._drawn(data)
+        return self._drawn(data, num)
 
-    def _drawn(self, data: PyTree) -> Iterator[DrawnBatch]:
+    def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
         while self._begun < self.plan.num_steps:
             self._begun += 1
-            batch = self.plan.batch(self._seed, self._begun)
+            batch = self.plan.batch(self._seed, self._begun).only(num)
             examples = jax.tree.map(lambda x, drawn=batch: _rows(drawn, x), data)
             yield DrawnBatch(examples, batch.mask, np.array(self._begun, np.int32), self._run)
 

@@ -92,6 +92,16 @@ class Selection:
         return k
 
 
+def check(accountant: str, private: bool, unit: str, mechanism: str) -> None:
+    """ValueError for a choice among runs that nothing here accounts for."""
+    if accountant != "rdp" or not private:
+        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
+    if mechanism not in ("poisson", "full_batch"):
+        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
+
+
 @functools.lru_cache(maxsize=4096)
 def epsilon(
     selection: Selection,

@@ -58,6 +58,10 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     # "banded" also correlates the noise of so many steps.
     config.mechanism = ConfigDict({"name": "poisson", "bands": config_dict.placeholder(int)})
 
+    # N, as a public constant: at least the number of training examples (users, where those are
+    # protected), rounded, or a bound that was known before. Then ε is for adding or removing one.
+    # Not set: N is counted, and ε is for one that is replaced by nothing, its place left empty.
+    config.num_examples = config_dict.placeholder(int)
     # Length: `num_epochs` of N // l steps each, unless `num_steps` is positive.
     config.num_epochs = 10
     config.num_steps = 0
@@ -140,6 +144,7 @@ def check(config: ConfigDict) -> None:
     at_least = {
         "seed": (0 if config.seed is None else config.seed, 0),
         "expected_batch_size": (config.expected_batch_size, 1),
+        "num_examples": (1 if config.num_examples is None else config.num_examples, 1),
         "num_steps": (config.num_steps, 0),
         "dataset.num_classes": (config.dataset.num_classes, 0),
         "spare_steps": (config.spare_steps, 0),

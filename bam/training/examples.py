@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from bam.core import sampling
 from bam.data import augment, datasets, users
 from bam.extras import needs
 from bam.training.step import ExampleAt
@@ -51,7 +52,7 @@ def example_at(
         index, *given = row
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         # A padded row names no example: it is one of zeros, which counts for nothing.
-        named = index < len(dataset.train.labels)
+        named = index < (sampling.PADDING if given else len(split.labels))
         found = given or [x[index] for x in split[:2]]
         images, labels = (jnp.where(named, x, 0) for x in found)
         images = images.reshape(-1, *shape)

@@ -19,7 +19,10 @@ class Feed:
     def __init__(self, trainer: Trainer) -> None:
         """Places data that are kept in memory."""
         self._trainer, self._split = trainer, trainer.dataset.train
-        self._all = None if datasets.streams(trainer.dataset) else trainer.place(self._split)
+        self._all = None
+        if not datasets.streams(trainer.dataset):
+            padded = datasets.padded(self._split, trainer.plan.num_examples)
+            self._all = trainer.place(padded)
 
     def steps(
         self, seed: int, steps: range, before: int = 0
@@ -30,7 +33,8 @@ class Feed:
         `Mechanism.period`.
         """
         plan = self._trainer.plan
-        batch_of = lambda step: plan.batch(seed, step - before)  # noqa: E731
+        num_rows = len(self._split.labels)
+        batch_of = lambda step: plan.batch(seed, step - before).only(num_rows)  # noqa: E731
         if self._all is not None:
             for step in steps:
                 yield self._all, batch_of(step)

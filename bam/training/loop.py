@@ -277,6 +277,7 @@ def estimate_seconds(trainer: Trainer) -> float:
     def timed(num_rows: int) -> float:
         nonlocal state
         batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
+        batch = batch.only(len(trainer.dataset.train.labels))
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.step(state, train, batch))
@@ -327,7 +328,7 @@ def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, fl
 
     `not_private/…` is what `trainer.diagnose` says of them, and the `num_nonfinite` so far.
     """
-    num_examples = trainer.plan.num_examples
+    num_examples = len(trainer.dataset.train.labels)
     num = min(trainer.config.diagnostics.num_examples, num_examples)
     rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
     measured = trainer.diagnose(state, feed.of(rows), rows)

@@ -17,7 +17,7 @@ section          your function                                     returns
 `loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
 ================ ================================================= ============================
 
-`plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C.
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C, and for an optimizer the S of the clip.
 """
 
 import math

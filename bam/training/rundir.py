@@ -43,13 +43,15 @@ AUTOMATIC = ("microbatch_size", "convolution")
 BEFORE: JsonObject = {
     "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
     "loss.name": "cross_entropy", "dataset.memory": "auto", "unit": "example", "group_size": 0,
-    "overflow": 0.0,
+    "overflow": 0.0, "num_examples_given": False,
 }  # fmt: skip
 # Keys that were 0 or False where they were not set, and are None there now.
 ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
 
 
 METRICS = "metrics.jsonl"
+# What follows from other keys of config and plan, and is not in the plans of earlier versions.
+DERIVED = ("adjacency", "sensitivity")
 # What an accountant chooses of a plan: another version of it may choose another last digit.
 COMPUTED = ("noise_multiplier", "epsilon")
 
@@ -243,14 +245,17 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
 
 def same_plan(first: JsonObject, second: JsonObject) -> bool:
     """Whether two recorded plans, of any versions, are the same."""
-    return BEFORE | first == BEFORE | second
+    ours, theirs = (
+        {k: v for k, v in (BEFORE | plan).items() if k not in DERIVED} for plan in (first, second)
+    )
+    return ours == theirs
 
 
 def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:
     """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
         theirs = recorded.get(key, BEFORE.get(key))
-        if theirs != wanted:
+        if theirs != wanted and key not in DERIVED:
             raise ValueError(
                 f"{where} is of a run with the privacy plan's {key} = {theirs!r}, not {wanted!r}; "
                 "choose another --workdir"

@@ -237,7 +237,7 @@ class Trainer:
 
     def with_plan(self, plan: PrivacyPlan) -> "Trainer":
         """The same run by another plan."""
-        return dataclasses.replace(self, plan=plan, **_parts_of(self.config, plan))
+        return dataclasses.replace(self, **_parts_of(self.config, plan))
 
     def with_step(self, step: Callable[..., TrainState]) -> "Trainer":
         """The same run with another function for its step, for whoever watches or breaks it."""
@@ -273,7 +273,7 @@ def build(
     criterion = registry.make_loss(config.loss)
     datasets.check(dataset, criterion.check)
     dataset = users.grouped(dataset, users.group_size(config))
-    shape, num_examples = dataset.train.images.shape[-3:], len(dataset.train.labels)
+    shape, num_examples = dataset.train.images.shape[-3:], users.num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
     plan = _plan(config, num_examples, config.clip_norm)
@@ -292,7 +292,6 @@ def build(
     trainer = Trainer(
         config=config,
         dataset=dataset,
-        plan=plan,
         criterion=criterion,
         model=model,
         dense_model=network(convolution="xla"),
@@ -301,7 +300,7 @@ def build(
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
         **_parts_of(config, plan),
     )
-    traced.check(config, plan, dataset, model, criterion, trainer.clip)
+    traced.check(config, trainer.plan, dataset, model, criterion, trainer.clip)
     if plan.private and config.public_clip.quantile:
         plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
         trainer = trainer.with_plan(plan)
@@ -315,9 +314,13 @@ def _shapes(model: models.Model) -> PyTree:
 
 
 def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> JsonObject:
-    """What of a run depends on its plan."""
-    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
-    return {"clip": clip, "optimizer": registry.make_optimizer(config.optimizer, plan)}
+    """The plan with the sensitivity of its clip, and what of a run depends on it."""
+    clip = clip_by_l2_norm(math.inf)
+    if plan.private:
+        clip = registry.make_clip(config.clip, plan)
+        plan = dataclasses.replace(plan, sensitivity=clip.sensitivity)
+    optimizer = registry.make_optimizer(config.optimizer, plan)
+    return {"plan": plan, "clip": clip, "optimizer": optimizer}
 
 
 def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPlan:
@@ -340,4 +343,5 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
         mechanism_options=registry.set_keys(config.mechanism, "name"),
         selection=Selection(**section) if section else None,
         group_size=users.group_size(config),
+        num_examples_given=config.num_examples is not None,
     )

@@ -73,10 +73,9 @@ def microbatch_size(
     """
     if config.microbatch_size != "auto":
         return int(config.microbatch_size)
-    num_examples, shape = len(dataset.train.labels), dataset.train.images.shape[-3:]
+    shape, largest = dataset.train.images.shape[-3:], config.expected_batch_size
     like = registry.example_like(config, shape, examples.label_of(dataset))
     platform = jax.default_backend()
-    largest = min(num_examples, config.expected_batch_size)
     inputs = registry.num_inputs(config)
     tried = CPU_SIZES if platform == "cpu" else accelerator_sizes(platform, inputs)
     sizes = [size for size in tried if size <= largest] or [largest]

@@ -10,6 +10,7 @@ MEANINGS = {
     "public_clip.num_steps": "Steps of ordinary training on it before norms are measured.",
     "expected_batch_size": "l, the mean number of examples in a batch; sums are divided by it.",
     "mechanism.bands": 'Steps over which "banded" correlates the noise.',
+    "num_examples": "N as a public constant, at least the number of examples; see privacy.md.",
     "num_epochs": "Length of the run in epochs of N // l steps, unless `num_steps` is positive.",
     "num_steps": "Length of the run in steps; 0: `num_epochs` decides.",
     "method.name": "The method, which `--config=NAME:METHOD` sets. Its options are listed below.",

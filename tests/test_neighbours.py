@@ -1,0 +1,376 @@
+"""Who neighbours are: one example replaced by nothing, or added and removed under a public N."""
+
+import importlib.util
+import io
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bam
+from bam.core import sampling
+from bam.data import datasets
+from bam.data.datasets import Dataset, Split
+from bam.data.stream import StoredImages
+from bam.privacy import accounting, pld, recheck, statement, tradeoff
+from bam.privacy import plan as planning
+from bam.training import loop
+from bam.training.feed import Feed
+from configs import digits
+
+RNG = np.random.default_rng(0)
+PLAN = {"num_steps": 20, "target_epsilon": 2.0, "delta": 1e-5, "clip_norm": 1.0}
+PIXELS = RNG.integers(0, 256, (1280, 8, 8, 1)).astype(np.uint8)
+LABELS = RNG.integers(0, 10, 1280).astype(np.int32)
+
+
+def config_of(**changes):
+    config = digits.get_config("dp_sgd")
+    config.model.name = "linear"
+    config.update_from_flattened_dict(
+        {"num_epochs": 10, "expected_batch_size": 256, "accountant": "rdp"} | changes
+    )
+    return config
+
+
+def data_of(num_rows, streamed=False):
+    images = PIXELS[:num_rows]
+    if streamed:
+        from PIL import Image
+
+        files = []
+        for image in images:
+            Image.fromarray(image[..., 0]).save(png := io.BytesIO(), "png")
+            files.append(png.getvalue())
+        images = StoredImages(files.__getitem__, (8, 8, 1), np.arange(num_rows), "here", b"x")
+    test = Split(PIXELS[:40], LABELS[:40])
+    ones = np.ones(1, np.float32)
+    return Dataset("mine", Split(images, LABELS[:num_rows]), test, 10, ones, ones)
+
+
+def structure(folder):
+    """The files of a run, with the keys of its records."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = re.sub(r"[0-9a-f]{32}", "x", str(path.relative_to(folder)))
+        if "tfevents" in name or path.is_dir():
+            continue
+        text = path.read_text() if path.suffix in (".json", ".jsonl") else ""
+        found[name] = text if name == "plan.json" else re.sub(r"[\d.e+-]+", "0", text)
+    return found
+
+
+def trained(num_rows, folder, streamed=False, **changes):
+    """The plan, the compilations and the folder of a run on so many rows."""
+    built = loop.build(config_of(num_steps=2, **changes), data_of(num_rows, streamed))
+    compiled = []
+
+    def count(name, seconds, **facts):
+        if name == "/jax/core/compile/backend_compile_duration":
+            compiled.append(name)
+
+    feed = Feed(built)
+    shapes = [
+        jax.tree.map(jnp.shape, next(feed.steps(0, range(1, 2)))),
+        jax.eval_shape(lambda: built.init(0)),
+    ]
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        loop.train(built, 0, folder)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    return built.plan, shapes, len(compiled), structure(folder)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["memory", "streamed"])
+def test_under_a_public_number_one_row_changes_no_plan_shape_compilation_or_file(
+    tmp_path, streamed
+):
+    given = {"num_examples": 1300, "streamed": streamed}
+    whole, less = (trained(n, tmp_path / str(n), **given) for n in (1280, 1279))
+    assert whole == less
+    assert whole[0].num_examples == 1300 and whole[0].adjacency == "add_or_remove_one"
+    assert whole[2] > 0
+
+
+def test_without_a_public_number_one_row_changes_the_plan():
+    plans = [loop.build(config_of(), data_of(n)).plan for n in (1280, 1279)]
+    assert [plan.num_steps for plan in plans] == [50, 40]
+    assert plans[0].sampling_prob != plans[1].sampling_prob
+    assert plans[0].noise_multiplier != plans[1].noise_multiplier
+    assert {plan.adjacency for plan in plans} == {"zero_out"}
+    given = [loop.build(config_of(num_examples=1280), data_of(n)).plan for n in (1280, 1279)]
+    assert given[0] == given[1] and given[0].num_steps == 50
+
+
+def test_empty_places_add_nothing_and_rows_are_drawn_as_by_a_plan_of_all_places():
+    built = loop.build(config_of(num_examples=1300), data_of(1200))
+    (_, batch), whole = next(Feed(built).steps(3, range(1, 2))), built.plan.batch(3, 1)
+    empty = np.asarray(whole.mask) & (np.asarray(whole.indices) >= 1200)
+    assert empty.any()  # else nothing was tested
+    assert np.array_equal(batch.mask, whole.mask & ~empty)
+    assert np.array_equal(batch.indices[batch.mask], whole.indices[batch.mask])
+    assert set(batch.indices[~batch.mask].tolist()) == {sampling.PADDING}
+
+
+def test_a_public_number_below_the_number_of_rows_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="num_examples is 1279, but there are 1280") as error:
+        loop.build(config_of(num_examples=1279), data_of(1280))
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="num_examples must be at least 1"):
+        loop.build(config_of(num_examples=0), data_of(1280))
+
+
+def test_of_users_the_public_number_counts_users():
+    data = data_of(1280)._replace(users=np.arange(1280) // 4)
+    users = {"dataset.group_size": 4, "expected_batch_size": 64}
+    plan = loop.build(config_of(num_examples=330, **users), data).plan
+    assert (plan.num_examples, plan.unit, plan.adjacency) == (330, "user", "add_or_remove_one")
+    assert "add/remove one of at most 330 users" in plan.describe()
+    with pytest.raises(ValueError, match="num_examples is 319, but there are 320 users"):
+        loop.build(config_of(num_examples=319, **users), data)
+
+
+def test_blank_rows_fill_a_split_up_to_the_public_number():
+    split = Split(PIXELS[:3], LABELS[:3])
+    filled = datasets.padded(split, 5)
+    assert (filled.images.shape, filled.labels.shape) == ((5, 8, 8, 1), (5,))
+    assert not filled.images[3:].any() and np.array_equal(filled.images[:3], split.images)
+    assert datasets.padded(split, 3) is split
+
+
+PRIVATE = {"num_examples": 100, "expected_batch_size": 50, "num_epochs": 2, "epsilon": 2.0}
+PRIVATE |= {"delta": 1e-3, "accountant": "rdp", "seed": 0}
+
+
+def updates_of(rows, **given):
+    private = bam.PrivateTraining(**PRIVATE, clip=bam.clip_by_l2_norm(2.0), **given)
+    tx = private.gradient(bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2)))
+    w, found = jnp.zeros(2), []
+    state = tx.init(w)
+    for batch in private.batches(rows):
+        update, state = tx.update(batch, state, w)
+        found.append(np.asarray(update))
+    return private, found
+
+
+def test_private_training_with_a_given_number_takes_fewer_rows():
+    private, fewer = updates_of(np.ones((90, 2), np.float32), num_examples_given=True)
+    assert private.plan.adjacency == "add_or_remove_one" and len(fewer) == 4
+    blank = np.concatenate([np.ones((90, 2)), np.full((10, 2), np.nan)]).astype(np.float32)
+    _, dropped = updates_of(blank)  # rows that are dropped add nothing: the same sums
+    assert all(np.array_equal(a, b) for a, b in zip(fewer, dropped, strict=True))
+    for rows, given in ((90, False), (101, True), (101, False)):
+        with pytest.raises(ValueError, match="the plan is for 100 examples"):
+            updates_of(np.ones((rows, 2), np.float32), num_examples_given=given)
+    assert updates_of(np.ones((100, 2), np.float32))[0].plan.adjacency == "zero_out"
+
+
+def test_a_plan_of_a_clip_without_a_norm_has_its_sensitivity_alone():
+    private, _ = updates_of(np.ones((100, 2), np.float32))
+    assert (private.plan.clip_norm, private.plan.sensitivity) == (math.inf, 2.0)
+    assert "sensitivity 2" in private.plan.describe()
+    run = loop.build(config_of(clip_norm=0.3), data_of(1280)).plan
+    assert (run.clip_norm, run.sensitivity) == (0.3, 0.3)
+
+
+def longer(plan, factor):
+    """A clip whose sensitivity is not C."""
+    return bam.clip_by_l2_norm(factor * plan.clip_norm)
+
+
+def test_the_noise_that_floats_cannot_hold_is_that_of_the_sensitivity():
+    from ml_collections import ConfigDict
+
+    config = config_of()
+    with config.unlocked():
+        config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})
+    built = loop.build(config, data_of(1280))
+    assert (built.plan.clip_norm, built.plan.sensitivity) == (1.0, 3.0)
+    config.clip.factor = 1e35  # σC/l is in range, σS is not
+    with pytest.raises(ValueError, match="floats cannot hold"):
+        loop.build(config, data_of(1280))
+
+
+@pytest.mark.parametrize("batch_size", [40, 1000], ids=["sampled", "whole"])
+def test_a_record_of_the_last_version_is_read_as_zero_out(batch_size):
+    plan = bam.make_plan(num_examples=1000, expected_batch_size=batch_size, **PLAN)
+    record = plan.to_json()
+    assert record["adjacency"] == "zero_out"
+    old = {k: v for k, v in record.items() if k not in ("num_examples_given", "sensitivity")}
+    old["adjacency"] = "add_or_remove_one"
+    assert bam.PrivacyPlan.from_json(old).adjacency == "zero_out"
+    given = {**PLAN, "num_examples_given": True}
+    new = bam.make_plan(num_examples=1000, expected_batch_size=batch_size, **given)
+    assert bam.PrivacyPlan.from_json(new.to_json()) == new
+    assert new.adjacency == "add_or_remove_one" and new.epsilon == plan.epsilon
+    with pytest.raises(ValueError, match="disagree"):  # the stronger claim needs the constant
+        bam.PrivacyPlan.from_json(new.to_json() | {"num_examples_given": False, "adjacency": "x"})
+
+
+# Records.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": math.inf},
+        {"noise_multiplier": 1e7},
+        {"noise_multiplier": 0.0},
+        {"clip_norm": 0.0, "sensitivity": 0.0},
+        {"clip_norm": 1e308, "sensitivity": 1e308},
+        {"sensitivity": 1e-40},
+        {"sensitivity": True},
+        {"num_examples_given": 1},
+        {"delta": 0.002},
+        {"num_steps": 0},
+        {"group_size": 3},
+    ],
+    ids=str,
+)
+def test_a_record_that_make_plan_would_not_make_is_refused(changes):
+    record = bam.make_plan(num_examples=1000, expected_batch_size=40, **PLAN).to_json()
+    bam.PrivacyPlan.from_json(record)
+    with pytest.raises(ValueError):
+        bam.PrivacyPlan.from_json(record | changes)
+
+
+def test_the_printed_commands_of_a_reordered_plan_give_its_epsilon(capsys):
+    from bam.privacy.selection import Selection
+
+    settings = {**PLAN, "accountant": "rdp", "selection": Selection(3.0, 1.0, 8.0)}
+    record = bam.make_plan(num_examples=1000, expected_batch_size=40, **settings).to_json()
+    turned = dict(reversed(record.items()))
+    turned["selection"] = dict(reversed(record["selection"].items()))
+    turned = json.loads(json.dumps(turned))
+    bam.PrivacyPlan.from_json(turned).check_epsilon()
+    for plan in (record, turned):
+        for command in re.findall(r'^python -c "(.*)"$', recheck.check(plan), re.MULTILINE):
+            exec(command, {})
+            printed = float(capsys.readouterr().out)
+            assert printed == pytest.approx(record["epsilon"], rel=1e-4)
+
+
+def test_a_plan_is_checked_where_annotations_are_text(tmp_path, monkeypatch):
+    text = "from __future__ import annotations\n" + Path(planning.__file__).read_text()
+    (tmp_path / "plan_as_text.py").write_text(text)
+    spec = importlib.util.spec_from_file_location("plan_as_text", tmp_path / "plan_as_text.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "plan_as_text", module)
+    spec.loader.exec_module(module)
+    for make in (module.make_plan, bam.make_plan):
+        good = make(num_examples=1000, expected_batch_size=40, **PLAN)
+        assert good.num_steps == 20
+        for wrong in ({"num_steps": True}, {"num_steps": -1}, {"delta": -1.0}):
+            with pytest.raises(ValueError, match="must be of"):
+                type(good).from_json(good.to_json() | wrong)
+
+
+# μ of Gaussian DP.
+
+
+@pytest.mark.parametrize(("sigma", "prob", "steps"), [(1.5, 0.04, 500), (2.7, 0.18, 100)])
+def test_mu_bounds_the_whole_profile_and_is_hardly_above_the_least(sigma, prob, steps):
+    mechanism = {"noise_multiplier": sigma, "sampling_prob": prob, "num_steps": steps}
+    epsilon = accounting.epsilon(delta=1e-5, **mechanism)
+    mu = pld.mu(*mechanism.values(), up_to=epsilon)
+    at = np.linspace(0, epsilon, 77)
+    deltas = np.array(accounting.deltas(epsilons=at.tolist(), **mechanism))
+    assert np.all(deltas <= tradeoff.deltas_of_mu(mu, at))
+    assert not np.all(deltas <= tradeoff.deltas_of_mu(0.997 * mu, at))  # the control
+    f = accounting.poisson_tradeoff(up_to=1.5 * epsilon, **mechanism)
+    alpha = np.linspace(0, 1, 501)
+    assert np.all(f(alpha) >= tradeoff.gaussian_tradeoff(mu)(alpha) - 2e-5)
+
+
+def test_mu_of_gaussians_without_sampling_is_exact():
+    assert pld.mu(2.0, 1.0, 16, up_to=1.0) == 2.0
+    almost = pld.mu(2.0, 1 - 1e-9, 16, up_to=accounting.epsilon(
+        noise_multiplier=2.0, sampling_prob=1.0, num_steps=16, delta=1e-5
+    ))  # fmt: skip
+    assert 2.0 <= almost < 2.0 * 1.003
+
+
+# The statement.
+
+
+def statement_of(plan, **loss):
+    from bam.training import config as base
+
+    config = base.get_config("dp_sgd").to_dict()
+    config["loss"] |= loss
+    summary = {
+        "sensitivity": plan.sensitivity, "seed": None, "noise_key": "operating system",
+        "noise": "", "sampling": plan.mechanism.sampling, "device": "cpu", "commit": "1d4e",
+        "versions": {"dp-accounting": "0.6.0"},
+    }  # fmt: skip
+    words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
+    return statement.privacy(config, plan.to_json(), summary, **words)
+
+
+def row_of(text, name):
+    return next(line for line in text.splitlines() if line.startswith(f"| {name}"))
+
+
+def test_a_statement_says_the_neighbours_that_hold():
+    settings = {"num_examples": 1000, "expected_batch_size": 40, **PLAN}
+    counted = statement_of(bam.make_plan(**settings))
+    given = statement_of(bam.make_plan(**settings, num_examples_given=True))
+    assert "its place left empty (zero-out) | `zero_out`" in row_of(counted, "adjacency")
+    assert "with nothing in its place" in counted and "added or removed" not in counted
+    assert "one example added or removed | `add_or_remove_one`" in row_of(given, "adjacency")
+    assert "upper bound on the number of training examples" in row_of(given, "N,")
+    assert "zero-out" not in given
+
+
+def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_delta():
+    plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **{**PLAN, "num_steps": 500})
+    text = statement_of(plan)
+    alarm, own, alone = (float(x) for x in row_of(text, "1 |").strip("| ").split("|"))
+    event = plan.dp_event._asdict()
+    f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * plan.epsilon), **event)
+    exact = 100 * (1 - float(f(np.array([0.01]))[0]))
+    assert exact <= own <= exact * 1.002 and alarm == 1
+    assert alone == pytest.approx(100 * statement.most_power(plan.epsilon, 1e-5, 0.01), rel=1e-3)
+    assert own < 0.9 * alone
+    mu = float(re.search(r"with μ = ([\d.]+), rounded up", text)[1])
+    assert plan.mu <= mu <= plan.mu * 1.001
+
+
+def test_a_plan_without_known_steps_states_the_limit_of_epsilon_and_delta_alone():
+    settings = {**PLAN, "accountant": "rdp", "mechanism": "fixed_size"}
+    plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **settings)
+    text = statement_of(plan)
+    assert plan.mu is None and "Gaussian differential" not in text
+    assert len(row_of(text, "1 |").strip("| ").split("|")) == 2
+
+
+def test_batches_of_an_allocation_are_stated_as_they_are_drawn():
+    pytest.importorskip("PLD_accounting")
+    settings = {**PLAN, "mechanism": "random_allocation", "num_steps": 4}
+    plan = bam.make_plan(num_examples=1437, expected_batch_size=480, **settings)
+    text = statement_of(plan)
+    assert row_of(text, "N/b").endswith("| 718.5 |") and row_of(text, "q = 1/b").endswith("| 0.5 |")
+    assert row_of(text, "l, what a step's sum is divided by").endswith("| 480 |")
+    assert "0.334" not in text
+    sizes = [len(plan.mechanism.draw(0, step)) for step in range(1, 41)]
+    assert np.mean(sizes) == 718.5
+    poisson = statement_of(bam.make_plan(num_examples=1437, expected_batch_size=480, **PLAN))
+    assert row_of(poisson, "q = l/N").endswith(f"| {480 / 1437} |") and "N/b" not in poisson
+
+
+def test_weights_of_the_classes_are_stated_as_not_accounted():
+    plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **PLAN)
+    name = "weights of the classes in the loss"
+    assert row_of(statement_of(plan), name).endswith("| none |")
+    text = statement_of(plan, weights=[0.5, 9.5])
+    assert "**[0.5, 9.5]**" in row_of(text, name)
+    section = text[text.index("## Looked at without accounting") :]
+    assert name in section
