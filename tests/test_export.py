@@ -33,7 +33,7 @@ OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
 STAY_BEHIND = {
     "seed", "dataset.path", "public_clip.path", "features.cache", "microbatch_size", "convolution",
     "dry_run", "init_from", "dataset.groups", "features.weights",
-    "dataset.memory", "loss.weights",
+    "dataset.memory",
 }  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def test_the_plan_counts_users():
     plan = three_each().plan
     assert (plan.num_examples, plan.sampling_prob) == (4, 0.5)
     assert (plan.unit, plan.group_size) == ("user", 3)
-    assert "add/remove one of 4 users" in plan.describe()
+    assert "zero-out: one of 4 users" in plan.describe()
     assert plan.mechanism.sampling.startswith("Poisson: each user is in each batch")
     assert bam.PrivacyPlan.from_json(plan.to_json()) == plan
     ordinary = trainer.build(config_of(size=0), IMAGES).plan
@@ -236,11 +236,11 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     for words in (
         "privacy for each single user, for all training examples of that user together",
         "Each single user: all training examples that carry one id, together. At most 4 of each",
-        "could have come out without that user too",
+        "could have come out with nothing in the place of that user too",
         "one given user was among the training users",
         "*People with several ids.* The promise is per id",
         "the number of users (360), the most examples used of each (4),",
-        "| adjacency | one user added or removed |",
+        "| adjacency | one user replaced by nothing, its place left empty (zero-out) |",
         "| N, number of users | | 360 |",
         "each user is in each batch independently",
         "| the gradient of each user's mean loss is | scaled down",

@@ -5,14 +5,14 @@ Source: NIST Special Publication 800-226, Guidelines for Evaluating Differential
 """
 
 from bam.files import JsonObject
-from bam.privacy.mechanisms import ADJACENCIES
+from bam.privacy.mechanisms import ADJACENCIES, adjacency_of
 from bam.privacy.units import unit_of, worded
 
 
 def answers(plan: JsonObject, summary: JsonObject) -> str:
     """The section of `PRIVACY.md`, of a recorded plan and the run's summary."""
     unit = unit_of(plan)
-    adjacency = worded(ADJACENCIES[plan["adjacency"]][1], unit.name)
+    adjacency = worded(ADJACENCIES[adjacency_of(plan)][1], unit.name)
     chosen = "by the search that ε pays for" if plan.get("selection") else "not known to this file"
     rows = {
         "unit of privacy": unit.fact,

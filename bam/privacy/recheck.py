@@ -56,7 +56,8 @@ def check(plan: JsonMapping) -> str:
             "print(p.gaussian_allocation_epsilon_configurable(params=run, config=how))"
         )
     elif plan.get("selection"):
-        mean, shape, noise = plan["selection"].values()
+        keys = ("trials_mean", "trials_shape", "score_noise_multiplier")
+        mean, shape, noise = (plan["selection"][key] for key in keys)
         own = (
             f"from bam.privacy import selection as s; print(s.epsilon(s.Selection({mean}, {shape}, "
             f"{noise}), {poisson}))"
@@ -85,8 +86,7 @@ def check(plan: JsonMapping) -> str:
     attacker = ""
     if event and not plan.get("selection"):
         attacker = f"""
-The third, from the root of bam's code, prints what any attacker can gain from this training, a
-tighter limit than ε and δ alone give (column "composed"):
+The third, with bam, prints this training's own limits (column "composed") and its μ:
 
 ```console
 bam privacy --noise_multiplier={sigma} --sampling_prob={prob} --num_steps={steps} \
@@ -108,6 +108,6 @@ The second does so without bam, and may differ in late digits{warned}:
 python -c "{alone}"
 ```
 {attacker}
-That q is l/N, and that the noise is σ times S, stands in the table. That
+What q is, and that the noise is σ times S, stands in the table. That
 the program does what the table says can be read, and tested, in its code at that commit (where it
 says "modified", with changes that are in no commit)."""

@@ -5,13 +5,16 @@ Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 
 import decimal
 import math
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
 
 from bam.files import JsonObject
-from bam.privacy import nist
+from bam.privacy import accounting, nist, pld, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
+from bam.privacy.plan import PrivacyPlan
 from bam.privacy.recheck import check
-from bam.privacy.units import unit_of, worded
+from bam.privacy.tradeoff import most_power
+from bam.privacy.units import neighbours_of, unit_of, worded
 
 DIGITS = 4
 NOT_RECORDED = "not recorded"
@@ -29,44 +32,6 @@ CLIPS = {
 }
 
 
-class Neighbours(NamedTuple):
-    """What the words of a statement say of two data sets that differ in one example, or user."""
-
-    could: str  # the same weights could have come out …
-    tests: str  # somebody tests whether …
-    otherwise: str  # … of weights that were trained …
-    versions: str  # what the guarantee of two examples says of two versions of one
-    lower: str  # where tighter limits are printed
-    sensitivity: str  # what S is
-
-
-NEIGHBOURS = {
-    "add_or_remove_one": Neighbours(
-        "without that example",
-        "one given example was among the training\nexamples",
-        "without the example",
-        " The same pair limits how\n  well two versions of one example can be told apart.",
-        "; those of this very training, which are lower, are printed by the\nlast command under "
-        '"Check it"',
-        "how far one example moves the sum, in L2",
-    ),
-    "replace_one": Neighbours(
-        "with another example in its place",
-        "one given example was among the training\nexamples, or another given one in its place",
-        "with the other",
-        "",
-        "",
-        "the longest gradient of one example; another in its place moves the sum by up to 2S",
-    ),
-}
-
-
-def neighbours_of(plan: JsonObject) -> Neighbours:
-    """What the words of a recorded plan's statement say of its neighbours."""
-    words = NEIGHBOURS[plan["adjacency"]]
-    return Neighbours(*(worded(text, unit_of(plan).name) for text in words))
-
-
 def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
     """A number of at least 0 in a few significant digits, rounded up or down (towards 0) as told.
 
@@ -80,18 +45,23 @@ def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
     return f"{short:f}" if value == 0 or 1e-3 <= value < 1e6 else str(float(short))
 
 
-def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
-    """The most often that a test recognises a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:
+    """`most_power` of so many steps of this very training: α -> power, by what they compose to.
 
-    α is how often the test says "participant" of data without (Kairouz, Oh & Viswanath 2015).
-
-    Examples:
-      >>> round(most_power(1.0, 1e-5, 0.01), 5)
-      0.02719
+    None where no Poisson-sampled Gaussians are known that dominate it, and for a chosen trial.
     """
-    straight = math.exp(epsilon) * false_alarm + delta
-    reversed_ = 1 - math.exp(-epsilon) * (1 - delta - false_alarm)
-    return min(1.0, straight, reversed_)
+    event = None if plan.selection else plan.dp_event_after(num_steps)
+    if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
+        return None
+    epsilon = plan.epsilon_after(num_steps)
+    with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
+        f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **event._asdict())
+
+    def power(false_alarm: float) -> float:
+        composed = tradeoff.best_true_positive_rate(f, false_alarm) + plan.overflow
+        return min(composed, most_power(epsilon, plan.delta, false_alarm))
+
+    return power
 
 
 def privacy(
@@ -150,15 +120,30 @@ was fixed before. It holds for whoever does not know how many trials there were 
 the others (Papernot & Steinke 2022)."""
 
 
+OWN_LIMITS = """\
+The limits in
+the middle are those of this very training, by the noise and the batches of all its steps. In one
+number, they are within μ-Gaussian differential privacy for μ = {mu}, rounded up: but for δ, no test
+does better than one that tells a draw of a normal distribution from a draw of another whose mean is
+μ standard deviations higher. The limits on the right follow from ε and δ alone, and are weaker."""
+
+
 def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
     """What ε and δ promise of `what`, in Markdown as all that follows."""
     epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
+    own, mu = own_power(planned := PrivacyPlan.from_json(plan), plan["num_steps"]), planned.mu
+    neighbours, unit = neighbours_of(plan), unit_of(plan)
+    powers = [lambda alarm: most_power(epsilon, delta, alarm)]
+    head, source = '"yes" if trained with it, at most %', "These limits follow from ε\nand δ alone."
+    if own and mu is not None:
+        powers.insert(0, own)
+        head += " | the same by ε and δ alone, %"
+        source = OWN_LIMITS.format(mu=rounded(mu, up=True))
     rows = "\n".join(
-        f"| {100 * alarm:g} | {rounded(100 * most_power(epsilon, delta, alarm), up=True)} |"
+        " | ".join([f"| {100 * alarm:g}", *(rounded(100 * p(alarm), up=True) for p in powers)])
+        + " |"
         for alarm in FALSE_ALARMS
     )
-    neighbours, unit = neighbours_of(plan), unit_of(plan)
-    lower = "" if plan.get("selection") else neighbours.lower
     one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
     double = rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
     several = unit.several.format(two=f"({rounded(2 * epsilon, up=True)}, {double})")
@@ -178,13 +163,12 @@ However clever the test, if it says "yes" of weights that were trained {neighbou
 often as on the left, it says "yes" of weights that were trained with it at most as often as on the
 right:
 
-| "yes" if trained {neighbours.otherwise}, % | "yes" if trained with it, at most % |
-|---:|---:|
+| "yes" if trained {neighbours.otherwise}, % | {head} |
+|---:|{"---:|" * len(powers)}
 {rows}
 
-The same on both sides would be perfect privacy; 100 on the right, none. These limits follow from ε
-and δ alone{lower}.
-The right side is at most e^ε times the left plus δ, and the same holds of "no". A
+The same on both sides would be perfect privacy; 100 on the right, none. {source}
+By them the right side is at most e^ε times the left plus δ, and the same holds of "no". A
 smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
 is {rounded(delta, up=True)}. It has to be far below one in the number of {unit.many}:
 a δ of {one_in} would allow publishing {worded("an example", unit.name)} outright.
@@ -194,7 +178,7 @@ a δ of {one_in} would allow publishing {worded("an example", unit.name)} outrig
 - {several}{neighbours.versions}
 - *What holds for people in general.* A model that learns from many that a habit goes with an
   illness says so of everybody with that habit, in the data or not.
-- *What is treated as public:* the number of {unit.many} ({num_examples}), {unit.public},
+- *What is treated as public:* the {neighbours.number} ({num_examples}), {unit.public},
   the classes, the constants that normalise the inputs, and all settings.
 - *Anything released besides {what}.* Other models and figures from the same data add their ε
   to this one, roughly. The run's own folder, checkpoints above all, is not for release.
@@ -204,6 +188,19 @@ a δ of {one_in} would allow publishing {worded("an example", unit.name)} outrig
 def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bool) -> str:
     """Every number and choice that the guarantee rests on."""
     versions, clip = summary["versions"], config["clip"]["name"]
+    planned = PrivacyPlan.from_json(plan)
+    size, prob = plan["expected_batch_size"], planned.mechanism.sampling_prob
+    most = ", at most" if planned.num_examples_given else ""
+    batch: list[tuple[str, object, object]] = [
+        ("l, batch size, or what it is on average" + most, "", size),
+        ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
+    ]
+    if prob != plan["sampling_prob"]:  # of batches that divide the data
+        batch = [
+            ("l, what a step's sum is divided by", "", size),
+            ("N/b, batch size on average", "", plan["num_examples"] * prob),
+            ("q = 1/b, rounded up", rounded(prob, up=True), prob),
+        ]
     noise_std = plan["noise_multiplier"] * summary["sensitivity"]
     unit, neighbours = unit_of(plan), neighbours_of(plan)
     own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
@@ -212,24 +209,24 @@ def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bo
         ("unit of privacy", unit.fact, ""),
         (
             "adjacency",
-            worded(ADJACENCIES[plan["adjacency"]][1], unit.name),
-            f"`{plan['adjacency']}`",
+            worded(ADJACENCIES[planned.adjacency][1], unit.name),
+            f"`{planned.adjacency}`",
         ),
         ("ε, rounded up", rounded(plan["epsilon"], up=True), plan["epsilon"]),
         ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
+        *([("μ of Gaussian DP", rounded(planned.mu, up=True), planned.mu)] if planned.mu else []),
         ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
         ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
         *_choice(plan),
-        (f"N, number of {unit.many}", "", plan["num_examples"]),
-        ("l, batch size, or what it is on average", "", plan["expected_batch_size"]),
-        ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
+        (f"N, {neighbours.number}", "", plan["num_examples"]),
+        *batch,
         ("sampling", summary["sampling"], f"`{plan.get('mechanism', 'poisson')}`"),
         ("T, steps that ε pays for", "", plan["num_steps"]),
         ("steps begun, lost ones included", "", summary.get("steps_begun", NOT_RECORDED)),
         ("steps taken", "", summary.get("steps_taken", NOT_RECORDED)),
         ("method", "", f"`{config['method']['name']}`"),
         (unit.gradient, CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
-        ("C, clip norm", "", plan["clip_norm"]),
+        ("C, clip norm", "", plan["clip_norm"] or "none: the clip is the caller's"),
         ("S, sensitivity", neighbours.sensitivity, summary["sensitivity"]),
         (
             "σ, noise multiplier, rounded down",
@@ -301,6 +298,8 @@ def unaccounted(
     if chosen:
         settings = "**yes**, by the search that ε pays for; others: not known to this file"
         among = "**yes**, by the search that ε pays for"
+    weights = config.get("loss", {}).get("weights")
+    weighed = f"**{list(weights)}**, which whoever trained declares public" if weights else "none"
     clip_norm = "a setting"
     if config["public_clip"]["quantile"]:
         clip_norm = "from another data set, which whoever trained declares public"
@@ -330,6 +329,7 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
+| weights of the classes in the loss | {weighed} |
 | weights before training | {begun} |
 | features of the examples | {seen} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |

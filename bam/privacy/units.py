@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from bam.files import JsonMapping
+from bam.privacy.mechanisms import adjacency_of
 
 
 class Unit(NamedTuple):
@@ -54,6 +55,54 @@ UNITS = {
         person="one id per person",
     ),
 }
+
+
+class Neighbours(NamedTuple):
+    """What the words of a statement say of two data sets that differ in one example, or user."""
+
+    could: str  # the same weights could have come out …
+    tests: str  # somebody tests whether …
+    otherwise: str  # … of weights that were trained …
+    versions: str  # what the guarantee of two examples says of two versions of one
+    sensitivity: str  # what S is
+    number: str  # what N is
+
+
+_VERSIONS = " The same pair limits how\n  well two versions of one example can be told apart."
+_AMONG = "one given example was among the training\nexamples"
+_MOVES = "how far one example moves the sum, in L2"
+NEIGHBOURS = {
+    "zero_out": Neighbours(
+        "with nothing\nin the place of that example",
+        _AMONG,
+        "with nothing in its place",
+        _VERSIONS,
+        _MOVES,
+        "number of {many}",
+    ),
+    "add_or_remove_one": Neighbours(
+        "without that example",
+        _AMONG,
+        "without the example",
+        _VERSIONS,
+        _MOVES,
+        "upper bound on the number of {many}, fixed without counting",
+    ),
+    "replace_one": Neighbours(
+        "with another example in its place",
+        _AMONG + ", or another given one in its place",
+        "with the other",
+        "",
+        "the longest gradient of one example; another in its place moves the sum by up to 2S",
+        "number of {many}",
+    ),
+}
+
+
+def neighbours_of(plan: JsonMapping) -> Neighbours:
+    """What the words of a recorded plan's statement say of its neighbours."""
+    unit, words = unit_of(plan), NEIGHBOURS[adjacency_of(plan)]
+    return Neighbours(*(worded(x, unit.name).replace("{many}", unit.many) for x in words))
 
 
 def unit_of(plan: JsonMapping) -> Unit:

@@ -49,7 +49,7 @@ SETTINGS = {
     "": (
         "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay", "trainable",
-        "init_fresh",
+        "init_fresh", "num_examples",
     ),
     "selection": ("trials_mean", "trials_shape", "score_noise_multiplier"),
     "clip": ("name", "gamma"),
@@ -57,7 +57,7 @@ SETTINGS = {
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "lora": ("rank", "targets"),
-    "loss": ("name",),
+    "loss": ("name", "weights"),
     "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
     "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
     "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std"),
@@ -228,6 +228,8 @@ def data_in_words(config: JsonObject, dataset: str) -> str:
 def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return bool(_PLAIN.fullmatch(value))
+    if isinstance(value, list | tuple):
+        return all(isinstance(number, int | float) for number in value)
     return isinstance(value, bool | int | float)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bam.extras import needs
 from bam.files import JsonObject, one_line
-from bam.privacy import accounting, recheck, statement, tradeoff
+from bam.privacy import recheck, statement
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.statement import rounded
 from bam.privacy.units import unit_of
@@ -116,12 +116,8 @@ def _attacker(run: Run, epsilon: float, counted: int) -> JsonObject:
         if len(chosen) > 1
     ]
     limits = {"ε and δ alone": lambda rate: statement.most_power(epsilon, plan.delta, rate)}
-    event = None if run.plan.get("selection") else plan.dp_event_after(counted)
-    if event and event.noise_multiplier >= accounting.LEAST_PLD_NOISE:
-        f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **event._asdict())
-        alone = limits["ε and δ alone"]
-        best = lambda rate: min(alone(rate), tradeoff.best_true_positive_rate(f, rate))  # noqa: E731
-        limits = {"this training": best, **limits}
+    if own := statement.own_power(plan, counted):
+        limits = {"this training": own, **limits}
     rates = [10 ** (i / 20 - 3) for i in range(61)]
     curves = [Line(name, rates, [f(rate) for rate in rates]) for name, f in limits.items()]
     curves.append(Line("guessing", rates, rates))
