@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
+.PHONY: install demo test test-slow test-flags test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -24,6 +24,12 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
+PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
+  private_training strategy transforms users
+test-flags: install
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 $(PRIVACY_TESTS:%=tests/test_%.py)
 
 # The lower bounds of pyproject.toml hold: with them every module is imported, for its doctests, and
 # runs are trained, saved and resumed.

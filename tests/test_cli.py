@@ -271,6 +271,8 @@ def test_a_misspelt_command_is_quoted_without_its_arguments(capsys, monkeypatch)
     with pytest.raises(SystemExit):
         main.main()
     assert capsys.readouterr().err == "error: bam has no command 'trian': did you mean train?\n"
+
+
 def test_a_run_that_diverges_says_so_and_ends_well(tmp_path):
     settings = ("--config=digits:dp_sgd", "--config.model.name=linear", "--config.num_steps=3")
     huge = ("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e38")
