@@ -54,7 +54,8 @@ def place(error: BaseException, file: str = "") -> str:
     Without the lines themselves: a file that is named by mistake may hold anything. "" if it did
     not pass through `file`.
     """
-    text = str(error).partition(" Other fields present")[0].removeprefix("'")  # of a ConfigDict
+    text = str(error).partition(" Other fields present")[0]
+    text = text if text.endswith("'") else text.removeprefix("'")  # of a ConfigDict
     text = f"{type(error).__name__}: {' '.join(text.split())[:200]}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return f"{error.filename or file}, line {error.lineno or 1}: {error.msg}"

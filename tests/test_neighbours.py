@@ -48,7 +48,7 @@ def data_of(num_rows, streamed=False):
         for image in images:
             Image.fromarray(image[..., 0]).save(png := io.BytesIO(), "png")
             files.append(png.getvalue())
-        images = StoredImages(files.__getitem__, (8, 8, 1), np.arange(num_rows), "here", b"x")
+        images = StoredImages(files.__getitem__, (8, 8, 1), np.arange(num_rows), str, lambda: b"x")
     test = Split(PIXELS[:40], LABELS[:40])
     ones = np.ones(1, np.float32)
     return Dataset("mine", Split(images, LABELS[:num_rows]), test, 10, ones, ones)
@@ -340,7 +340,7 @@ def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_
     assert exact <= own <= exact * 1.002 and alarm == 1
     assert alone == pytest.approx(100 * statement.most_power(plan.epsilon, 1e-5, 0.01), rel=1e-3)
     assert own < 0.9 * alone
-    mu = float(re.search(r"with μ = ([\d.]+), rounded up", text)[1])
+    mu = float(re.search(r"for μ = ([\d.]+), rounded up", text)[1])
     assert plan.mu <= mu <= plan.mu * 1.001
 
 

@@ -283,6 +283,8 @@ def make_plan(
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
     sensitivity = clip_norm if sensitivity is None else sensitivity
+    if not 0 <= spare_steps < max(1, num_steps):
+        raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
     plan = PrivacyPlan(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
@@ -328,20 +330,15 @@ def _check(plan: PrivacyPlan) -> None:
         )
     if plan.num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {plan.num_steps}")
-    if not plan.spare_steps < plan.num_steps:
-        raise ValueError(
-            f"spare_steps must be from 0 to {plan.num_steps - 1}, got {plan.spare_steps}"
-        )
     if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
         raise ValueError(
             f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
             f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
         )
     if plan.accountant not in ("pld", "rdp"):
-        raise ValueError(
-            f"accountant {plan.accountant} is asymptotic or unknown, and no guarantee; plan with "
-            "pld or rdp"
-        )
+        kind = f"unknown accountant {plan.accountant!r}"
+        kind = "accountant gdp is asymptotic, no guarantee" if plan.accountant == "gdp" else kind
+        raise ValueError(f"{kind}; plan with pld or rdp")
     if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
         raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
     if plan.selection:

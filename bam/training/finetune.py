@@ -99,6 +99,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
             raise ValueError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
     path = _file_of(init_from)
+    path.stat()  # an OSError where there is none
     content = files.read_bytes(path, LIMIT)
     try:
         named = pretrained.renamed(safetensors.numpy.load(content))
