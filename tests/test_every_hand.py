@@ -299,8 +299,8 @@ def test_a_key_that_is_a_constant_of_a_program_is_refused_wherever_noise_is_made
     state = transform.init(W)
     refused(jax.jit(lambda rows: transform.update(rows, state, W, mask=None)), rows)
     adds = bam.add_gaussian_noise(1.0, 1.0, bam.secret_key())
-    of_adds = adds.init(W)
-    refused(jax.jit(lambda total: adds.update(total, of_adds)), W)
+    adds_state = adds.init(W)
+    refused(jax.jit(lambda total: adds.update(total, adds_state)), W)
     jax.jit(lambda rows, state: transform.update(rows, state, W, mask=None))(rows, state)
 
 

@@ -336,9 +336,9 @@ def _check(plan: PrivacyPlan) -> None:
             f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
         )
     if plan.accountant not in ("pld", "rdp"):
-        kind = f"unknown accountant {plan.accountant!r}"
-        kind = "accountant gdp is asymptotic, no guarantee" if plan.accountant == "gdp" else kind
-        raise ValueError(f"{kind}; plan with pld or rdp")
+        if plan.accountant == "gdp":
+            raise ValueError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
+        raise ValueError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
     if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
         raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
     if plan.selection:
