@@ -18,7 +18,7 @@ from bam.core.clipping import (
 )
 from bam.core.engine import clipped_sum
 from bam.core.fixed_point import GaussianNoise
-from bam.core.noise import add_gaussian_noise, gaussian_noise, next_noise
+from bam.core.noise import gaussian_noise
 from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.core.privatize import privatize
 from bam.privacy.accounting import epsilon, noise_multiplier
@@ -34,7 +34,6 @@ __all__ = [
     "Oracle",
     "PrivacyPlan",
     "PrivateTraining",
-    "add_gaussian_noise",
     "bam_exact",
     "bam_sam",
     "chain",
@@ -46,7 +45,6 @@ __all__ = [
     "epsilon",
     "gaussian_noise",
     "make_plan",
-    "next_noise",
     "noise_multiplier",
     "normalize",
     "privatize",

@@ -31,8 +31,8 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
       and another seed or step another (unless a batch is all of the data);
     * no example is twice within as many steps as the strategy has numbers; without that, noise that
       takes earlier noise back shows the earlier gradient;
-    * the noise that `bam.next_noise` makes of the strategy has the covariance that it declares:
-      $C n$ is independent, with deviation σ·S, over steps and entries;
+    * the noise that `next_noise` makes of the strategy has the covariance that it declares: $C n$
+      is independent, with deviation σ·S, over steps and entries;
     * ε is 0 for no step, grows with the steps, falls with σ, and `noise_multiplier` is enough; it
       is that of the Poisson-sampled steps that its record says dominate it, if it does.
 

@@ -77,14 +77,14 @@ def test_zero_gradients_have_zero_relative_bias_not_nan():
 
 def test_noise_adds_no_bias():  # Lemma 1
     key, sum_of_two = bam.seeded_key(0), jnp.array([0.6, 1.8])
-    noise = bam.add_gaussian_noise(2.0, 1.0, key)
+    clip, rows = bam.clip_by_l2_norm(1.0), jnp.array([[0.6, 0.8], [0.0, 1.0]])
 
-    def draw(state, unused):
-        noised, state = noise.update(sum_of_two, state)
-        return state, noised
+    def draw(key, step):
+        noise = bam.gaussian_noise(clip, 2.0, key, step)
+        return key, bam.clipped_sum(given, clip, jnp.zeros(2), rows, mask=None, noise=noise)[0]
 
     num_draws = 4000
-    _, draws = jax.lax.scan(draw, noise.init(sum_of_two), None, length=num_draws)
+    _, draws = jax.lax.scan(draw, key, jnp.arange(num_draws))
     five_sigma = 5 * 2.0 / num_draws**0.5
     np.testing.assert_allclose(draws.mean(axis=0), sum_of_two, atol=five_sigma)
     biased = jnp.maximum(draws, -1.0)  # the negative control: cutting the noise off is seen

@@ -301,13 +301,3 @@ def test_a_total_has_one_way_to_be_written_and_one_float():
     assert np.all((total.low >= 0) & (total.low < 2**16))
     floats = np.asarray(fixed_point.to_float(total, 0.25, np.dtype(np.float32)), np.float64)
     np.testing.assert_allclose(floats, exact / 4, rtol=3e-7)
-
-
-def test_noise_added_to_floats_is_added_to_the_nearest_whole_number_of_spacings():
-    noise = fixed_point.GaussianNoise(seeded_key(1), 2.0**20)  # a spacing of one
-    drawn = np.asarray(noise.share(5)[:5])
-    total = jnp.array([0.0, 0.4, -0.6, 2.0**40, 2.0**80], jnp.float32)
-    found = fixed_point.add_to_floats(noise, total)
-    np.testing.assert_array_equal(found[:3], drawn[:3] + np.array([0, 0, -1]))
-    assert float(found[3]) == np.float32(2.0**40 + drawn[3])
-    assert float(found[4]) == 2.0**80  # its last bit is larger than any noise

@@ -148,11 +148,7 @@ def secret_key() -> UInt32[Array, "8"]:
       >>> key.shape, bool((key == secret_key()).all())
       ((8,), False)
     """
-    if being_traced():
-        raise RuntimeError(
-            "secret_key() inside a traced function (jit, scan, vmap, grad) would be a constant of "
-            "the compiled program, the same noise at every call: pass the key as an argument"
-        )
+    _check_untraced("secret_key")
     return jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
 
 
@@ -160,13 +156,22 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """The key of a seed and a label, for runs to repeat: whoever knows the seed knows the key.
 
     Labels give keys that say nothing of each other. ValueError for a seed that is not an integer
-    from 0 to 2^256 - 1.
+    from 0 to 2^256 - 1; RuntimeError while JAX traces, as of `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
       (True, False)
     """
+    _check_untraced("seeded_key")
     return jnp.asarray(host_key(seed, label))
+
+
+def _check_untraced(function: str) -> None:
+    if being_traced():
+        raise RuntimeError(
+            f"{function} inside a traced function (jit, scan, vmap, grad) would be a constant of "
+            "the compiled program, the same noise at every call: pass the key as an argument"
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -296,9 +296,9 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
 
 
 def is_within(summand: PyTree, limit: float) -> Bool[Array, ""]:
-    """Whether a summand, of floats or integers, has an L2 norm of at most `limit` · ROUNDING.
+    """Whether a summand, of floats or integers, has an L2 norm of at most `limit` · (1 + 1e-5).
 
-    Half of that rounding is allowed here; the other half is for the rounding of the norm.
+    The computed norm may be off by a relative 5e-6, so it must be at most `limit` · (1 + 5e-6).
     """
     length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
     return jnp.isfinite(length) & (length <= limit * (1 + ROUNDING) / 2)
@@ -326,15 +326,15 @@ def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
     return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
 
 
-def _scale(grads: Grads, scale: Array, keep: Array, then: float = 1.0) -> Grads:
-    """Returns `then · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
+def _scale(grads: Grads, scale: Array, keep: Array, factor: float = 1.0) -> Grads:
+    """Returns `factor · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
 
     A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because
     rounding to nearest could lift the norm above the bound.
     """
 
     def scale_leaf(x: Array) -> Array:
-        scaled = then * (scale * pytree.at_least_float32(x))
+        scaled = factor * (scale * pytree.at_least_float32(x))
         rounded = scaled.astype(x.dtype)
         if jnp.finfo(x.dtype).bits < 32:
             grew = jnp.abs(pytree.at_least_float32(rounded)) > jnp.abs(scaled)

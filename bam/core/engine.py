@@ -3,10 +3,11 @@
 `clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
 training's. Both are a `per_example_sum`, which reads from top to bottom:
 
-1. `per_example_sum` gives each row its place (`bam.core.places`, in which no other row has a say)
-   and each device its rows; there the sum meets its noise;
-2. `_sum_microbatches` runs as many microbatches as hold a real row;
-3. `_add_microbatch` bounds the gradients of one, and adds them.
+1. `per_example_sum` gives each row its place (`bam.core.places`, in which no other row has a say);
+2. `_sum_on_devices` gives each device its rows; there the sum meets its noise;
+3. `_sum_microbatches` runs as many microbatches as hold a real row;
+4. `_add_microbatch` bounds the gradients of one, and adds them;
+5. `_summand` is what one example adds.
 
 With noise, sum and noise are integers (`bam.core.fixed_point`) until they are added up.
 """
@@ -15,6 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +99,6 @@ def clipped_sum(
     """
     clip_state = clip.init(params) if clip_state is None else clip_state
     bound_of(clip, clip_state)
-    _checked(batch, mask, microbatch_size, mesh)
     if noise is not None:
         check_step(noise.step)
         check_is_argument((noise.key, noise.step), (params, batch, mask, clip_state))
@@ -147,7 +148,6 @@ def plain_sum(
     `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
     float32 or wider.
     """
-    _checked(batch, mask, microbatch_size, mesh)
     total = compiled_once(_plain_sum, loss_fn=loss_fn, microbatch_size=microbatch_size, mesh=mesh)
     return total(params, batch, mask)
 
@@ -166,7 +166,7 @@ def _plain_sum(
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
             examples, mask = microbatch
-            return jnp.sum(jnp.where(mask, pytree.of_rows(loss_fn, size)(params, examples), 0))
+            return jnp.sum(jnp.where(mask, pytree.map_rows(loss_fn, size)(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
 
@@ -181,7 +181,7 @@ def _plain_sum(
 
 
 def per_example_sum(
-    fn: Callable[[Params, PyTree], PyTree],
+    value_fn: Callable[[Params, PyTree], PyTree],
     params: Params,
     batch: PyTree,
     *,
@@ -198,8 +198,8 @@ def per_example_sum(
     to be compiled as a whole, by `jax.jit`: its loops are new in each call.
 
     Args, besides those of `clipped_sum`:
-      fn: `(params, example) -> (summands, number)`: a pytree of floats, and a scalar; with a bound
-        `(params, example) -> gradient`.
+      value_fn: f, `(params, example) -> (summand, number)`: a pytree of floats, and a scalar; with
+        a bound `(params, example) -> gradient`.
       bound: what bounds that gradient, needed for noise. It reads the gradient from memory, so that
         the norm is of the very numbers that are scaled.
       draw_places: with noise, whether rows stand at drawn places (`bam.core.places`); otherwise at
@@ -208,7 +208,6 @@ def per_example_sum(
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
-    num_devices = mesh.size if mesh else 1
     most_rows = None
     if noise is None or noise.std == 0:
         noise = None
@@ -219,24 +218,65 @@ def per_example_sum(
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
         most_rows = fixed_point.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = min(size, most_rows)
-    places_of_rows = None
+    row_at = None
     if noise is not None and draw_places and num_rows:
-        places_of_rows = places.drawn(noise, mask, size, num_devices)
-        batch = jax.tree.map(
-            lambda x: jnp.asarray(x)[jnp.minimum(places_of_rows, num_rows - 1)], batch
-        )
-        mask = mask.at[places_of_rows].get(mode="fill", fill_value=False)
+        row_at = places.drawn(noise, mask, size, mesh.size if mesh else 1)
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(row_at, num_rows - 1)], batch)
+        mask = mask.at[row_at].get(mode="fill", fill_value=False)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    like, _ = jax.eval_shape(lambda p, row: _summand(bound, None, p, fn(p, row)), params, one_row)
+    like, _ = jax.eval_shape(
+        lambda params, row: _summand(bound, None, params, value_fn(params, row)), params, one_row
+    )
+    how = _Sum(value_fn, bound, like, size, most_rows)
+    total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
+    if noise is not None:
+        total = jax.tree.map(
+            lambda x, t: fixed_point.to_float(fixed_point.carried(t), noise.spacing, x.dtype),
+            like,
+            total,
+        )
+        # What follows must not be merged into this rounding, or it would depend on what follows.
+        total = jax.lax.optimization_barrier(total)
+    if row_at is not None:  # back to where the rows stand in the batch
+        numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
+    return total, numbers
+
+
+class _Sum(NamedTuple):
+    """What is summed, and how: nothing in it depends on a row.
+
+    Attributes:
+      value_fn: see `per_example_sum`.
+      bound: the same.
+      like: the shapes and dtypes of a summand.
+      size: rows of a microbatch.
+      most_rows: rows whose integers 32 bits hold the sum of; None: floats are summed.
+    """
+
+    value_fn: Callable[[Params, PyTree], PyTree]
+    bound: Bound | None
+    like: PyTree
+    size: int
+    most_rows: int | None
+
+
+def _sum_on_devices(
+    how: _Sum,
+    params: Params,
+    batch: PyTree,
+    mask: Bool[Array, " rows"],
+    noise: GaussianNoise | None,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[PyTree, Array]:
+    """Shares the rows out; each device adds its share of the noise to the sum of its rows."""
+    num_devices = mesh.size if mesh else 1
 
     def sum_on_device(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, numbers = _sum_microbatches(
-            fn, bound, params, batch, mask, like, size, noise, most_rows
-        )
+        total, numbers = _sum_microbatches(how, params, batch, mask, noise)
         if noise is not None:
             device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
             total = fixed_point.add_share(noise, total, device, num_devices)
@@ -249,10 +289,10 @@ def per_example_sum(
         # which stand first, are shared evenly.
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
-    sum_on_devices: Callable[..., tuple[PyTree, Array]] = sum_on_device
+    sum_on_each: Callable[..., tuple[PyTree, Array]] = sum_on_device
     if mesh:
         split, same = jax.sharding.PartitionSpec(*mesh.axis_names), jax.sharding.PartitionSpec()
-        sum_on_devices = jax.shard_map(
+        sum_on_each = jax.shard_map(
             sum_on_device,
             mesh=mesh,
             in_specs=(same, split, split, same),
@@ -260,76 +300,61 @@ def per_example_sum(
             check_vma=False,
         )
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
-    total, numbers = sum_on_devices(params, *shares, noise)
-    numbers = numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
-    if noise is not None:
-        total = jax.tree.map(
-            lambda x, t: fixed_point.to_float(fixed_point.carried(t), noise.spacing, x.dtype),
-            like,
-            total,
-        )
-        # What follows must not be merged into this rounding, or it would depend on what follows.
-        total = jax.lax.optimization_barrier(total)
-    if places_of_rows is not None:  # back to where the rows stand in the batch
-        numbers = jnp.zeros(num_rows, numbers.dtype).at[places_of_rows].set(numbers, mode="drop")
-    return total, numbers
+    total, numbers = sum_on_each(params, *shares, noise)
+    return total, numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
 
 
 def _sum_microbatches(
-    fn: Callable[[Params, PyTree], PyTree],
-    bound: Bound | None,
+    how: _Sum,
     params: Params,
     batch: PyTree,
-    mask: Bool[Array, " batch"],
-    like: PyTree,
-    size: int,
+    mask: Bool[Array, " rows"],
     noise: GaussianNoise | None,
-    most_rows: int | None,
 ) -> tuple[PyTree, Array]:
     """Sums as many microbatches as hold a real row; the numbers, one for each padded row.
 
-    `like` has the shapes of a summand. With noise the sum is a tree of `Total`s: integers, carried
-    over to their high part after every `most_rows` rows, of which 32 bits hold the sum.
+    With noise the sum is a tree of `Total`s: integers, carried over to their high part after every
+    `most_rows` rows.
     """
-    batch_size = mask.shape[0]
-    batch, mask = pad_rows((batch, mask), -batch_size % size if batch_size else size)
+    num_rows, size = mask.shape[0], how.size
+    batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
     rows_used = jnp.max(jnp.where(mask, jnp.arange(mask.shape[0]) + 1, 0), initial=0)
     num_microbatches = (rows_used + size - 1) // size
 
     def add_microbatch(i: Array | int, carry: PyTree) -> PyTree:
         total, numbers = carry
-        examples, here = jax.tree.map(
+        examples, is_real = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), (batch, mask)
         )
-        total, new = _add_microbatch(fn, bound, params, examples, here, total, noise)
+        total, new = _add_microbatch(how, params, examples, is_real, total, noise)
         return total, jax.lax.dynamic_update_slice_in_dim(numbers, new, i * size, axis=0)
 
     numbers = jnp.zeros(mask.shape, jnp.result_type(float))
     loop = jax.named_scope("microbatches")(jax.lax.fori_loop)
-    if noise is None or most_rows is None:
-        total = optax.tree.zeros_like(like)
+    if how.most_rows is None:
+        total = optax.tree.zeros_like(how.like)
         return loop(0, num_microbatches, add_microbatch, (total, numbers))
 
-    at_once = most_rows // size  # microbatches before integers are carried over
+    # The sum of so many microbatches is sure to fit 32 bits; then its high bits are put aside.
+    per_carry = how.most_rows // size
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
         high, low, numbers = carry
-        begin = part * at_once
-        end = jnp.minimum(begin + at_once, num_microbatches)
+        begin = part * per_carry
+        end = jnp.minimum(begin + per_carry, num_microbatches)
         low, numbers = loop(begin, end, add_microbatch, (low, numbers))
         high = jax.tree.map(lambda h, x: h + (x >> fixed_point.LIMB_BITS), high, low)
         return high, jax.tree.map(lambda x: x & fixed_point.LIMB_MASK, low), numbers
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), like)
-    num_parts = (num_microbatches + at_once - 1) // at_once
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
+    num_parts = (num_microbatches + per_carry - 1) // per_carry
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
     high, low, numbers = carries(0, num_parts, add_and_carry, (zero, zero, numbers))
     return jax.tree.map(fixed_point.Total, high, low), numbers
 
 
 def _add_microbatch(
-    fn: Callable[[Params, PyTree], PyTree],
-    bound: Bound | None,
+    how: _Sum,
     params: Params,
     examples: PyTree,
     mask: Bool[Array, " microbatch"],
@@ -341,31 +366,32 @@ def _add_microbatch(
     What an example gives is in memory before it is bounded and, where no proof says that it then
     keeps the bound, once more before it is measured and added.
     """
-    size, spacing = mask.shape[0], None if noise is None else noise.spacing
-    of_rows = functools.partial(pytree.of_rows, num_rows=size)
+    bound, size, spacing = how.bound, how.size, None if noise is None else noise.spacing
+    by_row = functools.partial(pytree.map_rows, num_rows=size)
     # No compiler knows this 0 or 1: it depends on the noise's key, of which none is all zeros.
     turns = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
     from_memory = functools.partial(pytree.read_from_memory, turns=turns.astype(jnp.int32))
 
     def summands(values: PyTree) -> tuple[PyTree, Array]:
-        return of_rows(functools.partial(_summand, bound, spacing))(params, values)
+        return by_row(functools.partial(_summand, bound, spacing))(params, values)
 
     def add(summands: tuple[PyTree, Array], carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         terms, numbers = summands
-        kept = jax.tree.map(
+        real = jax.tree.map(
             lambda x: jnp.where(mask.reshape(size, *(1,) * (x.ndim - 1)), x, 0), terms
         )
-        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), kept)
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), real)
         new = jnp.where(mask, numbers, 0).astype(carry[1].dtype)
         return jax.tree.map(jnp.add, carry[0], sums), new
 
-    values = of_rows(fn)(params, examples)
+    values = by_row(how.value_fn)(params, examples)
     carry = total, jnp.zeros(size, jnp.result_type(float))
     if bound is None:
         return add(summands(values), carry)
     if bound.is_proved or math.isinf(bound.sensitivity):
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
-    measured = of_rows(functools.partial(_measured, bound, spacing))
+    # The numbers that are measured are those that are added: both read them from memory.
+    measured = by_row(functools.partial(_measured, bound, spacing))
     none = optax.tree.zeros_like(jax.eval_shape(summands, values))
     terms = from_memory(lambda values, _: summands(values), values, none)
     return from_memory(lambda terms, carry: add(measured(params, *terms), carry), terms, carry)

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PyTree, UInt32
 
-from bam.core import pytree
 from bam.core import strategy as strategies
 from bam.core.chacha import Stream, blocks, nonce
 from bam.core.clipping import ROUNDING
@@ -149,30 +148,6 @@ def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
             f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
         )
     return (2**31 - 2**LIMB_BITS) // most
-
-
-def add_to_floats(noise: GaussianNoise, total: PyTree[Float[Array, "..."]]) -> PyTree:
-    """A floating-point sum rounded to the noise's grid, with the noise added to it.
-
-    Entry i of all leaves in order has draw number i. Numbers beyond 2^26 standard deviations are
-    not rounded first. TypeError for leaves that are not of real floating-point numbers.
-    """
-    pytree.check_real(total)
-    leaves: list[Array] = jax.tree.leaves(total)
-    if not leaves:
-        return total
-    sizes = [x.size for x in leaves]
-    drawn = noise.share(sum(sizes))[: sum(sizes)]
-    noised = []
-    for x, own in zip(leaves, jnp.split(drawn, np.cumsum(sizes)[:-1]), strict=True):
-        wide = pytree.at_least_float32(x)
-        whole = jnp.round(wide * (1 / noise.spacing))
-        high = jnp.floor(whole / 2**LIMB_BITS)
-        low = (whole - high * 2**LIMB_BITS).astype(jnp.int32) + own.reshape(x.shape)
-        on_grid = to_float(carried(Total(high.astype(jnp.int32), low)), noise.spacing, wide.dtype)
-        beyond = wide + own.reshape(x.shape) * jnp.asarray(noise.spacing, wide.dtype)
-        noised.append(jnp.where(jnp.abs(whole) < 2.0**46, on_grid, beyond).astype(x.dtype))
-    return jax.tree.unflatten(jax.tree.structure(total), noised)
 
 
 def add_share(noise: GaussianNoise, total: PyTree, device: Array | int, num_devices: int) -> PyTree:
@@ -340,7 +315,8 @@ def alias_table(probabilities: list[int]) -> AliasTable:
             large.pop()
             if left[rich] < share:
                 small.append(rich)
-    # A full slot is its own alias: its threshold, one bit too long, may say what it likes.
+    # A slot that needs no alias is its own, so its threshold does not matter: of 2^96, which has
+    # one bit more than three words, they hold 0.
     return AliasTable(
         first=np.array([t >> 64 & 2**32 - 1 for t in threshold], np.uint32),
         second=np.array([t >> 32 & 2**32 - 1 for t in threshold], np.uint32),

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int32, Integer, PyTree, UInt32
+from jaxtyping import Array, Int32, Integer, UInt32
 
 from bam.core import fixed_point, pytree
-from bam.core.chacha import check_key, check_step, claimed
+from bam.core.chacha import check_key, check_step
 from bam.core.clipping import ROUNDING, sensitivity_of
 from bam.core.fixed_point import GaussianNoise
-from bam.core.pytree import Grads, Params
+from bam.core.pytree import Params
 from bam.core.strategy import INDEPENDENT, norm
 from bam.core.tracing import check_is_argument
 
@@ -35,7 +35,7 @@ LEAST_NOISE_MULTIPLIER = 0.01
 
 
 class GaussianNoiseState(NamedTuple):
-    """State of `add_gaussian_noise`: the key that nothing else uses, and how often it was used."""
+    """The key that nothing else uses, and how often it was used."""
 
     key: UInt32[Array, "8"]
     step: Integer[Array, ""]
@@ -146,44 +146,6 @@ def gaussian_noise(
     check_is_argument((key, step))
     state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
-
-
-def add_gaussian_noise(
-    noise_multiplier: float, sensitivity: float, key: UInt32[Array, "8"]
-) -> optax.GradientTransformation:
-    r"""Adds $N(0, \sigma^2 S^2)$ to every entry of a *sum* of bounded gradients, keeping dtypes.
-
-    For sums from elsewhere: `clipped_sum(…, noise=…)` and `privatize` add the same noise to sums
-    that are exact. Here the sum is rounded to the noise's grid, of spacing σ·S / 2^20, first. Its
-    own rounding, and this one, are not covered by S.
-
-    One draw per call: every call, and every entry, has random words of its own. The key lives in
-    the state, not in the compiled program.
-
-    Args:
-      noise_multiplier: σ, 0 or at least 0.01. Zero adds nothing and gives no privacy.
-      sensitivity: S, the L2 sensitivity of the sum, finite and at least 0.
-      key: as of `privatize`.
-
-    Raises:
-      ValueError: if σ or S is out of range, the key is none or was given to a transform before; in
-        `init`, as that of `privatize`.
-    """
-    check_noise(noise_multiplier, sensitivity)
-    check_start = claimed(key)
-
-    def init(params: Params) -> GaussianNoiseState:
-        check_start(params)
-        return GaussianNoiseState(key=key, step=jnp.zeros((), jnp.int32))
-
-    def update(total: Grads, state: NoiseState, params: PyTree = None) -> tuple[Grads, NoiseState]:
-        check_is_argument((state.key, state.step), total)
-        noise, next_state = next_noise(state, noise_multiplier, sensitivity)
-        if noise.std == 0:  # nothing to draw, which ordinary training should not pay for
-            return total, next_state
-        return fixed_point.add_to_floats(noise, total), next_state
-
-    return optax.GradientTransformation(init, update)
 
 
 def check_noise(noise_multiplier: float, sensitivity: float) -> None:

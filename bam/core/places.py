@@ -4,10 +4,9 @@ A compiler may round a row at one place of a `vmap` in other bits than the same 
 a last bit can decide between a clipped gradient and none. If rows stood in order, one that is
 removed would move all later ones by a place.
 
-So the rows are dealt out, in a random order that looks at no row, to a fixed number of seats; a
-seat's place in its microbatch is the row's. Seen from the other rows, the law of their places is
-the same with and without any one row; and given their places, what they add to the sum is the same.
-In which turn, and on which device, a row is summed is no matter: all of them run the same code.
+So each row gets a place at random, by a permutation that depends on no row. Removing a row leaves
+the law of the others' places as it was and, given those places, what they add to the sum. Which
+microbatch and which device sum a row does not matter: all of them run the same code.
 """
 
 import jax

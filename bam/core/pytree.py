@@ -105,15 +105,15 @@ def shift(tree: Params, distance: float, direction: Grads) -> Params:
     return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
 
 
-def of_rows(fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
-    """`fn(params, *row)` of all rows, by `vmap`; of a single one without, which is faster."""
+def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
+    """`row_fn(params, *row)` for all rows, by `vmap`; for a single one without, which is faster."""
     if num_rows > 1:
-        return lambda params, *rows: jax.vmap(functools.partial(fn, params))(*rows)
+        return lambda params, *rows: jax.vmap(functools.partial(row_fn, params))(*rows)
 
-    def of_one(params: Params, *rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda y: y[None], fn(params, *jax.tree.map(lambda x: x[0], rows)))
+    def map_the_only_row(params: Params, *rows: PyTree) -> PyTree:
+        return jax.tree.map(lambda y: y[None], row_fn(params, *jax.tree.map(lambda x: x[0], rows)))
 
-    return of_one
+    return map_the_only_row
 
 
 def read_from_memory(

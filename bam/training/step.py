@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from bam.core.chacha import seeded_key
+from bam.core.chacha import host_key
 from bam.core.clipping import BoundedTransformation
 from bam.core.engine import plain_sum
 from bam.core.noise import NoiseState, first_noise, renewed
@@ -175,7 +175,7 @@ def first_state(
         params=params,
         averaged=jax.tree.map(jnp.copy, params),
         opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
-        noise=first_noise(seeded_key(seed), clip, params, strategy),
+        noise=first_noise(jnp.asarray(host_key(seed, "noise")), clip, params, strategy),
         clip=jax.tree.map(jnp.copy, clip.init(params)),
         private_grad=optax.tree.zeros_like(params),
         augment_key=stream_key(seed, AUGMENT_STREAM),

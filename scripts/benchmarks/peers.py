@@ -276,20 +276,20 @@ def _jax_step(
     total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
 ) -> Callable[[], Any]:
     """Sum, noise, SGD; the weights go from call to call."""
-    multiplier = 1.0 if private else 0.0
-    noise = bam.add_gaussian_noise(multiplier, problem.clip_norm, bam.seeded_key(0))
+    params, rate = problem.params, LEARNING_RATE / len(problem.labels)
 
     @jax.jit
-    def update(params: Any, grads: Any, state: Any) -> Any:
-        noised, state = noise.update(grads, state)
-        rate = LEARNING_RATE / len(problem.labels)
-        return jax.tree.map(lambda p, g: p - rate * g, params, noised), state
+    def update(params: Any, grads: Any, key: Any) -> Any:
+        if private:
+            noise = optax.tree.random_like(key, grads, jax.random.normal)
+            grads = jax.tree.map(lambda g, z: g + problem.clip_norm * z, grads, noise)
+        return jax.tree.map(lambda p, g: p - rate * g, params, grads)
 
-    params, state = problem.params, noise.init(problem.params)
+    keys = map(jax.random.key, itertools.count())
 
     def step() -> Any:
-        nonlocal params, state
-        params, state = update(params, total(params, batch), state)
+        nonlocal params
+        params = update(params, total(params, batch), next(keys))
         return params
 
     return step
