@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients.
 
-Eight files hold every line that privatises a gradient: `clipping.py`, `engine.py`, `places.py`,
-`fixed_point.py`, `strategy.py`, `chacha.py`, `privatize.py` and this one.
+What privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
+`places.py`, `fixed_point.py`, `strategy.py`, `chacha.py`, `tracing.py`, `privatize.py` and this one.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
