@@ -324,3 +324,77 @@ def test_a_seed_that_is_given_to_two_transforms_is_warned_of_while_both_exist():
     bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "another"))
     del first
     bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
+
+
+WAYS = {
+    "vmap of jit": lambda fn: jax.vmap(jax.jit(fn), (0, None)),
+    "vmap of checkpoint": lambda fn: jax.vmap(jax.checkpoint(fn), (0, None)),
+    "jit of vmap of jit": lambda fn: jax.jit(jax.vmap(jax.jit(fn), (0, None))),
+    "scan of vmap": lambda fn: (
+        lambda ws, noise: jax.lax.scan(
+            lambda c, _: (c, jax.vmap(fn, (0, None))(ws, noise)), 0, None, length=2
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_one_key_for_all_weights_is_refused_however_they_are_mapped(way):
+    def total(w, noise):
+        return bam.clipped_sum(ORACLE.grad, CLIP, w, ROWS, mask=None, noise=noise)[0]
+
+    refused(way(total), jnp.stack([W, W + 1]), bam.gaussian_noise(CLIP, 1.0, bam.secret_key()))
+    transform = bam.privatize(CLIP, 1.0, 20, bam.secret_key())
+    update = lambda rows, state: transform.update(rows, state, W, mask=None)[0]  # noqa: E731
+    refused(way(update), jnp.stack([ROWS, ROWS]), transform.init(W))
+
+
+def test_a_private_training_refuses_a_vmap_of_its_compiled_update_over_weights():
+    private = bam.PrivateTraining(
+        num_examples=20, expected_batch_size=4, num_epochs=2, epsilon=2.0, delta=1e-3, clip=CLIP
+    )
+    tx = private.gradient(ORACLE)
+    state, batch = tx.init(W), next(private.batches(ROWS))
+    refused(jax.vmap(jax.jit(tx.update), (None, None, 0)), batch, state, jnp.stack([W, W + 1]))
+
+
+def test_a_vmap_and_changing_noise_do_not_grow_the_process():
+    keys = jnp.stack([bam.secret_key(), bam.secret_key()])
+    mapped = jax.vmap(
+        lambda key: bam.clipped_sum(
+            ORACLE.grad, CLIP, W, ROWS, mask=None, noise=bam.gaussian_noise(CLIP, 1.0, key)
+        )[0]
+    )
+    mapped(keys), mapped(keys)
+    assert compilations(lambda: [mapped(keys) for _ in range(4)]) == 0
+    # Another deviation is another program, of which the last few are kept.
+    for step in range(2 * tracing.MOST_PROGRAMS):
+        noise = bam.gaussian_noise(CLIP, 1 + step / 100, keys[0], step)
+        bam.clipped_sum(ORACLE.grad, CLIP, W, ROWS, mask=None, noise=noise)
+    assert tracing._program.cache_info().currsize <= tracing.MOST_PROGRAMS
+
+
+def test_a_clip_that_declares_less_is_not_summed_by_the_program_of_an_equal_pair():
+    class Declared(optax.GradientTransformation):
+        """A pair with a bound, as `sensitivity_of` reads it of any transform."""
+
+    def pair(sensitivity):
+        clip = Declared(init, update)
+        clip.sensitivity = sensitivity
+        return clip
+
+    init, update = (lambda params: ()), (lambda g, s, p=None: (g, s))
+    rows, key = jnp.array([[0.9, 0, 0], [0, 0.9, 0]]), bam.secret_key()
+
+    def noised_sum(clip, mask):
+        noise = bam.gaussian_noise(clip, 1.0, key)
+        return bam.clipped_sum(lambda w, x: x, clip, W, rows, mask=jnp.asarray(mask), noise=noise)[
+            0
+        ]
+
+    longer, shorter = pair(1.0), pair(0.1)
+    assert longer == shorter  # as the tuples that they are
+    moved = noised_sum(longer, [True, True]) - noised_sum(longer, [True, False])
+    assert float(jnp.linalg.norm(moved)) > 0.8
+    moved = noised_sum(shorter, [True, True]) - noised_sum(shorter, [True, False])
+    assert float(jnp.linalg.norm(moved)) <= 0.1 * (1 + 1e-5)

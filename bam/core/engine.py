@@ -28,7 +28,7 @@ from bam.core.chacha import check_step
 from bam.core.clipping import Bound, bound_of, is_within
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
-from bam.core.tracing import check_is_argument, compiled_once
+from bam.core.tracing import check_is_argument, compiled_once, own_key
 
 
 def clipped_sum(
@@ -101,25 +101,37 @@ def clipped_sum(
     bound_of(clip, clip_state)
     if noise is not None:
         check_step(noise.step)
-        check_is_argument((noise.key, noise.step), (params, batch, mask, clip_state))
+        check_is_argument(noise.key)
     total = compiled_once(
-        _clipped_sum, grad_fn=grad_fn, clip=clip, microbatch_size=microbatch_size, mesh=mesh
+        _clipped_sum,
+        grad_fn=grad_fn,
+        clip=clip,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+        std=noise and noise.std,
     )
-    return total(params, batch, mask, noise, clip_state)
+    drawn = noise and (noise.key, noise.step, noise.drawn)
+    return total(params, batch, mask, drawn, clip_state)
 
 
 def _clipped_sum(
     params: Params,
     batch: PyTree,
     mask: Array | None,
-    noise: GaussianNoise | None,
+    drawn: tuple[Array, Array, Array | None] | None,
     clip_state: PyTree,
     *,
     grad_fn: Callable[[Params, PyTree], Grads],
     clip: optax.GradientTransformation,
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
+    std: float | None,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
+    noise = None
+    if drawn is not None and std is not None:
+        key, step, entries = drawn
+        key = own_key(key, step, (params, batch, mask, clip_state, entries))
+        noise = GaussianNoise(key, std, step, entries)
     return per_example_sum(
         grad_fn,
         params,

@@ -1,7 +1,7 @@
 """Noise on sums of bounded gradients.
 
 What privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
-`places.py`, `fixed_point.py`, `strategy.py`, `chacha.py`, `tracing.py`, `privatize.py` and this one.
+`places.py`, `fixed_point.py`, `strategy.py`, `chacha.py`, `tracing.py`, `privatize.py` and this.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -143,7 +143,7 @@ def gaussian_noise(
     check_step(step)
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
-    check_is_argument((key, step))
+    check_is_argument(key)
     state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 

@@ -20,7 +20,7 @@ from bam.core.oracles import Oracle
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
-from bam.core.tracing import check_is_argument
+from bam.core.tracing import check_is_argument, own_key
 
 
 class PrivatizeState(NamedTuple):
@@ -100,7 +100,9 @@ def privatize(
     def private_gradient(
         grads: Grads, state: PrivatizeState, params: PyTree, mask: Array | None
     ) -> tuple[Grads, PrivatizeState]:
-        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
+        key = own_key(state.noise.key, state.noise.step, (grads, params, mask, state.clip))
+        noise_state = state.noise._replace(key=key)
+        noise, noise_state = next_noise(noise_state, noise_multiplier, sensitivity, strategy)
         noised, _ = per_example_sum(
             lambda params, row: row,
             params,
@@ -133,7 +135,7 @@ def privatize(
                 "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
-        check_is_argument((state.noise.key, state.noise.step), (grads, params, mask))
+        check_is_argument(state.noise.key)
         return private_gradient(grads, state, params, mask)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -179,6 +181,8 @@ def private_mean(
 
 def _check_per_example(grads: Grads, params: Params | None) -> None:
     """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    if not jax.tree.leaves(grads):
+        raise ValueError("privatize needs per-example gradients, got a tree without an array")
     if params is None:
         return
     for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):

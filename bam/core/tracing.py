@@ -6,13 +6,15 @@ that must be given the key of its noise, or it adds the same noise whenever it r
 """
 
 import functools
+import types
 from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import jax
-from jaxtyping import PyTree
+from jax import custom_batching
+from jaxtyping import Array, PyTree
 
-MOST_PROGRAMS = 64
+MOST_PROGRAMS = 16
 
 
 def being_traced() -> bool:
@@ -26,41 +28,69 @@ def compiled_once(fn: Callable[..., Any], /, **static: Any) -> Callable[..., Any
     """`fn` with these keyword arguments, compiled once for each set of shapes of the others.
 
     As with `jax.jit`, functions among the arguments must be pure, and the same function must be the
-    same object in each call. The last 64 programs are kept: one that is made anew in each call is
-    compiled in each, but the process does not grow. While JAX traces, nothing is compiled apart.
+    same object in each call. The last 16 programs are kept: one that is made anew in each call is
+    compiled in each, but the process does not grow. While JAX traces a program, this is part of it.
     """
-    if being_traced():
-        return functools.partial(fn, **static)
-    try:
-        return _program(fn, **static)
-    except TypeError:  # one of them has no hash
-        return jax.jit(functools.partial(fn, **static))
+    return _program(fn, **{name: _Same(value) for name, value in static.items()})
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(fn: Callable[..., Any], /, **static: Hashable) -> Callable[..., Any]:
-    return jax.jit(functools.partial(fn, **static))
+def _program(fn: Callable[..., Any], /, **static: "_Same") -> Callable[..., Any]:
+    values = {name: same.value for name, same in static.items()}
+    return jax.jit(functools.partial(fn, **values), inline=True)
 
 
-def check_is_argument(key: PyTree, others: PyTree = None) -> None:
-    """Refuses a key, with its step, that would be the same in all runs of what is traced.
+class _Same(Hashable):
+    """A value that is equal to itself alone: two clips of equal functions may have other bounds.
 
-    ValueError if JAX traces and the key is a constant, or if what is summed (`others`) is mapped by
-    `vmap` and the key is not: noise that is added twice is the difference of two sums.
+    Numbers and meshes are compared as such, and a method by its object and its function.
     """
-    if not being_traced():
-        return
-    key, *_ = leaves = jax.tree.leaves(key)
-    if not isinstance(key, jax.core.Tracer):
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.identity: Hashable = ("object", id(value))
+        if isinstance(value, int | float | jax.sharding.Mesh):
+            self.identity = value
+        elif isinstance(value, types.MethodType):
+            self.identity = ("method", id(value.__self__), id(value.__func__))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+def check_is_argument(key: PyTree) -> None:
+    """Refuses, with a ValueError, a key that is a constant of the program that JAX traces now.
+
+    What the program computes from constants cannot be told from its arguments.
+    """
+    key, *_ = jax.tree.leaves(key)
+    if being_traced() and not isinstance(key, jax.core.Tracer):
         _refuse("is a constant of the program, which JAX may also write to disk: pass the key, or")
-    if _are_mapped(others) and not _are_mapped(leaves):
+
+
+@custom_batching.custom_vmap
+def own_key(key: Array, step: Array, summed: PyTree) -> Array:
+    """The key of the noise of one sum; ValueError where `vmap` maps the sum, but not its key.
+
+    Noise that is added twice is the difference of two sums. A `vmap` of a compiled function is seen
+    too; a loop that adds up several sums with one key is not.
+    """
+    return key
+
+
+@own_key.def_vmap
+def _map_own_key(
+    size: int, is_mapped: PyTree, key: Array, step: Array, summed: PyTree
+) -> tuple[Array, bool]:
+    key_is_mapped, step_is_mapped, summed_is_mapped = is_mapped
+    if any(jax.tree.leaves(summed_is_mapped)) and not (key_is_mapped or step_is_mapped):
         _refuse("is one for all that vmap maps over: map over keys, too, or over")
-
-
-def _are_mapped(tree: PyTree) -> bool:
-    from jax._src.interpreters.batching import BatchTracer
-
-    return any(isinstance(leaf, BatchTracer) for leaf in jax.tree.leaves(tree))
+    if step_is_mapped and not key_is_mapped:
+        key = jax.numpy.broadcast_to(key, (size, *key.shape))
+    return key, key_is_mapped or step_is_mapped
 
 
 def _refuse(why: str) -> NoReturn:
