@@ -35,17 +35,14 @@ def read_bytes(path: Path, limit: int = 2**30) -> bytes:
 
 def read_json(path: Path) -> JsonObject:
     """A file's JSON object; ValueError, in one line that names it, for anything else."""
-    try:
-        return as_object(read_bytes(path).decode(), path)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is damaged: not UTF-8") from None
+    return as_object(read_bytes(path), path)
 
 
-def as_object(text: str, path: Path) -> JsonObject:
+def as_object(text: str | bytes, path: Path) -> JsonObject:
     """A JSON object in a text of a file; ValueError, in one line, for anything else."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except ValueError:  # of bytes that are no text, too
         raise ValueError(f"{path} is damaged: not JSON") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged, or not of one run: not a JSON object")
@@ -98,8 +95,7 @@ def replace(partial: Path, path: Path) -> None:
 
     So after a power cut there is what was there before or the whole, never an emptied file.
     """
-    for part in (*partial.rglob("*"), partial):
-        _sync(part)
+    keep(partial)
     partial.replace(path)
     _sync(path.parent)
 

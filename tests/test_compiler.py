@@ -56,9 +56,9 @@ def test_known_wrong_sums_are_right_once_bam_is_imported_and_a_late_import_warns
     printed, warned = without.communicate()
     control = json.loads(printed)
     printed, nothing = early.communicate()
-    guarded = json.loads(printed)
+    right = json.loads(printed)
 
-    assert max(guarded.values()) < 1e-5, guarded
+    assert max(right.values()) < 1e-5, right
     assert "computes wrong sums" not in nothing
     known = jaxlib.__version__ in compiler.FAULTY
     assert known or max(control.values()) < 1e-5, control
@@ -67,11 +67,17 @@ def test_known_wrong_sums_are_right_once_bam_is_imported_and_a_late_import_warns
     )
 
 
-def not_started():
-    return None
+FLAG, GUARD = compiler.FLAG, f"{compiler.FLAG}={compiler.GUARD}"
+FTZ = "--xla_cpu_ftz=true"
+RIGHT = ["0.8.0", "0.9.2", "0.10.0", "0.10.1"]
+UNCHECKED = ["0.10.2.dev20260601", "0.11.3", "0.12.0.2", "0.13.0", "1.0"]
 
 
-GUARD = f"{compiler.FLAG}={compiler.GUARD}"
+def guarded(version, before=None, started=None, library=LIBRARY):
+    """`XLA_FLAGS` as the guard leaves it, and what it warns of."""
+    environ = {} if before is None else {"XLA_FLAGS": before}
+    warned = compiler.guard(version, environ, lambda: started, library)
+    return environ.get("XLA_FLAGS"), warned
 
 
 @pytest.mark.parametrize("version", compiler.FAULTY)
@@ -80,81 +86,61 @@ GUARD = f"{compiler.FLAG}={compiler.GUARD}"
     [
         (None, GUARD),
         ("", GUARD),
-        ("--xla_cpu_ftz=true", f"{GUARD} --xla_cpu_ftz=true"),
+        (FTZ, f"{GUARD} {FTZ}"),
         # What JAX users copy from each other: XLA stops reading at a word without dashes.
-        ("--xla_cpu_ftz=true threads=1", f"{GUARD} --xla_cpu_ftz=true threads=1"),
-        (f"--xla_cpu_ftz=true threads=1 {GUARD}", f"{GUARD} --xla_cpu_ftz=true threads=1 {GUARD}"),
+        (f"{FTZ} threads=1", f"{GUARD} {FTZ} threads=1"),
+        (f"{FTZ} threads=1 {GUARD}", f"{GUARD} {FTZ} threads=1 {GUARD}"),
         (f"{GUARD} threads=1", ...),
-        (f"{compiler.FLAG}=", f"{compiler.FLAG}="),
-        (f"{compiler.FLAG}=-reduce", f"{compiler.FLAG}=-reduce"),
-        (f"{compiler.FLAG}=reduce {compiler.FLAG}=INDIVIDUAL_DOT", ...),
+        (f"{FLAG}=", ...),
+        (f"{FLAG}=-reduce", ...),
+        (f"{FLAG}=reduce {FLAG}=INDIVIDUAL_DOT", ...),
     ],
 )
 def test_the_flag_is_added_to_the_users_own_and_replaces_none(version, before, after):
-    environ = {} if before is None else {"XLA_FLAGS": before}
-    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
-    assert environ == {"XLA_FLAGS": before if after is ... else after}
+    assert guarded(version, before) == (before if after is ... else after, "")
 
 
-@pytest.mark.parametrize("flags", ["reduce", "dot", "dot,eltwise", "+eltwise"])
-def test_a_users_own_wrong_choice_stays_and_is_warned_of(flags):
-    environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
-    assert "use individual_dot" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
-    assert environ == {"XLA_FLAGS": f"{compiler.FLAG}={flags}"}
-    environ = {"XLA_FLAGS": f"{compiler.FLAG}={flags} threads=1 {GUARD}"}
-    assert f"with {compiler.FLAG}={flags}: use" in compiler.guard(
-        "0.10.2", environ, not_started, LIBRARY
-    )
+@pytest.mark.parametrize("choice", ["reduce", "dot", "dot,eltwise", "+eltwise"])
+def test_a_users_own_wrong_choice_stays_and_is_warned_of(choice):
+    for before in (f"{FLAG}={choice}", f"{FLAG}={choice} threads=1 {GUARD}"):
+        after, warned = guarded("0.10.2", before)
+        assert after == before and f"with {FLAG}={choice}: use individual_dot" in warned
 
 
 def test_once_jax_has_started_nothing_is_set_and_the_cpu_is_warned_of():
-    environ = {}
-    assert "import bam first" in compiler.guard("0.10.2", environ, lambda: "cpu", LIBRARY)
-    assert compiler.guard("0.10.2", environ, lambda: "gpu", LIBRARY) == ""
-    assert environ == {}
+    after, warned = guarded("0.10.2", started="cpu")
+    assert after is None and "import bam first" in warned
+    assert guarded("0.10.2", started="gpu") == (None, "")
 
 
 def test_a_file_of_flags_is_read_and_left_alone(tmp_path):
     path = tmp_path / "flags"
-    path.write_text("--xla_cpu_ftz=true\n")
-    environ = {"XLA_FLAGS": str(path)}
-    assert f"add {GUARD} to {path}" in compiler.guard("0.10.2", environ, not_started, LIBRARY)
-    path.write_text(f"--xla_cpu_ftz=true\n{GUARD}\n")
-    assert compiler.guard("0.10.2", environ, not_started, LIBRARY) == ""
-    assert environ == {"XLA_FLAGS": str(path)}
+    path.write_text(f"{FTZ}\n")
+    after, warned = guarded("0.10.2", str(path))
+    assert after == str(path) and f"add {GUARD} to {path}" in warned
+    path.write_text(f"{FTZ}\n{GUARD}\n")
+    assert guarded("0.10.2", str(path)) == (str(path), "")
 
 
-@pytest.mark.parametrize("version", ["0.8.0", "0.9.2", "0.10.0", "0.10.1"])
+@pytest.mark.parametrize("version", RIGHT)
 def test_a_right_compiler_which_may_not_know_the_flag_is_not_given_it(version):
-    environ = {}
-    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
-    assert environ == {}
-
-
-UNCHECKED = ["0.10.2.dev20260601", "0.11.3", "0.12.0.2", "0.13.0", "1.0"]
+    assert guarded(version) == (None, "")
 
 
 @pytest.mark.parametrize("version", UNCHECKED)
-def test_a_compiler_that_was_not_checked_is_given_the_flag_if_it_knows_it(version, caplog):
-    if not compiler._knows_flag(LIBRARY):
-        pytest.skip("this jaxlib does not know the flag")
-    environ = {}
-    assert compiler.guard(version, environ, not_started, LIBRARY) == ""
-    assert environ == {"XLA_FLAGS": GUARD} and not caplog.records
-    environ = {"XLA_FLAGS": f"{compiler.FLAG}=reduce"}
-    assert "use individual_dot" in compiler.guard(version, environ, not_started, LIBRARY)
-
-
-@pytest.mark.parametrize("version", UNCHECKED)
-@pytest.mark.parametrize("known", [None, "", "value", "flag"])
-def test_a_compiler_that_does_not_know_the_flag_is_not_given_it(version, known, tmp_path, caplog):
-    library = tmp_path / "library"
-    if known is not None:
-        names = {"flag": compiler.FLAG, "value": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-        library.write_bytes(b"\0ELF" + names.get(known, "").encode())
-    environ = {}
-    assert compiler.guard(version, environ, not_started, library) == "" and environ == {}
-    assert f"has not been checked with jaxlib {version}" in caplog.text
+def test_a_compiler_that_was_not_checked_is_given_the_flag_only_if_it_knows_it(
+    version, tmp_path, caplog
+):
+    if compiler._knows_flag(LIBRARY):
+        assert guarded(version) == (GUARD, "") and not caplog.records
+        assert "use individual_dot" in guarded(version, f"{FLAG}=reduce")[1]
+    library = tmp_path / "library"  # at first there is none
+    for known in ("", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", FLAG):
+        assert guarded(version, library=library) == (None, "")
+        assert f"has not been checked with jaxlib {version}" in caplog.text
+        caplog.clear()
+        library.write_bytes(b"\0ELF" + known.encode())
+    assert guarded(version, library=library) == (None, "") and caplog.records
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -173,7 +159,7 @@ def test_no_unchecked_compiler_ends_an_import_where_warnings_are_errors(knows):
 def test_the_pinned_compiler_was_checked():
     pinned = dict(re.findall(r"(?m)^(jax|jaxlib)==(\S+)$", (ROOT / "constraints.txt").read_text()))
     assert pinned["jax"] == pinned["jaxlib"]
-    assert compiler.guard(pinned["jaxlib"], {}, not_started, LIBRARY) == ""
+    assert guarded(pinned["jaxlib"])[1] == ""
 
 
 @pytest.mark.slow
@@ -183,13 +169,11 @@ def test_fuzzed_sums_agree_with_numpy_in_float64():
     The control runs the same with the default flag, given by name: it finds what is known.
     """
     run = "from tests import compiler_fuzz; compiler_fuzz.main()"
-    guarded = start(run)
-    found, errors = guarded.communicate()
+    found, errors = start(run).communicate()
     assert json.loads(found)["wrong"] == {}, errors
     assert json.loads(found)["checks"] > 300
     if jaxlib.__version__ in compiler.FAULTY:
-        control = start(run, XLA_FLAGS=f"{compiler.FLAG}=+reduce")
-        found, errors = control.communicate()
+        found, errors = start(run, XLA_FLAGS=f"{FLAG}=+reduce").communicate()
         assert "computes wrong sums on CPU with" in errors
         wrong = json.loads(found)["wrong"]
         assert not wrong or any("gradients of 3 from 3" in name for name in wrong), wrong

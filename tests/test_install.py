@@ -126,16 +126,6 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
     ]
 
 
-def test_bam_privacy_needs_no_extra(core, tmp_path):
-    arguments = ("--target_epsilon=2", "--sampling_prob=1", "--num_steps=2")
-    answer = run(core.with_name("bam"), "privacy", *arguments, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert "ε =   2.0" in answer.stdout or "ε =   1.9" in answer.stdout
-    assert "| false positives | composed (PLD) |" in answer.stdout
-    answer = run(core.with_name("bam"), "privacy", *arguments, "--plot=a.png", cwd=tmp_path)
-    assert answer.returncode == 2 and "pip install '.[" in answer.stderr
-
-
 def test_the_wheels_commands_and_configs_work_away_from_any_clone(core, tmp_path):
     (packages,) = core.parents[1].glob("lib/python*/site-packages")
     environ = os.environ | {"PYTHONPATH": str(packages)}  # before what the extras bring
@@ -162,25 +152,25 @@ def test_the_wheels_commands_and_configs_work_away_from_any_clone(core, tmp_path
     assert (tmp_path / "run/report.html").exists() and (tmp_path / "release/PRIVACY.md").exists()
 
 
-def test_a_command_without_its_packages_is_one_line_and_exit_status_2(core):
-    answer = run(core.with_name("bam"), "train", "--config=digits", cwd=ROOT)
-    assert answer.returncode == 2
-    assert (
-        answer.stderr
-        == "error: ml_collections is not installed: pip install '.[train]' in a clone of bam\n"
-    )
+PRIVACY = ("privacy", "--target_epsilon=2", "--sampling_prob=1", "--num_steps=2")
+TRAIN = ("train", "--config=configs/digits.py", "--config.dry_run=true")
 
 
-def test_so_is_one_that_misses_a_package_only_later():
-    without = "import sys; sys.modules['sklearn'] = None; sys.argv.insert(1, 'train'); "
-    without += "from bam.cli.main import main; main()"
-    arguments = ("--config=configs/digits.py", "--config.dry_run=true")
-    answer = run(sys.executable, "-c", without, *arguments, cwd=ROOT)
-    assert answer.returncode == 2
-    assert (
-        answer.stderr
-        == "error: sklearn is not installed: pip install '.[train]' in a clone of bam\n"
-    )
+def test_bam_privacy_needs_no_extra_and_what_misses_one_is_one_line_and_exit_status_2(core):
+    bam = core.with_name("bam")
+    answer = run(bam, *PRIVACY, cwd=ROOT)
+    assert answer.returncode == 0, answer.stderr
+    assert "ε =   2.0" in answer.stdout or "ε =   1.9" in answer.stdout
+    assert "| false positives | composed (PLD) |" in answer.stdout
+    later = "import sys; sys.modules['sklearn'] = None; from bam.cli.main import main; main()"
+    for command, missing in (
+        ((bam, *PRIVACY, "--plot=a.png"), "flax"),
+        ((bam, *TRAIN), "ml_collections"),
+        ((sys.executable, "-c", later, *TRAIN), "sklearn"),
+    ):
+        answer = run(*command, cwd=ROOT)
+        told = f"error: {missing} is not installed: pip install '.[train]' in a clone of bam\n"
+        assert (answer.returncode, answer.stderr) == (2, told)
 
 
 def test_import_bam_imports_nothing_that_an_extra_brings():

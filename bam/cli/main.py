@@ -18,7 +18,7 @@ COMMANDS = {
     "audit": "bounds from below what runs, or one of yours, give away",
     "data": "makes a data set of a folder of images, and shows one",
     "privacy": "says what ε a noise earns, or what noise an ε needs",
-    "hardware": "compiles a run for GPUs or TPUs that are not there, and estimates its time",
+    "hardware": "compiles a run for GPUs or TPUs that are not there; estimates the time on TPUs",
 }
 HELP = f"""\
 bam {__version__}: differentially private image classifiers, and a statement that anyone can check

@@ -59,14 +59,16 @@ def check_size(num_bytes: int, limit: int, where: str) -> None:
         raise DataError(f"{where}: {num_bytes:,} bytes, at most {limit:,} are expected")
 
 
+def machine_memory() -> int:
+    """Bytes of this machine's physical memory: what all limits on data in memory are shares of."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def check_memory(num_bytes: int, where: str) -> None:
     """Refuses, with a DataError, what this machine's physical memory cannot hold."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if num_bytes > memory:
-        raise DataError(
-            f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; this machine has "
-            f"{memory / 2**30:,.0f}"
-        )
+    if num_bytes > machine_memory():
+        has = f"this machine has {machine_memory() / 2**30:,.0f}"
+        raise DataError(f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; {has}")
 
 
 def decode_images(

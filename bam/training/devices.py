@@ -4,8 +4,6 @@ With several processes (`jax.distributed`, one for each host) every process runs
 the same values, so all that may differ between them, random bits and clocks, is agreed on here.
 """
 
-import math
-import os
 import secrets
 from collections.abc import Sequence
 
@@ -23,6 +21,7 @@ from jax.sharding import (
 from jaxtyping import PyTree
 
 from bam.core.pytree import is_key
+from bam.data.common import machine_memory
 
 
 def visible() -> list[jax.Device]:
@@ -33,15 +32,6 @@ def visible() -> list[jax.Device]:
 def name() -> str:
     """Kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
     return jax.devices()[0].device_kind
-
-
-def memory() -> float:
-    """Bytes that arrays and programs may take of each device; infinite where that is not known."""
-    try:
-        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-    except jax.errors.JaxRuntimeError:
-        limit = math.inf
-    return float(limit)
 
 
 def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
@@ -94,7 +84,7 @@ def room_for_data() -> int:
     if jax.default_backend() != "cpu" and (stats := jax.local_devices()[0].memory_stats()):
         return int(stats["bytes_limit"]) // 2
     copies = sum(device.process_index == jax.process_index() for device in visible())
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // copies
+    return machine_memory() // 4 // copies
 
 
 def writes() -> bool:
