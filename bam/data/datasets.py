@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Float32, Integer, Num
 from bam import files
 from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import DataError, Split, Stays, in_memory
-from bam.data.sources import archives, builtin
+from bam.data.sources import archives, builtin, prepared
 from bam.data.stream import StoredImages, content, select
 
 __all__ = [
@@ -101,17 +101,14 @@ def load(
     where, num_classes = where or Path(), facts.num_classes or num_classes
     shape = None if facts is FOLDER else facts.shape
 
-    # Two readers need packages of the extra `data`, which are imported for them alone.
     if source == "sklearn":
         train, test = builtin.SPLITS[name]()
     elif source == "archive":
         train, test = archives.read(name, where)
     elif source == "tfds":
-        from bam.data.sources import prepared
-
         train, test = prepared.read(name, where, stays)
     else:
-        from bam.data.sources import parquet
+        from bam.data.sources import parquet  # which needs packages of the extra `data`
 
         train, test, num_classes = parquet.read(where, shape, num_classes, stays)
     for split, images in (("train", train.images), ("test", test.images)):

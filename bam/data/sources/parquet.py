@@ -88,7 +88,7 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
     ids, are_text = [np.zeros(0, np.int64)], set[bool]()
     for file in _paths(path, "train"):
         with (
-            _readable(file),
+            readable(file),
             pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table,
         ):
             kind = table.schema_arrow.field(_column(table.schema_arrow, (column,), file)).type
@@ -128,7 +128,7 @@ class _Files:
         self.paths = paths
         self._footers, self._columns, groups = [], [], []
         for number, file in enumerate(paths):
-            with _readable(file):
+            with readable(file):
                 footer = pq.read_metadata(file)
                 self._columns.append(_columns(footer.schema.to_arrow_schema(), file))
             self._footers.append(footer)
@@ -162,7 +162,7 @@ class _Files:
     def _labels(self, number: int, num_classes: int) -> np.ndarray:
         """Labels as a loss is given them: those of classes are int32, and checked."""
         file, (_, label) = self.paths[number], self._columns[number]
-        with _readable(file):
+        with readable(file):
             column = pq.read_table(file, columns=[label])[label]
         numbers = _numbers(column, f"{file}: row")
         is_class = numbers.dtype == np.int64
@@ -176,7 +176,7 @@ class _Files:
         encoded: list[bytes | None] = []
         num_bytes, column = 0, f"{image}.bytes"
         with (
-            _readable(file),
+            readable(file),
             pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table,
         ):
             for group in range(table.num_row_groups):
@@ -194,7 +194,7 @@ class _Files:
         number, group, rows = self._groups[part].tolist()
         file, image = self.paths[number], self._columns[number][0]
         with (
-            _readable(file),
+            readable(file),
             pq.ParquetFile(file, metadata=self._footers[number], pre_buffer=False) as table,
         ):
             read = table.read_row_group(group, columns=[f"{image}.bytes"], use_threads=False)
@@ -217,7 +217,7 @@ class _Files:
 
 
 @contextlib.contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def readable(file: Path) -> Iterator[None]:
     """What goes wrong when a Parquet file is read, as a DataError that names it."""
     try:
         yield
