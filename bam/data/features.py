@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Float16, Num
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
-from bam.files import make_folder, replace
+from bam.files import keep, make_folder, replace
 
 # Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
 FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
@@ -141,6 +141,7 @@ def _kept(
             np.save(partial, features)
             partial.chmod(0o600)
             replace(partial, file)
+        keep(file)
     except OSError as error:
         log(f"the features are not kept: {error}")
     return features
