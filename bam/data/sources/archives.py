@@ -38,8 +38,7 @@ _CIFAR_ROW_BYTES = 2 * 3074 + 256
 MIB = 2**20
 MAX_HEADER = 10_000  # bytes that say an array's shape and dtype; NumPy reads no longer ones either
 
-
-# Where its labels are, images [n, h, w, c], and labels, of a part of a split.
+# Of a part of a split: the file of its labels, images [n, h, w, c], and labels.
 Part: TypeAlias = tuple[str, np.ndarray, np.ndarray]
 
 
@@ -89,10 +88,14 @@ def _join(parts: Iterator[Part], rows: int, facts: Facts, path: Path) -> Split:
 
 def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
     layout, contents = _cifar_contents(name, path)
-    for files in layout.files:
-        places = [(file, f"{path}: {file}") for file in files]
-        parsed = ((where, *layout.parse(contents[file], where)) for file, where in places)
-        yield ((where, _channels_last(x, where), labels) for where, x, labels in parsed)
+
+    def parts(files: tuple[str, ...]) -> Iterator[Part]:
+        for file in files:
+            where = f"{path}: {file}"
+            pixels, labels = layout.parse(contents[file], where)
+            yield where, _channels_last(pixels, where), labels
+
+    return (parts(files) for files in layout.files)
 
 
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
