@@ -87,11 +87,9 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
     """
     ids, are_text = [np.zeros(0, np.int64)], set[bool]()
     for file in _paths(path, "train"):
-        with (
-            readable(file),
-            pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table,
-        ):
-            kind = table.schema_arrow.field(_column(table.schema_arrow, (column,), file)).type
+        with readable(file):
+            schema = pq.read_schema(file)
+            kind = schema.field(_column(schema, (column,), file)).type
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
                 raise DataError(f"{file}: column {column} is {kind}, neither an integer nor text")
@@ -100,18 +98,22 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
                 raise DataError(
                     f"{file}: column {column} is {kind}, in other files numbers or text"
                 )
-            for group in range(table.num_row_groups):
-                _check_group(table.metadata, group, file)
-                values = table.read_row_group(group, columns=[column])[column]
-                if values.null_count:
-                    raise DataError(f"{file}: column {column} has rows without a value")
-                ids += [_group_ids(part.dictionary_encode()) for part in values.chunks]
+            ids += _file_ids(file, column)
     return np.concatenate(ids)
 
 
-def _group_ids(coded: Any) -> np.ndarray:
-    different = np.array([_number(x) for x in coded.dictionary.to_pylist()], np.int64)
-    return different[coded.indices.to_numpy()]
+def _file_ids(file: Path, column: str) -> list[np.ndarray]:
+    ids = []
+    with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
+        for group in range(table.num_row_groups):
+            _check_group(table.metadata, group, file)
+            values = table.read_row_group(group, columns=[column])[column]
+            if values.null_count:
+                raise DataError(f"{file}: column {column} has rows without a value")
+            for coded in (part.dictionary_encode() for part in values.chunks):
+                different = [_number(x) for x in coded.dictionary.to_pylist()]
+                ids.append(np.array(different, np.int64)[coded.indices.to_numpy()])
+    return ids
 
 
 def _number(value: int | str) -> np.int64:
