@@ -240,7 +240,7 @@ def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, 
     command = (
         "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / 'stream'}",
         "--config.dataset.name=folder", f"--config.dataset.path={data}", "--config.seed=3",
-        "--config.dataset.memory=stream", "--config.num_steps=100", "--config.microbatch_size=7",
+        "--config.dataset.memory=stream", "--config.num_steps=120", "--config.microbatch_size=7",
         "--config.model.name=linear", "--config.expected_batch_size=20",
         "--config.checkpoint.every=5", "--config.accountant=rdp",
     )  # fmt: skip
@@ -253,7 +253,7 @@ def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, 
         assert running.wait().returncode == -signal.SIGKILL
     done = run_command(*command)
     assert done.returncode == 0, done.stderr
-    loop.train(loop.build(config_of(data, "device", num_steps=100)), 3, tmp_path / "device")
+    loop.train(loop.build(config_of(data, "device", num_steps=120)), 3, tmp_path / "device")
     rows = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("stream", "device")
