@@ -44,8 +44,8 @@ def features(filters=800):
         theirs = beside(images).reshape(len(images), -1)
         with jax.ensure_compile_time_eval():
             centre, matrix = _whitening(filters, images.shape[-1])
-        found = _pooled(images, *_learned(filters, images.shape[-1]))
-        ours = jax.nn.standardize(((found - centre) @ matrix).reshape(len(images), -1))
+        pooled = _pooled(images, *_learned(filters, images.shape[-1]))
+        ours = jax.nn.standardize(((pooled - centre) @ matrix).reshape(len(images), -1))
         ours *= (theirs.shape[1] / ours.shape[1]) ** 0.5
         return jnp.concatenate([theirs, ours], axis=1)[:, None, None]
 
@@ -161,7 +161,7 @@ def _pooled(images, mean, projection):
 @functools.cache
 def _whitening(filters, channels):
     """Mean `[4, k]` and matrix `[k, k]` = diag(1/s) (R + ridge I)^{-1/2}, of dead leaves."""
-    found = np.asarray(jax.jit(_pooled)(_images(channels), *_learned(filters, channels)))
-    mean, deviation = found.mean(axis=0), found.std(axis=(0, 1)) + 1e-6
-    rows = ((found - mean) / deviation).reshape(-1, filters)
+    pooled = np.asarray(jax.jit(_pooled)(_images(channels), *_learned(filters, channels)))
+    mean, deviation = pooled.mean(axis=0), pooled.std(axis=(0, 1)) + 1e-6
+    rows = ((pooled - mean) / deviation).reshape(-1, filters)
     return mean, inverse_root(rows.T @ rows / len(rows), RIDGE) / deviation[:, None]

@@ -2,6 +2,8 @@
 
 import atexit
 import fcntl
+import io
+import json
 import multiprocessing
 import os
 import runpy
@@ -14,7 +16,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import bam
 from bam.data import datasets
@@ -145,6 +150,13 @@ def mostly(values, slow):
     return [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in values]
 
 
+def refused(message, function, *arguments, kind=ValueError, **options):
+    """Fails unless `function` raises this kind of error, in one line that matches."""
+    with pytest.raises(kind, match=message) as error:
+        function(*arguments, **options)
+    assert "\n" not in str(error.value)
+
+
 def row(batch, i):
     return jax.tree.map(lambda x: x[i], batch)
 
@@ -170,6 +182,28 @@ def norm64(tree):
 
 def distance(a, b):
     return norm64(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+
+
+def encode(image, form="PNG", mode=None):
+    """An image as a file has it."""
+    file = io.BytesIO()
+    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    (picture.convert(mode) if mode else picture).save(file, form)
+    return file.getvalue()
+
+
+def write_parquet(file, images, labels, image="image", label="label", names=None, **columns):
+    """Images, or what stands in their place, labels and more columns, as Hugging Face has them."""
+    encoded = [encode(x) if isinstance(x, np.ndarray) else x for x in images]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    structs = pa.array([{"bytes": x, "path": None} for x in encoded], kind)
+    numbers = labels if isinstance(labels, pa.Array) else pa.array([*labels], pa.int64())
+    table = pa.table({image: structs, label: numbers, **columns})
+    if names is not None:
+        features = {label: {"names": names, "_type": "ClassLabel"}}
+        facts = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(facts)
+    pq.write_table(table, file, row_group_size=5)
 
 
 def made_once(tmp_path_factory, name, make):

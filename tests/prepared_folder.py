@@ -6,13 +6,13 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from bam.data.sources import prepared
+from bam.data.catalogue import DATASETS
 
 
 def write(name, train, test, path):
-    """The folder `path/NAME/VERSION` of a data set in `prepared.STOCK`."""
-    stock = prepared.STOCK[name]
-    base, _, config = stock.folder.partition("/")
+    """The folder `path/NAME/VERSION` of a data set of the catalogue."""
+    stock, version = DATASETS[name], "0.1.0" if name == "imagenet32" else "3.0.2"
+    base, _, config = stock.tfds.partition("/")
     splits = {"train": train, stock.test_split: test}
     features = {
         "id": tfds.features.Text(),
@@ -35,10 +35,8 @@ def write(name, train, test, path):
 
     # tfds.dataset_builders.store_as_tfds_dataset would import TensorFlow; this class does not.
     class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version(stock.version)
-        BUILDER_CONFIGS = (
-            [tfds.core.BuilderConfig(name=config, version=stock.version)] if config else []
-        )
+        VERSION = tfds.core.Version(version)
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config, version=version)] if config else []
 
         def _info(self):
             described = tfds.features.FeaturesDict(features)
@@ -52,4 +50,4 @@ def write(name, train, test, path):
 
     Builder.name = base
     Builder(data_dir=path, file_format="array_record").download_and_prepare()
-    return next((Path(path) / stock.folder).glob("*/dataset_info.json")).parent
+    return next((Path(path) / stock.tfds).glob("*/dataset_info.json")).parent

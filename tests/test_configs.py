@@ -1,19 +1,16 @@
 """Every config of the paper, on a miniature data set in the real format."""
 
 import importlib
-import io
 
 import jax
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import bam
 from bam.core import sampling
 from bam.training import loop, registry
 from configs import cifar10, cifar10_scattering, cifar100, digits, imagenet32, logistic, mnist
+from tests.cases import write_parquet
 
 METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 IMAGE_CONFIGS = ("cifar10", "cifar100", "imagenet32", "mnist")
@@ -25,17 +22,13 @@ def folders(tmp_path_factory):
     rng = np.random.default_rng(0)
     made = {}
     for name in IMAGE_CONFIGS:
-        shape = (28, 28) if name == "mnist" else (32, 32, 3)
+        shape = (28, 28, 1) if name == "mnist" else (32, 32, 3)
         made[name] = tmp_path_factory.mktemp(name)
         column = {"cifar10": "img", "cifar100": "img"}.get(name, "image")
         label = "fine_label" if name == "cifar100" else "label"
         for split in ("train", "test"):
-            rows = {column: [], label: [int(x) for x in rng.integers(0, 10, 16)]}
-            for _ in range(16):
-                file = io.BytesIO()
-                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(file, "PNG")
-                rows[column].append({"bytes": file.getvalue(), "path": ""})
-            pq.write_table(pa.table(rows), made[name] / f"{split}.parquet")
+            images, labels = rng.integers(0, 256, (16, *shape), np.uint8), rng.integers(0, 10, 16)
+            write_parquet(made[name] / f"{split}.parquet", images, labels, column, label)
     return made
 
 

@@ -20,7 +20,7 @@ from bam.models.layers import (
     mish,
     standardise_weights,
 )
-from tests.cases import distance, norm64
+from tests.cases import distance, norm64, refused
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
@@ -174,26 +174,6 @@ def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(meth
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["convnet", "wide_resnet"])
-def test_gradients_agree_between_formulations(name):
-    shape = (16, 16, 3)
-    if name == "wide_resnet":  # the shallowest there is: every layer is compiled twice
-        module = models.create(name, 10, 1, depth=10)
-    else:
-        module = models.create(name, 10, 4)
-    params = models.as_functions(module, shape).init(jax.random.key(0))
-    images = jax.random.normal(jax.random.key(1), (2, *shape))
-    example = {"image": images, "label": np.int32(3)}
-    found = {}
-    for convolution in ("matmul", "xla"):
-        model = models.as_functions(module, shape, convolution=convolution)
-        assert ("conv_general_dilated" in str(jax.make_jaxpr(model.loss)(params, example))) == (
-            convolution == "xla"
-        )
-        found[convolution] = jax.jit(jax.grad(model.loss))(params, example)
-    assert distance(found["matmul"], found["xla"]) < 1e-5 * norm64(found["xla"])
-
-
 def test_bfloat16_changes_gradients_by_a_few_percent_and_leaves_them_float32():
     module, shape = models.create("convnet", 10, 8), (16, 16, 3)
     exact = models.as_functions(module, shape)
@@ -283,6 +263,7 @@ GOLDEN_COUNTS = [
     ("resnet9", 10, 64, {"weight_standardisation": "centre"}, 2_447_946),
     ("wide_resnet", 10, 4, {}, 2_753_818),
     ("wide_resnet_bam", 1000, 4, {}, 3_005_112),
+    ("resnet18", 2, 64, {}, 11_177_538),
 ]
 
 
@@ -306,34 +287,27 @@ def test_a_batch_of_one_equals_a_slice_of_many(name, side):
     np.testing.assert_allclose(logits(params, images[1:2])[0], many[1], rtol=1e-4, atol=1e-4)
 
 
-def test_the_loss_of_an_example_is_the_mean_over_its_views():
-    model = models.as_functions(models.create("convnet", 10, 8), (8, 8, 1))
-    params = model.init(jax.random.key(0))
-    views = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
-    label = np.int32(3)
-    loss = jax.jit(model.loss)
-    losses = [loss(params, {"image": v[None], "label": label}) for v in views]
-    whole = loss(params, {"image": views, "label": label})
-    np.testing.assert_allclose(whole, np.mean(losses), rtol=1e-5)
+def as_functions(name, num_classes, width, shape, **options):
+    return models.as_functions(models.create(name, num_classes, width, **options), shape)
 
 
-def test_unknown_and_impossible_models_are_refused():
-    with pytest.raises(ValueError, match="unknown model"):
-        models.create("resnet152", 10, 16)
-    with pytest.raises(ValueError, match="at least one number"):
-        models.create("linear", 0, 16)
-    with pytest.raises(ValueError, match="linear does not take"):
-        models.create("linear", 10, 1, scale_norm=True)
-    with pytest.raises(ValueError, match="weight_standardisation"):
-        models.create("resnet9", 10, 8, weight_standardisation="center")
-    with pytest.raises(ValueError, match="6n"):
-        models.as_functions(models.create("wide_resnet", 10, 1, depth=17), (32, 32, 3))
-    with pytest.raises(ValueError, match="multiples of 16"):
-        models.as_functions(models.create("resnet9", 10, 8), (28, 28, 1))
-    with pytest.raises(ValueError, match="width"):
-        models.create("convnet", 10, 0)
-    with pytest.raises(ValueError, match="leaves nothing of inputs of shape"):
-        models.as_functions(models.create("convnet", 10, 8), (1, 30, 1))
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("resnet152", 10, 16, ()), {}, "unknown model"),
+        (("linear", 0, 16, ()), {}, "at least one number"),
+        (("linear", 10, 1, ()), {"scale_norm": True}, "linear does not take"),
+        (("resnet9", 10, 8, ()), {"weight_standardisation": "center"}, "weight_standardisation"),
+        (("wide_resnet", 10, 1, (32, 32, 3)), {"depth": 17}, "6n"),
+        (("deep_residual", 10, 1, (3,)), {"depth": 1}, "depth of at least 2"),
+        (("resnet9", 10, 8, (28, 28, 1)), {}, "multiples of 16"),
+        (("vit_ti16", 2, 1, (20, 20, 3)), {}, "multiples of it"),
+        (("convnet", 10, 0, ()), {}, "width"),
+        (("convnet", 10, 8, (1, 30, 1)), {}, "leaves nothing of inputs of shape"),
+    ],
+)
+def test_unknown_and_impossible_models_are_refused(arguments, options, message):
+    refused(message, as_functions, *arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -346,12 +320,13 @@ def test_unknown_and_impossible_models_are_refused():
     ],
 )
 def test_layers_are_in_the_order_that_is_asked_for(name, option, first, then):
-    module = models.create(name, 10, 4 if name == "resnet9" else 1, **option)
-    images = jax.random.normal(jax.random.key(0), (1, 32, 32, 3))
-    params = module.init(jax.random.key(1), images)
-    plain = models.create(name, 10, 4 if name == "resnet9" else 1).init(jax.random.key(1), images)
-    assert pytree.same_structure(params, plain)
-    _, seen = module.apply(params, images, capture_intermediates=True, mutable=["intermediates"])
+    width, depth = (4, {}) if name == "resnet9" else (1, {"depth": 10})
+    module, plain = (models.create(name, 10, width, **depth, **own) for own in (option, {}))
+    images = jax.random.normal(jax.random.key(0), (1, 16, 16, 3))
+    params = jax.jit(module.init)(jax.random.key(1), images)
+    assert pytree.same_structure(params, jax.eval_shape(plain.init, jax.random.key(1), images))
+    seeing = {"capture_intermediates": True, "mutable": ["intermediates"]}
+    _, seen = jax.jit(lambda *given: module.apply(*given, **seeing))(params, images)
     outputs = seen["intermediates"]
     [convolved], [normed] = (outputs[layer]["__call__"] for layer in (first, "GroupNorm_0"))
     groups = 4 if name == "resnet9" else 16

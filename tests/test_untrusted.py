@@ -25,11 +25,12 @@ from PIL import Image
 from bam.cli import console
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
-from bam.data.sources import archives, parquet, safe_pickle
+from bam.data.sources import parquet, safe_pickle
 from bam.training import loading, trainer
 from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests import prepared_folder
+from tests.cases import write_parquet
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -72,8 +73,8 @@ def fails(match, *arguments, **options):
 
 @pytest.fixture
 def small(monkeypatch):
-    for name in archives.ROWS:
-        monkeypatch.setitem(archives.ROWS, name, (10, 2))
+    for name, facts in datasets.DATASETS.items():
+        monkeypatch.setitem(datasets.DATASETS, name, facts._replace(rows=(10, 2)))
 
 
 @pytest.fixture
@@ -350,7 +351,8 @@ def test_descriptions_and_devices_are_not_read_to_their_end(tmp_path, small):
 
 def test_a_prepared_split_has_no_more_rows_than_the_official_one(tmp_path, monkeypatch):
     prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
-    monkeypatch.setitem(archives.ROWS, "cifar10", (9, 2))
+    few = datasets.DATASETS["cifar10"]._replace(rows=(9, 2))
+    monkeypatch.setitem(datasets.DATASETS, "cifar10", few)
     fails("train: 10 rows, the official split has 9", "cifar10", "tfds", tmp_path)
 
 
@@ -438,25 +440,10 @@ def test_images_of_many_row_groups_are_read_in_order(folder):
 # The number of classes is public.
 
 
-def write_parquet(file, split, names=None):
-    def encoded(image):
-        content = io.BytesIO()
-        Image.fromarray(image).save(content, "PNG")
-        return {"bytes": content.getvalue(), "path": None}
-
-    images, labels = [encoded(i) for i in split.images], pa.array(split.labels, pa.int64())
-    table = pa.table({"img": images, "label": labels})
-    if names is not None:
-        features = {"label": {"names": names, "_type": "ClassLabel"}}
-        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-        table = table.replace_schema_metadata(metadata)
-    pq.write_table(table, file)
-
-
 @pytest.fixture
 def folder(tmp_path):
-    write_parquet(tmp_path / "train.parquet", TRAIN)
-    write_parquet(tmp_path / "test.parquet", TEST)
+    write_parquet(tmp_path / "train.parquet", *TRAIN)
+    write_parquet(tmp_path / "test.parquet", *TEST)
     return tmp_path
 
 
@@ -465,7 +452,7 @@ def test_classes_that_nobody_names_are_not_counted(folder):
     fails(rf"train.parquet: .*not counted from the labels: .*{remedies}", "folder", None, folder)
     assert datasets.load("folder", None, folder, num_classes=7).num_classes == 7
     for names in ("abcdefghij", [], None, 5):
-        write_parquet(folder / "train.parquet", TRAIN, names)
+        write_parquet(folder / "train.parquet", *TRAIN, names=names)
         if names != []:
             fails("not counted from the labels", "folder", None, folder)
 
@@ -475,14 +462,14 @@ def test_one_private_label_changes_no_model(folder):
     large = Split(TRAIN.images, np.where(np.arange(10) == 3, 9, TRAIN.labels))
     for names, options in ((None, {"num_classes": 10}), ([f"kind {i}" for i in range(10)], {})):
         for split in (TRAIN, large):
-            write_parquet(train, split, names)
+            write_parquet(train, *split, names=names)
             assert datasets.load("folder", None, folder, **options).num_classes == 10
-    write_parquet(train, large)
+    write_parquet(train, *large)
     fails("train.parquet: row 3: label 9 is not from 0 to 4", "folder", None, folder, num_classes=5)
 
 
 def test_numbers_of_classes_that_disagree_are_refused(folder):
-    write_parquet(folder / "train.parquet", TRAIN, ["a", "b", "c", "d", "e"])
+    write_parquet(folder / "train.parquet", *TRAIN, names=[*"abcde"])
     fails("train.parquet: has 5 classes, expected 6", "folder", None, folder, num_classes=6)
     assert datasets.load("folder", None, folder, num_classes=5).num_classes == 5
     fails("digits has 10 classes, dataset.num_classes says 9", "digits", num_classes=9)

@@ -21,7 +21,7 @@ from bam.privacy import groups, statement, tradeoff, units
 from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loading, loop, registry, rundir, trainer
-from tests.cases import assert_same_bits, norm64, random_images
+from tests.cases import assert_same_bits, norm64, random_images, write_parquet
 
 IMAGES = random_images("toy", 12, 6, 0.4, 0.3)
 IDS = np.array([7, 5, 7, 7, 9, 7, 5, 7, 9, 7, 7, 3])  # 3: 1 row, 5: 2, 7: 7, 9: 2
@@ -263,28 +263,18 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
 # Where ids come from.
 
 
-def write_parquet(folder, *shards, **columns):
-    encoded = [{"bytes": png(image)} for image in IMAGES.train.images]
-    whole = pa.table({"image": encoded, "label": IMAGES.train.labels, **columns})
+def write_shards(folder, *shards, **columns):
+    images, labels = IMAGES.train
     for i, (start, end) in enumerate(shards):
         name = f"train-{i:05}-of-{len(shards):05}.parquet"
-        pq.write_table(whole.slice(start, end - start), folder / name, row_group_size=5)
-    pq.write_table(whole.slice(0, 3), folder / "test.parquet")
-
-
-def png(image):
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image[..., 0]).save(file, "png")
-    return file.getvalue()
+        own = {key: column[start:end] for key, column in columns.items()}
+        write_parquet(folder / name, images[start:end], labels[start:end], **own)
+    write_parquet(folder / "test.parquet", images[:3], labels[:3])
 
 
 def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_path):
     names = [f"writer {i}" for i in IDS]
-    write_parquet(
+    write_shards(
         tmp_path, (0, 7), (7, 12), number=IDS, text=names, half=IDS / 2, some=[None, *names[1:]],
         coded=pa.array(names).dictionary_encode(),
     )  # fmt: skip

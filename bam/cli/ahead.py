@@ -22,7 +22,6 @@ from bam.cli import timing
 from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
-from bam.data.sources import archives
 from bam.data.stream import select
 from bam.files import JsonObject
 from bam.models import layers
@@ -234,7 +233,8 @@ def look(
 
 def _dataset(section: ConfigDict, size: int = 0) -> datasets.Dataset:
     """The data set, or blank images, as many, of a public one that need not be there."""
-    if section.name not in archives.ROWS or section.path:
+    facts = datasets.DATASETS.get(section.name)
+    if not (facts and any(facts.rows)) or section.path:
         return loading.make_dataset(section)
     blank, holdout = datasets.stand_in(section.name, size), section.holdout
     if holdout >= len(blank.train.labels):

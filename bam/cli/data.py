@@ -127,8 +127,8 @@ def show(data: Path) -> None:
 def _counts(labels: np.ndarray, num_classes: int) -> list[int]:
     """Images of each class, or that have each of several labels."""
     several = labels.ndim == 2
-    found = labels.sum(axis=0) if several else np.bincount(labels, minlength=num_classes)
-    return [int(x) for x in found]
+    counts = labels.sum(axis=0) if several else np.bincount(labels, minlength=num_classes)
+    return [int(x) for x in counts]
 
 
 def _draw(split: Split, classes: Sequence[str], path: Path) -> None:

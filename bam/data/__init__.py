@@ -1,4 +1,5 @@
-"""Data sets in memory, their users and features, and the preparation of single examples.
+"""Data sets, in memory or streamed, their users and features, and the views of single examples.
 
-`sources/` reads files, also a stranger's. It imports none of the other folders.
+`catalogue` has the data sets that are known by name; `sources/` reads their files, also a
+stranger's. Of the other folders only `core` is imported.
 """

@@ -46,8 +46,8 @@ def views(
         chosen = jax.nn.one_hot(places, places.shape[1], dtype=of.dtype)
         return jnp.einsum(letters, chosen, of, precision="highest", preferred_element_type=of.dtype)
 
-    wide = pick("vri,iwc->vrwc", rows, pixels)
-    return pick("vsw,vrwc->vrsc", columns, wide).astype(image.dtype)
+    picked = pick("vri,iwc->vrwc", rows, pixels)
+    return pick("vsw,vrwc->vrsc", columns, picked).astype(image.dtype)
 
 
 def with_mixtures(

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Array, Int32, Num, UInt8
@@ -21,6 +21,10 @@ from bam.extras import needs
 IMAGE_FORMATS = ("PNG", "JPEG")
 # Of the first image of a data set whose size is not known: 50 MB decoded.
 MAX_PIXELS = 2**24
+
+
+# Bytes of the decoded training images -> whether images stay in their files.
+Stays: TypeAlias = Callable[[int], bool]
 
 
 class DataError(ValueError):
@@ -43,6 +47,11 @@ class Split(NamedTuple):
 
     images: Any
     labels: Num[np.ndarray | Array, "n ..."]
+
+
+def in_memory(num_bytes: int) -> bool:
+    """The `Stays` of a data set that is read as a whole."""
+    return False
 
 
 def read_file(file: Path, limit: int) -> bytes:

@@ -12,18 +12,15 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Integer, Num
 
 from bam import files
-from bam.data.common import DataError, Split
-from bam.data.sources import archives, builtin, parquet, prepared
+from bam.data.catalogue import DATASETS, FOLDER
+from bam.data.common import DataError, Split, Stays, in_memory
+from bam.data.sources import archives, builtin, prepared
 from bam.data.stream import StoredImages, content, select
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
     "normalize", "prepare", "stand_in",
 ]  # fmt: skip
-
-
-# Bytes of the decoded training images -> whether images stay in their files.
-Stays = Callable[[int], bool]
 
 
 class Dataset(NamedTuple):
@@ -51,42 +48,12 @@ class Dataset(NamedTuple):
     users: Integer[np.ndarray, " n"] | None = None
 
 
-class _Facts(NamedTuple):
-    """What is publicly known of a data set; `sources` begins with the default."""
-
-    sources: tuple[str, ...]
-    shape: tuple[int, int, int]
-    num_classes: int
-    mean: tuple[float, ...] | np.ndarray
-    std: tuple[float, ...] | np.ndarray
-
-
-_FILES = ("tfds", "parquet", "archive")
-_BREAST_CANCER_MEAN, _BREAST_CANCER_STD = builtin.breast_cancer_scale()
-
-# Published constants of the public sets; round ones for digits (pen strokes cover roughly a third
-# of a digit's box).
-DATASETS = {
-    "digits": _Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
-    "breast_cancer": _Facts(("sklearn",), (1, 1, 30), 2, _BREAST_CANCER_MEAN, _BREAST_CANCER_STD),
-    "mnist": _Facts(_FILES, (28, 28, 1), 10, (0.1307,), (0.3081,)),
-    "cifar10": _Facts(_FILES, (32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": _Facts(
-        _FILES, (32, 32, 3), 100, (0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025)
-    ),
-    "imagenet32": _Facts(_FILES, (32, 32, 3), 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
-
-# Of a custom data set: they map pixels to [-2, 2] and know nothing of the images.
-CUSTOM_MEAN, CUSTOM_STD = 0.5, 0.25
-
-
 def load(
     name: str,
     source: str | None = None,
     path: str | os.PathLike[str] | None = None,
     num_classes: int = 0,
-    stays: Stays = lambda num_bytes: False,
+    stays: Stays = in_memory,
 ) -> Dataset:
     """Loads a data set by name from one of its sources. Nothing is ever downloaded.
 
@@ -116,45 +83,49 @@ def load(
       >>> load("digits").train.images.shape
       (1437, 8, 8, 1)
     """
-    if name != "folder" and name not in DATASETS:
+    facts = FOLDER if name == "folder" else DATASETS.get(name)
+    if facts is None:
         raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
-    facts = DATASETS.get(name)
-    sources = facts.sources if facts else ("parquet",)
-    source = source or sources[0]
-    if source not in sources:
-        raise DataError(f"no source {source!r} of {name}; choose from {', '.join(sources)}")
+    source = source or facts.sources[0]
+    if source not in facts.sources:
+        raise DataError(f"no source {source!r} of {name}; choose from {', '.join(facts.sources)}")
     where = folder_of(name, source, path)
     if source != "sklearn" and where is None:
         raise DataError(f"{name} from source {source} needs a path")
-    if facts and num_classes not in (0, facts.num_classes):
+    if facts.num_classes and num_classes not in (0, facts.num_classes):
         raise DataError(
             f"{name} has {facts.num_classes} classes, dataset.num_classes says {num_classes}"
         )
     if num_classes < 0:
         raise DataError(f"dataset.num_classes must be at least 0, got {num_classes}")
-    where = where or Path()
+    where, num_classes = where or Path(), facts.num_classes or num_classes
+    shape = None if facts is FOLDER else facts.shape
 
-    if facts is None:
-        train, test, num_classes = parquet.read(where, num_classes=num_classes, stays=stays)
-        channels = train.images.shape[-1]
-        mean, std = np.full(channels, CUSTOM_MEAN), np.full(channels, CUSTOM_STD)
-        name = where.resolve().name
+    if source == "sklearn":
+        train, test = builtin.SPLITS[name]()
+    elif source == "archive":
+        train, test = archives.read(name, where)
+    elif source == "tfds":
+        train, test = prepared.read(name, where, stays)
     else:
-        train, test = _READERS[source](name, where, stays)
-        num_classes, mean, std = facts.num_classes, np.asarray(facts.mean), np.asarray(facts.std)
-        for split, images in (("train", train.images), ("test", test.images)):
-            if images.shape[1:] != facts.shape:
-                raise DataError(
-                    f"{where}: {split} images are {images.shape[1:]}, those of {name} {facts.shape}"
-                )
-    return Dataset(name, train, test, num_classes, mean.astype(np.float32), std.astype(np.float32))
+        from bam.data.sources import parquet  # which needs packages of the extra `data`
+
+        train, test, num_classes = parquet.read(where, shape, num_classes, stays)
+    for split, images in (("train", train.images), ("test", test.images)):
+        if shape and images.shape[1:] != shape:
+            raise DataError(
+                f"{where}: {split} images are {images.shape[1:]}, those of {name} {shape}"
+            )
+    mean, std = (np.full(train.images.shape[-1], x, np.float32) for x in facts[3:5])
+    name = where.resolve().name if facts is FOLDER else name
+    return Dataset(name, train, test, num_classes, mean, std)
 
 
 def folder_of(
     name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path | None:
     """The folder, or archive, that `load` reads of these arguments; None: no files, or no path."""
-    source = source or (DATASETS[name].sources[0] if name in DATASETS else "")
+    source = source or DATASETS.get(name, FOLDER).sources[0]
     if source == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return files.user_path(path) if path and source != "sklearn" else None
@@ -187,10 +158,10 @@ def stand_in(name: str, size: int = 0) -> Dataset:
     With a size they are squares of so many pixels, and streamed. For what depends on sizes alone,
     such as the compilation of a step; a DataError for a data set whose size is not known.
     """
-    if name not in DATASETS or name not in archives.ROWS:
-        known = ", ".join(archives.ROWS)
+    facts = DATASETS.get(name, FOLDER)
+    if not any(facts.rows):
+        known = ", ".join(known for known, facts in DATASETS.items() if any(facts.rows))
         raise DataError(f"the size of {name!r} is not known; those of {known} are")
-    facts = DATASETS[name]
     shape = (size, size, facts.shape[-1])
     train, test = (
         Split(
@@ -199,7 +170,7 @@ def stand_in(name: str, size: int = 0) -> Dataset:
             else np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
             np.broadcast_to(np.zeros((), np.int32), (number,)),
         )
-        for number in archives.ROWS[name]
+        for number in facts.rows
     )
     mean, std = (np.asarray(x, np.float32) for x in (facts.mean, facts.std))
     return Dataset(name, train, test, facts.num_classes, mean, std)
@@ -305,22 +276,3 @@ def _hashes(split: Split) -> np.ndarray:
             hashlib.blake2b(data, digest_size=8, key=b"bam hold_out", salt=first).digest()
         )
     return np.frombuffer(b"".join(digests), ">u8")
-
-
-def _sklearn(name: str, path: Path, stays: Stays) -> tuple[Split, Split]:
-    del path, stays
-    return {"digits": builtin.digits, "breast_cancer": builtin.breast_cancer}[name]()
-
-
-def _parquet(name: str, path: Path, stays: Stays) -> tuple[Split, Split]:
-    facts = DATASETS[name]
-    train, test, _ = parquet.read(path, facts.shape, facts.num_classes, stays)
-    return train, test
-
-
-_READERS: dict[str, Callable[[str, Path, Stays], tuple[Split, Split]]] = {
-    "sklearn": _sklearn,
-    "tfds": prepared.read,
-    "parquet": _parquet,
-    "archive": lambda name, path, stays: archives.read(name, path),
-}

@@ -1,14 +1,13 @@
-"""Features instead of pixels: a fixed map of each image alone, computed once and kept on disk.
+"""Training on features: a fixed map is applied to each image once, and the result kept on disk.
 
-A map that never saw the private data, and that maps each image by itself, is like a format of the
-images: it costs no privacy. That it never saw them nobody but its author can say; that rows do not
-mix is tried before it is used.
+Such a map costs no privacy under two conditions. It was not fitted to the private data: its author
+must know. And it maps every image by itself: that is tested before it is used.
 
-A compiler may round a row in other bits at another place of a chunk. An image's place is that of
-its row, and of two neighbouring data sets one has nothing in one row while all others keep theirs:
-so no other image's features differ in any bit. Were the row cut out and the later ones moved up,
-that would hold only where the map gives equal bits at all places. No test shows that of a GPU or
-TPU, so there the promise is for the row that is left empty.
+Images are mapped in chunks of `CHUNK` rows, and XLA may round a row differently at another place of
+a chunk. Neighbouring data sets differ in one row, which is empty in one of them; all other rows
+keep their places, and so every bit of their features. Were the row deleted instead, and the later
+ones moved up, their features could differ in the last bit wherever the compiled map depends on the
+place. That it does not has not been shown on GPUs and TPUs.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from jaxtyping import Array, Float, Float16, Num
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
-from bam.files import make_folder, replace
+from bam.files import keep, make_folder, replace
 
 # Images `[n, h, w, c]`, float32, of pixels in [0, 1], -> features `[n, h', w', c']`, row by row.
 FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
@@ -71,8 +70,8 @@ def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
 
     def zeros(images: Images) -> np.ndarray:
         like = jax.ShapeDtypeStruct(images.shape, images.dtype)
-        made = jax.eval_shape(lambda x: to_features(feature_map, x), like)
-        return np.broadcast_to(np.zeros((), made.dtype), made.shape)
+        mapped = jax.eval_shape(lambda x: to_features(feature_map, x), like)
+        return np.broadcast_to(np.zeros((), mapped.dtype), mapped.shape)
 
     return _with_images(dataset, zeros)
 
@@ -125,46 +124,47 @@ def _kept(
     if folder is None:
         return _all_rows(computed, images)
     file = folder / f"{_fingerprint(images, facts)}.npy"
-    probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
-    try:
-        with file.open("rb") as opened:
-            kept = np.lib.format.read_array(opened, allow_pickle=False)
-    except (FileNotFoundError, NotADirectoryError):
-        kept = None
-    except Exception as error:  # of a damaged file NumPy raises many kinds
-        kept = None
-        log(f"{file} cannot be read ({type(error).__name__}): computed again")
+    kept = _read(file, log)
     if kept is not None:
+        probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
         expected = _of_rows(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and _equal(kept[probed], expected):
             return kept
         log(f"{file} is not what the map makes of these images: computed again")
     log(f"features of {len(images):,} images, kept in {folder}")
-    found = _all_rows(computed, images)
+    features = _all_rows(computed, images)
     try:
         make_folder(folder)
-        # For the owner alone. Process ids repeat in containers: what one left there is in no way.
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial", delete=False) as out:
-            partial = Path(out.name)
-            try:
-                np.save(out, found)
-                out.close()
-                replace(partial, file)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # nobody else can read what is in it
+            partial = Path(own, file.name)
+            np.save(partial, features)
+            partial.chmod(0o600)
+            replace(partial, file)
+        keep(file)
     except OSError as error:
         log(f"the features are not kept: {error}")
-    return found
+    return features
+
+
+def _read(file: Path, log: Callable[[str], None]) -> np.ndarray | None:
+    """A file of features; None if there is none, or a damaged one."""
+    try:
+        with file.open("rb") as opened:
+            return np.lib.format.read_array(opened, allow_pickle=False)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except Exception as error:  # of a damaged file NumPy raises many kinds
+        log(f"{file} cannot be read ({type(error).__name__}): computed again")
+    return None
 
 
 def _all_rows(computed: Computed, images: Images) -> np.ndarray:
-    found = _of_rows(computed, images)
-    bad = ~np.isfinite(found).all(axis=(1, 2, 3))
+    features = _of_rows(computed, images)
+    bad = ~np.isfinite(features).all(axis=(1, 2, 3))
     if bad.any():
         raise DataError(f"features of image {np.flatnonzero(bad)[0]} are not finite in float16")
-    return found
+    return features
 
 
 def _of_rows(computed: Computed, images: Images) -> np.ndarray:

@@ -22,6 +22,11 @@ from bam.data.listing import SPLITS, Example
 from bam.extras import needs
 from bam.files import JsonObject
 
+with needs("data"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image, ImageOps
+
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 SHARD = 512  # examples of a file
 ROW_GROUP = 2**19  # bytes, decoded, of a file's part that is read at once
@@ -77,14 +82,14 @@ def run(
     """
     check(examples, options)
     shards = _shards(examples, options)
-    identity = _digest([options._asdict(), [list(x) for x in examples], _facts(folder, examples)])
+    identity = _identity(folder, examples, options)
     begun = out / "import.json"
     known = files.read_json(begun) if begun.is_file() else {}
     if out.exists() and any(out.iterdir()) and known.get("identity") != identity:
         raise DataError(f"{out} holds something else; choose another folder")
     files.make_folder(out)
-    made = known.get("files", {})
-    done = {name: made[name] for name in made if _has(out / name, made[name]["sha256"])}
+    written = known.get("files", {})
+    done = {name: x for name, x in written.items() if _has(out / name, x["sha256"])}
     files.write_json(begun, {"identity": identity, "files": done})
     with concurrent.futures.ThreadPoolExecutor(max(1, num_workers)) as pool:  # Pillow frees the GIL
         waiting = {
@@ -168,32 +173,30 @@ def _side(example: Example, test_share: float) -> str:
 
 def _shards(examples: Sequence[Example], options: Options) -> dict[str, list[Example]]:
     """File name -> its examples, in order."""
-    found = {}
+    shards = {}
     for split in SPLITS:
         own = [x for x in examples if _side(x, options.test_share) == split]
         parts = [own[i : i + SHARD] for i in range(0, len(own), SHARD)]
         for number, part in enumerate(parts):
-            found[f"{split}-{number:05d}-of-{len(parts):05d}.parquet"] = part
-    return found
+            shards[f"{split}-{number:05d}-of-{len(parts):05d}.parquet"] = part
+    return shards
 
 
-def _facts(folder: Path, examples: Sequence[Example]) -> list[list[int]]:
-    """Sizes and times of the files, by which a change of one is seen."""
+def _identity(folder: Path, examples: Sequence[Example], options: Options) -> str:
+    """A hash of what is asked for, and of sizes and times of the files, which tell of a change."""
     stats = [(folder / x.file).stat() for x in examples]
-    return [[x.st_size, x.st_mtime_ns] for x in stats]
+    facts = [[x.st_size, x.st_mtime_ns] for x in stats]
+    asked = json.dumps([options._asdict(), [list(x) for x in examples], facts])
+    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
-def _digest(value: object) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
-
-def _digest_of(file: Path) -> str:
+def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _has(file: Path, digest: str) -> bool:
-    return file.is_file() and _digest_of(file) == digest
+    return file.is_file() and _digest(file) == digest
 
 
 def _write_shard(
@@ -209,15 +212,11 @@ def _write_shard(
                 raise
             left_out[example.file] = str(error)
     write([png for _, png in kept], [x for x, _ in kept], path, options)
-    return {"sha256": _digest_of(path), "num_rows": len(kept), "left_out": left_out}
+    return {"sha256": _digest(path), "num_rows": len(kept), "left_out": left_out}
 
 
 def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, options: Options) -> None:
     """Writes a Parquet file of encoded images and what their examples say of them."""
-    with needs("data"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
     named = {"_type": "ClassLabel", "names": list(options.classes)}
     facts = {"info": {"features": {"label": named} if options.kind == "class" else {}}}
     metadata = {"huggingface": json.dumps(facts)}
@@ -238,8 +237,6 @@ def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, option
 
 
 def _labels(labels: list[str], options: Options) -> Any:
-    import pyarrow as pa
-
     if options.kind == "class":
         return pa.array([options.classes.index(x) for x in labels], pa.int64())
     if options.kind == "number":
@@ -254,25 +251,15 @@ def encoded(file: Path, options: Options) -> bytes:
     8 and 16 bits, grey, colour, palettes and transparency (on white) are read, turned upright as
     their EXIF says, resized by Lanczos and cut to their middle.
     """
-    with needs("data"):
-        from PIL import Image, ImageOps
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow: sizes are checked here
-            with Image.open(file, formats=FORMATS) as opened:
-                image: Image.Image = opened
+            with Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > 8 * MAX_PIXELS:
                     raise ValueError(f"{image.width} × {image.height} pixels are too many")
-                if image.mode == "I" or image.mode.startswith("I;16"):
-                    image = Image.fromarray(_upper_byte(np.asarray(image)))
-                elif image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-                    over = image.convert("RGBA")
-                    image = Image.new("RGBA", over.size, "white")
-                    image.alpha_composite(over)
-                elif image.mode == "F":
-                    raise ValueError("of floating-point numbers it is not known which is white")
-                upright = ImageOps.exif_transpose(image).convert(MODES[options.channels])
+                upright = ImageOps.exif_transpose(_eight_bits(image)).convert(
+                    MODES[options.channels]
+                )
                 fitted = ImageOps.fit(upright, (options.size,) * 2, Image.Resampling.LANCZOS)
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
@@ -280,6 +267,20 @@ def encoded(file: Path, options: Options) -> bytes:
     written = io.BytesIO()
     fitted.save(written, "PNG")
     return written.getvalue()
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """An image of at most 8 bits a channel, its transparency on white."""
+    if image.mode == "F":
+        raise ValueError("of floating-point numbers it is not known which is white")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return Image.fromarray(_upper_byte(np.asarray(image)))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        over = image.convert("RGBA")
+        white = Image.new("RGBA", over.size, "white")
+        white.alpha_composite(over)
+        return white
+    return image
 
 
 def _upper_byte(numbers: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bam.data.common import DataError
-from bam.extras import needs
+from bam.data.sources import parquet
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp"}
 SPLITS = ("train", "test")
@@ -33,7 +33,7 @@ def in_class_folders(folder: Path) -> list[Example]:
     below = _folders(folder)
     splits = {x.name: _folders(x) for x in below}
     given = set(splits) == set(SPLITS)
-    found = [
+    examples = [
         Example(str(file.relative_to(folder)), name.name, split=split if given else "")
         for split, names in (splits.items() if given else [("", below)])
         for name in names
@@ -41,14 +41,14 @@ def in_class_folders(folder: Path) -> list[Example]:
         if file.suffix.lower() in SUFFIXES
     ]
     names = {x.name for many in (splits.values() if given else [below]) for x in many}
-    images = collections.Counter(example.label for example in found)
+    images = collections.Counter(example.label for example in examples)
     for name in sorted(names):
         if images[name] < 2:
             few = "no image" if not images[name] else "one image"
             raise DataError(f"{folder}: class {name} has {few}; a class needs two at least")
-    if not found:
+    if not examples:
         raise DataError(f"{folder}: no folder of a class with images in it")
-    return found
+    return examples
 
 
 def in_table(
@@ -60,7 +60,7 @@ def in_table(
     a column or a file that is not there, a file named twice, a row without a value.
     """
     rows = _rows(table)
-    found = []
+    examples = []
     for number, row in enumerate(rows, start=1):
         if number > limit:
             raise DataError(f"{table}: more than {limit:,} rows")
@@ -73,13 +73,13 @@ def in_table(
         path = (folder / values["file"]).resolve()
         if not path.is_relative_to(folder.resolve()) or not path.is_file():
             raise DataError(f"{table}: row {number}: no file {values['file']} in {folder}")
-        found.append(Example(**values))
-    if not found:
+        examples.append(Example(**values))
+    if not examples:
         raise DataError(f"{table}: has no rows")
-    [(file, times)] = collections.Counter(example.file for example in found).most_common(1)
+    [(file, times)] = collections.Counter(example.file for example in examples).most_common(1)
     if times > 1:
         raise DataError(f"{table}: {file} is there {times} times; an image has one label")
-    return found
+    return examples
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -92,13 +92,8 @@ def _rows(table: Path) -> Iterable[dict[str, object]]:
     if not table.is_file():
         raise DataError(f"{table}: no such file")
     if table.suffix == ".parquet":
-        with needs("data"):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        try:
-            rows: list[dict[str, object]] = pq.read_table(table).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{table}: not a readable Parquet file: {error}") from error
+        with parquet.readable(table):
+            rows: list[dict[str, object]] = parquet.pq.read_table(table).to_pylist()
         return rows
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:

@@ -60,14 +60,14 @@ def scattering(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
-        found = _of_images(images)
+        planes = _of_images(images)
         if mirror:
-            found = (found + _of_images(images[:, :, ::-1])) / 2
+            planes = (planes + _of_images(images[:, :, ::-1])) / 2
         if whiten:
             centre, matrix = _whitening(channels, whiten)
-            found = found - centre[:, None, None]
-            found = jnp.einsum("kj,njrs->nkrs", matrix, found, precision="highest")
-        return jnp.moveaxis(_standardised(found, groups) if groups else found, 1, -1)
+            planes = planes - centre[:, None, None]
+            planes = jnp.einsum("kj,njrs->nkrs", matrix, planes, precision="highest")
+        return jnp.moveaxis(_standardised(planes, groups) if groups else planes, 1, -1)
 
     return features
 
@@ -76,8 +76,8 @@ def scattering(
 def _whitening(channels: int, ridge: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean `[k]` and matrix `[k, k]` = (R + ridge·I)^{-1/2} diag(1/s) of photographs' features."""
     with jax.ensure_compile_time_eval():
-        found = jax.jit(scattering())(photographs.crops(channels=channels))
-    rows = np.asarray(found, np.float64).reshape(-1, channels * COEFFICIENTS)
+        features = jax.jit(scattering())(photographs.crops(channels=channels))
+    rows = np.asarray(features, np.float64).reshape(-1, channels * COEFFICIENTS)
     deviation = rows.std(axis=0)
     root = inverse_root(np.asarray(np.corrcoef(rows, rowvar=False)), ridge)
     return rows.mean(axis=0).astype(np.float32), (root / deviation).astype(np.float32)

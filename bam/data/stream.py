@@ -1,6 +1,6 @@
-"""Images that stay in their files: read when their rows are asked for, and ahead of the steps.
+"""Streaming: images stay encoded in their files, and threads decode each batch ahead of its step.
 
-What is in memory is the labels, the batch that is trained on and about one more.
+Memory holds all labels, and the images of the current batch and of about one more.
 """
 
 import functools
@@ -60,8 +60,8 @@ class StoredImages:
             return np.zeros((*rows.shape, *self._image_shape), np.uint8)
         encoded = [self._encoded(i) for i in numbers]
         place = lambda i: self._place(numbers[i])  # noqa: E731
-        made = decode_images(encoded, place(0), self._image_shape, place)
-        return made.reshape(*rows.shape, *self._image_shape)
+        images = decode_images(encoded, place(0), self._image_shape, place)
+        return images.reshape(*rows.shape, *self._image_shape)
 
     def select(self, index: Any) -> "StoredImages":
         """The images of these rows, not read; rows in `[a, b]` give images `[a, b, h, w, c]`."""

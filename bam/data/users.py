@@ -1,8 +1,8 @@
-"""Users in the place of examples: an id for each training row, and at most k examples of each.
+"""User-level privacy: an id for each training row, and at most k examples of each user.
 
-A user is a row of the training split then: it is drawn, and its gradient is that of the mean loss
-of its examples, bounded as one. So a run is private for taking away *all* of a user's rows.
-That needs ids that are right: whoever has two of them is two users.
+A user, not an example, is then drawn into a batch, and the gradient of the mean loss of its
+examples is clipped as one. So the guarantee is for *all* rows of a user together. It is no better
+than the ids: a person with two of them counts as two users.
 """
 
 from pathlib import Path
@@ -16,7 +16,6 @@ from bam import files
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory
 from bam.data.datasets import Dataset
-from bam.data.sources import parquet
 from bam.data.stream import select
 from bam.extras import needs
 
@@ -102,19 +101,28 @@ def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
             f"dataset.groups {groups!r} is no .npy file; columns are those of Parquet files alone"
         )
     else:
+        from bam.data.sources import parquet  # which needs packages of the extra `data`
+
         ids = parquet.read_ids(folder, groups)
-    made = dataset._replace(users=ids)
-    datasets.check(made)
-    return made
+    with_users = dataset._replace(users=ids)
+    datasets.check(with_users)
+    return with_users
 
 
 def grouped(dataset: Dataset, size: int) -> Dataset:
-    """The data set whose training rows are users; with a size of 0 the same data set.
+    """The data set with one training row for each user; with a size of 0 the data set itself.
 
-    `train` has images `[U, k, h, w, c]` and labels `[U, k, ...]`. Where a user has fewer than k
-    examples, the label is -1 (NaN if labels are floats) and the image, which counts for nothing,
-    the first of its own.
-    DataError if there are ids without a size, or a size without ids.
+    Args:
+      dataset: with U different ids in `users`.
+      size: k, the most examples used of a user, see `table`.
+
+    Returns:
+      A data set whose `train` has images `[U, k, h, w, c]` and labels `[U, k, ...]`, without
+      `users`. The places that a user with fewer examples leaves empty are padded, and `in_one_row`
+      tells them by their label: -1, or NaN among floats. Their images repeat the user's first.
+
+    Raises:
+      DataError: for ids without a size, a size without ids, or more than the memory holds.
     """
     ids = getattr(dataset, "users", None)
     if ids is None and size:

@@ -12,15 +12,11 @@ from bam.extras import needs
 with needs("train"):  # here for every module of this package
     import flax.linen as nn
 
-from bam.models.convnet import ConvNet
-from bam.models.deep import DeepResidual
 from bam.models.functions import PRECISIONS, Model, Network, as_functions
 from bam.models.layers import WEIGHT_STANDARDISATIONS
-from bam.models.lenet5 import LeNet5
-from bam.models.linear import Linear
 from bam.models.resnet import ResNet
 from bam.models.resnet9 import ResNet9
-from bam.models.tanh_cnn import TanhCNN
+from bam.models.small import ConvNet, DeepResidual, LeNet5, Linear, TanhCNN
 from bam.models.vision_transformer import vit
 from bam.models.wide_resnet import WideResNet, WideResNetBam
 

@@ -99,8 +99,8 @@ def as_functions(
 
     def init(key: Array) -> Params:
         with arithmetic():
-            made = first(key, jnp.zeros((1, *input_shape)))
-        return lora.with_factors(made, key, lora_rank, lora_targets) if lora_rank else made
+            params = first(key, jnp.zeros((1, *input_shape)))
+        return lora.with_factors(params, key, lora_rank, lora_targets) if lora_rank else params
 
     def logits(
         params: Params, inputs: Num[np.ndarray | Array, "n ..."]
@@ -154,12 +154,11 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
         return variables["params"]
 
     def apply(params: Params, inputs: Array) -> Array:
-        factors = params.get(lora.NAME, {})
-        of_module = {k: v for k, v in params.items() if k != lora.NAME} if factors else params
-        added = nn.intercept_methods(lora.added(factors)) if factors else contextlib.nullcontext()
-        with added:
-            made: Array = module.apply({"params": of_module}, inputs)  # type: ignore[assignment]
-        return made
+        if lora.NAME not in params:
+            return module.apply({"params": params}, inputs)  # type: ignore[return-value]
+        with nn.intercept_methods(lora.added(params[lora.NAME])):
+            own = {name: x for name, x in params.items() if name != lora.NAME}
+            return module.apply({"params": own}, inputs)  # type: ignore[return-value]
 
     return init, apply
 
@@ -170,7 +169,7 @@ def _nnx(module: object) -> tuple[Init, Apply]:
 
     graph, parameters, *rest = nnx.split(module, nnx.Param, ...)
     _only_parameters(
-        sorted({type(x).__name__ for kept in rest for _, x in nnx.to_flat_state(kept)})
+        sorted({type(x).__name__ for state in rest for _, x in nnx.to_flat_state(state)})
     )
     begun = nnx.to_pure_dict(parameters)
 
@@ -181,8 +180,8 @@ def _nnx(module: object) -> tuple[Init, Apply]:
     def apply(params: Params, inputs: Array) -> Array:
         given = jax.tree.map(lambda x: x, parameters)
         nnx.replace_by_pure_dict(given, _as_nested(begun, params))
-        made: Array = nnx.merge(graph, given, *rest)(inputs)  # type: ignore[operator]
-        return made
+        network = nnx.merge(graph, given, *rest)
+        return network(inputs)  # type: ignore[operator]
 
     return init, apply
 
@@ -195,8 +194,6 @@ def _by_names(nested: PyTree) -> PyTree:
 
 def _as_nested(like: PyTree, named: PyTree) -> PyTree:
     """`_by_names`, undone: the keys are those of `like` again."""
-    return (
-        {k: _as_nested(v, named[str(k)]) for k, v in like.items()}
-        if isinstance(like, dict)
-        else named
-    )
+    if not isinstance(like, dict):
+        return named
+    return {k: _as_nested(v, named[str(k)]) for k, v in like.items()}

@@ -24,6 +24,7 @@ FORMULATIONS = ("auto", "matmul", "xla", "tpu")
 # Of "auto", by the platform; "xla" on others.
 OF_PLATFORM = {"cpu": "matmul", "tpu": "tpu"}
 
+_NHWC = ("NHWC", "HWIO", "NHWC")
 _formulation = contextvars.ContextVar("convolution formulation", default="auto")
 
 
@@ -67,15 +68,13 @@ def conv2d(
     a matrix product it keeps its speed inside loops and under `vmap`, where XLA's own CPU
     convolution loses it.
     """
-    padding = [
-        (size // 2, size // 2) if symmetric else _same_padding(length, size, stride)
-        for length, size in zip(images.shape[1:3], kernel.shape[:2], strict=True)
-    ]
+    sides, strides = kernel.shape[:2], (stride, stride)
+    padding = [(side // 2, side // 2) for side in sides]
+    if not symmetric:
+        padding = jax.lax.padtype_to_pads(images.shape[1:3], sides, strides, "SAME")
     if _computed() == "matmul":
         return _conv2d_as_matmul(images, kernel, stride, padding)
-    return jax.lax.conv_general_dilated(
-        images, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    return jax.lax.conv_general_dilated(images, kernel, strides, padding, dimension_numbers=_NHWC)
 
 
 def _conv2d_as_matmul(
@@ -93,12 +92,6 @@ def _conv2d_as_matmul(
     # One axis of rows: of several, XLA would transpose the output's gradient for the kernel's.
     rows = patches.reshape(-1, kernel_height * kernel_width * channels)
     return (rows @ kernel.reshape(-1, features)).reshape(*patches.shape[:-1], features)
-
-
-def _same_padding(size: int, kernel_size: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis, as XLA's "SAME" places them."""
-    total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)
-    return total // 2, total - total // 2
 
 
 def standardise_weights(
@@ -155,10 +148,10 @@ class Conv(nn.Module):
         if self.gain_and_bias:
             gain = self.param("gain", nn.initializers.ones, (self.features,))
         kernel = standardise_weights(kernel, self.weight_standardisation, gain)
-        made = conv2d(images, kernel, self.stride, self.symmetric)
+        convolved = conv2d(images, kernel, self.stride, self.symmetric)
         if self.gain_and_bias or self.use_bias:
-            made += self.param("bias", nn.initializers.zeros, (self.features,))
-        return made
+            convolved += self.param("bias", nn.initializers.zeros, (self.features,))
+        return convolved
 
 
 @jax.custom_jvp
@@ -213,31 +206,31 @@ class GroupNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
 
-        def group_mean(of_pixels: Array) -> Array:
-            of_channels = _sum_of_pixels(of_pixels) / (x.shape[1] * x.shape[2])
+        def group_mean(images: Array) -> Array:
+            means = _sum_of_pixels(images) / (x.shape[1] * x.shape[2])
             if _computed() == "tpu":
                 # One small product where groups of lanes would be taken apart and repeated.
                 share = jnp.repeat(jnp.repeat(jnp.eye(self.num_groups), per_group, 0), per_group, 1)
-                return jnp.matmul(_apart(of_channels), share / per_group, precision="highest")
-            groups = of_channels.reshape(n, self.num_groups, per_group)
+                return jnp.matmul(_apart(means), share / per_group, precision="highest")
+            groups = means.reshape(n, self.num_groups, per_group)
             return jnp.repeat(jnp.mean(groups, axis=2), per_group, axis=1)
 
-        wide = at_least_float32(x)
-        mean = group_mean(wide)
-        variance = jnp.maximum(group_mean(jnp.square(wide)) - jnp.square(mean), 0)
+        x32 = at_least_float32(x)
+        mean = group_mean(x32)
+        variance = jnp.maximum(group_mean(jnp.square(x32)) - jnp.square(mean), 0)
         factor = scale * jax.lax.rsqrt(variance + 1e-5)
         offset = bias - mean * factor
-        # A TPU would write `wide` to memory, in twice the bytes, were it needed here too.
-        images = x if _computed() == "tpu" else wide
+        # A TPU would write `x32` to memory, in twice the bytes, were it needed here too.
+        images = x if _computed() == "tpu" else x32
         normalised = images * _at_pixels(factor, images) + _at_pixels(offset, images)
         return normalised.astype(x.dtype)
 
 
 def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
-    """The same numbers, which XLA may not compute together with what they are used for.
+    """The same numbers, behind a barrier that XLA does not compile across.
 
-    Left to itself, it merges the sum over pixels of a gradient with the sums that follow, over an
-    example's views: each becomes a pass over the images of its own.
+    Without it, XLA merges a gradient's sum over pixels with the sum over views that follows, into
+    a pass of its own over the images.
     """
     return jax.lax.optimization_barrier(statistic)
 
@@ -267,6 +260,7 @@ def _at_pixels(
 
 @jax.custom_jvp
 def _at_pixels_by_product(statistic: Array, images: Array) -> Array:
+    """The same, but with a derivative that is a product, whose transpose is a product too."""
     return jnp.broadcast_to(statistic[:, None, None], images.shape)
 
 
@@ -280,7 +274,7 @@ def _at_pixels_by_product_jvp(
 
 
 def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
-    """A one for every pixel, which XLA does not know: it turns products with ones into sums."""
+    """Ones, one per pixel, computed from the pixels: XLA rewrites products with a constant 1."""
     pixels = jax.lax.stop_gradient(images[..., 0])
     return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
@@ -293,25 +287,20 @@ def group_norm(num_groups: int, num_channels: int, name: str | None = None) -> G
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
     """Means over 2×2 pixels; an odd last row or column is left out.
 
-    Where `conv2d` is XLA's, this is a convolution too, of each channel by itself: there a TPU
-    computes what comes before and after it, forwards and backwards, without writing that down.
-    At weights of each example's own it does so only with sums over windows.
+    On a TPU it is a convolution of each channel by itself: XLA fuses what comes before and after it
+    into one pass, forwards and backwards. Where each example has weights of its own (`own_weights`)
+    XLA fuses sums over windows only.
     """
     n, height, width, channels = x.shape
-    if _computed() == "tpu" and own_weights.get():
+    if _computed() != "tpu":
+        x = x[:, : height // 2 * 2, : width // 2 * 2]
+        return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+    if own_weights.get():
         window = (1, 2, 2, 1)
         # A constant zero, of the images' dtype: another start would have no derivative.
-        return jax.lax.reduce_window(
-            x * 0.25, np.zeros((), x.dtype), jax.lax.add, window, window, "VALID"
-        )
-    if _computed() == "tpu":
-        return jax.lax.conv_general_dilated(
-            x,
-            jnp.full((2, 2, 1, channels), 0.25, x.dtype),
-            (2, 2),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=channels,
-        )
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+        zero = np.zeros((), x.dtype)
+        return jax.lax.reduce_window(x * 0.25, zero, jax.lax.add, window, window, "VALID")
+    quarter = jnp.full((2, 2, 1, channels), 0.25, x.dtype)
+    return jax.lax.conv_general_dilated(
+        x, quarter, (2, 2), "VALID", dimension_numbers=_NHWC, feature_group_count=channels
+    )

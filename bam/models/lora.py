@@ -1,7 +1,7 @@
 r"""Low-rank adaptation: training $W + A B$ by the small factors $A$, $B$ alone.
 
 A linear layer's $x W$ becomes $x W + (x A) B$ with $A$ of `[in, r]`, $B$ of `[r, out]`, zero at
-first. So the per-example gradients that are held, bounded and noised are those of the factors,
+first. So the per-example gradients that are stored, bounded and noised are those of the factors,
 `r (in + out)` numbers in place of `in · out`. It works for any Flax module with `nn.Dense` layers.
 
 Source: Hu et al. 2022 (arXiv 2106.09685), without its factor α/r, which the learning rate has.
@@ -54,11 +54,11 @@ def added(factors: Params) -> Callable[..., Any]:
     def intercept(
         method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
     ) -> Any:
-        made = method(*args, **kwargs)
+        output = method(*args, **kwargs)
         name = "/".join(context.module.path)
         if f"{name}/a" not in named or context.method_name != "__call__":
-            return made
-        return made + (args[0] @ named[f"{name}/a"]) @ named[f"{name}/b"]
+            return output
+        return output + (args[0] @ named[f"{name}/a"]) @ named[f"{name}/b"]
 
     return intercept
 

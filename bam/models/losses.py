@@ -72,9 +72,9 @@ def binary() -> Loss:
             from sklearn.metrics import roc_auc_score
 
         both = [k for k in range(labels.shape[1]) if 0 < labels[:, k].mean() < 1]
-        found = {k: float(roc_auc_score(labels[:, k], outputs[:, k])) for k in both}
-        mean = {"test_auroc": float(np.mean([*found.values()]))} if found else {}
-        return mean | {f"test_auroc/{k}": value for k, value in found.items()}
+        areas = {k: float(roc_auc_score(labels[:, k], outputs[:, k])) for k in both}
+        mean = {"test_auroc": float(np.mean([*areas.values()]))} if areas else {}
+        return mean | {f"test_auroc/{k}": value for k, value in areas.items()}
 
     return Loss(
         lambda output, label: jnp.sum(optax.sigmoid_binary_cross_entropy(output, label)),
@@ -117,8 +117,8 @@ def per_pixel(weights: Sequence[float] | None = None) -> Loss:
         with needs("train"):
             from sklearn.metrics import jaccard_score
 
-        found = outputs.argmax(-1).ravel()
-        return {"test_mean_iou": float(jaccard_score(labels.ravel(), found, average="macro"))}
+        predicted = outputs.argmax(-1).ravel()
+        return {"test_mean_iou": float(jaccard_score(labels.ravel(), predicted, average="macro"))}
 
     def of_output(output: Array, label: Array) -> Array:
         if output.shape[:-1] != label.shape:
@@ -146,10 +146,10 @@ LOSSES: dict[str, Callable[..., Loss]] = {
 def _weights(weights: Sequence[float] | None) -> np.ndarray | None:
     if weights is None:
         return None
-    made = np.asarray(weights, np.float32)
-    if made.ndim != 1 or not (np.isfinite(made).all() and (made >= 0).all() and made.any()):
+    array = np.asarray(weights, np.float32)
+    if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
         raise ValueError(f"loss.weights must be finite numbers from 0, one a class, got {weights}")
-    return made
+    return array
 
 
 def _wrong_classes(labels: np.ndarray, num_classes: int, ndim: int) -> str:

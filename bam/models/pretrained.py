@@ -63,8 +63,8 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       ValueError: for weights of a model with BatchNorm, with what takes its place.
 
     Examples:
-      >>> made = renamed({"layer1.0.conv1.weight": np.zeros((8, 4, 3, 3)), "fc.bias": np.ones(2)})
-      >>> {name: x.shape for name, x in made.items()}
+      >>> new = renamed({"layer1.0.conv1.weight": np.zeros((8, 4, 3, 3)), "fc.bias": np.ones(2)})
+      >>> {name: x.shape for name, x in new.items()}
       {'layer1_0_1/conv/kernel': (3, 3, 4, 8), 'head/bias': (2,)}
     """
     patterns = next(
@@ -77,7 +77,7 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         )
     if patterns is None:
         return dict(named)
-    made: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     apart: dict[str, dict[str, np.ndarray]] = {}
     for name, value in named.items():
         path, _, which = _path_of(name, patterns).partition(" ")
@@ -85,17 +85,17 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if which:
             apart.setdefault(path, {})[which[0]] = value
         else:
-            made[path] = value
+            weights[path] = value
     for path, three in apart.items():
         if three.keys() == set(QUERY_KEY_VALUE):
-            made[path] = np.concatenate([three[x] for x in QUERY_KEY_VALUE], axis=-1)
-    return made
+            weights[path] = np.concatenate([three[x] for x in QUERY_KEY_VALUE], axis=-1)
+    return weights
 
 
 def _path_of(name: str, patterns: Mapping[str, str]) -> str:
     for pattern, path in patterns.items():
-        if found := re.fullmatch(pattern, name):
-            return found.expand(path)
+        if match := re.fullmatch(pattern, name):
+            return match.expand(path)
     return name
 
 

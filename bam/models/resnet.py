@@ -44,13 +44,13 @@ class ResNet(nn.Module):
         layers = [(features, 3, stride), (out, 3, 1)]
         if self.bottleneck:
             layers = [(features, 1, 1), (features, 3, stride), (out, 1, 1)]
-        made = x
+        y = x
         for i, (width, size, step) in enumerate(layers):
-            made = nn.relu(made) if i else made
-            made = self._conv(f"{name}_{i + 1}", width, size, step)(made)
+            y = nn.relu(y) if i else y
+            y = self._conv(f"{name}_{i + 1}", width, size, step)(y)
         if stride > 1 or x.shape[-1] != out:
             x = self._conv(f"{name}_skip", out, 1, stride)(x)
-        return nn.relu(made + x)
+        return nn.relu(y + x)
 
     def _conv(self, name: str, features: int, size: int, stride: int) -> nn.Module:
         return _ConvNorm(features, size, stride, name=name)

@@ -27,36 +27,23 @@ class WideResNet(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
         """Logits of a batch of images."""
-        x = self._conv(images, 16)
-        for stage, stride in enumerate((1, 2, 2)):
-            features = 16 * 2**stage * self.width
-            for block in range(_blocks_per_stage(self.depth)):
-                first_stride = stride if block == 0 else 1
-                skip = x
-                if block == 0:
-                    ahead = _norm_relu(x) if self.shortcut_norm_first else _relu_norm(x)
-                    skip = self._conv(ahead, features, first_stride, kernel_size=1)
-                x = self._conv(_relu_norm(x), features, first_stride)
-                x = self._conv(_relu_norm(x), features) + skip
-        return nn.Dense(self.num_classes)(jnp.mean(_relu_norm(x), axis=(1, 2)))
+        return _logits(self, images)
+
+    def _activated(self, x: Array) -> Array:
+        return group_norm(16, x.shape[-1])(nn.relu(x))
 
     def _conv(self, x: Array, features: int, stride: int = 1, kernel_size: int = 3) -> Array:
         conv = Conv(features, kernel_size, stride, self.weight_standardisation, gain_and_bias=True)
         return conv(x)
 
-
-def _relu_norm(x: Array) -> Array:
-    return group_norm(16, x.shape[-1])(nn.relu(x))
-
-
-def _norm_relu(x: Array) -> Array:
-    return nn.relu(group_norm(16, x.shape[-1])(x))
-
-
-def _blocks_per_stage(depth: int) -> int:
-    if depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"the depth of a wide ResNet is 6n + 4 (10, 16, 22, …), got {depth}")
-    return (depth - 4) // 6
+    def _block(self, x: Array, features: int, stride: int, project: bool) -> Array:
+        skip = x
+        if project:
+            norm_first = self.shortcut_norm_first
+            skip = nn.relu(group_norm(16, x.shape[-1])(x)) if norm_first else self._activated(x)
+            skip = self._conv(skip, features, stride, kernel_size=1)
+        x = self._conv(self._activated(x), features, stride)
+        return self._conv(self._activated(x), features) + skip
 
 
 class WideResNetBam(nn.Module):
@@ -74,22 +61,36 @@ class WideResNetBam(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
         """Logits of a batch of images."""
-        x = self._conv(images, 16)
-        for stage, stride in enumerate((1, 2, 2)):
-            features = 16 * 2**stage * self.width
-            for block in range(_blocks_per_stage(self.depth)):
-                first_stride = stride if block == 0 else 1
-                ahead = _norm_mish(x)
-                skip = self._conv(ahead, features, first_stride, 1) if block == 0 else x
-                x = self._conv(ahead, features, first_stride)
-                x = self._conv(_norm_mish(x), features) + skip
-                if self.scale_norm:
-                    x = group_norm(32, features)(x)
-        return nn.Dense(self.num_classes)(jnp.mean(_norm_mish(x), axis=(1, 2)))
+        return _logits(self, images)
+
+    def _activated(self, x: Array) -> Array:
+        return mish(group_norm(32, x.shape[-1])(x))
 
     def _conv(self, x: Array, features: int, stride: int = 1, kernel_size: int = 3) -> Array:
         return Conv(features, kernel_size, stride, self.weight_standardisation)(x)
 
+    def _block(self, x: Array, features: int, stride: int, project: bool) -> Array:
+        activated = self._activated(x)
+        skip = self._conv(activated, features, stride, kernel_size=1) if project else x
+        x = self._conv(activated, features, stride)
+        x = self._conv(self._activated(x), features) + skip
+        return group_norm(32, features)(x) if self.scale_norm else x
 
-def _norm_mish(x: Array) -> Array:
-    return mish(group_norm(32, x.shape[-1])(x))
+
+def _logits(network: WideResNet | WideResNetBam, images: Array) -> Array:
+    """Conv 16 → three stages of blocks, with 16, 32 and 64 · width features → mean → linear.
+
+    The first block of a stage strides by 1, 2 and 2, and projects its shortcut.
+    """
+    blocks, rest = divmod(network.depth - 4, 6)
+    if blocks < 1 or rest:
+        raise ValueError(
+            f"the depth of a wide ResNet is 6n + 4 (10, 16, 22, …), got {network.depth}"
+        )
+    x = network._conv(images, 16)
+    for stage, stride in enumerate((1, 2, 2)):
+        features = 16 * 2**stage * network.width
+        x = network._block(x, features, stride, project=True)
+        for _ in range(blocks - 1):
+            x = network._block(x, features, 1, project=False)
+    return nn.Dense(network.num_classes)(jnp.mean(network._activated(x), axis=(1, 2)))

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 import bam
 from bam import provenance
 from bam.cli import configs, console, tables
-from bam.data.sources import archives
+from bam.data.catalogue import DATASETS
 from bam.files import JsonMapping, JsonObject, read_json, write_json
 from bam.privacy.accounting import rounded_down
 from bam.privacy.random_allocation import epsilon_of_random_allocation
@@ -83,7 +83,7 @@ def main() -> None:
 
 def _row(name: str, config: ConfigDict, known: JsonMapping) -> JsonObject:
     """A row; the noise is that of a known one of the same settings."""
-    num_examples, batch_size = archives.ROWS[config.dataset.name][0], config.expected_batch_size
+    num_examples, batch_size = DATASETS[config.dataset.name].rows[0], config.expected_batch_size
     num_steps = config.num_steps or config.num_epochs * (num_examples // batch_size)
     run = {"num_examples": num_examples, "num_steps": num_steps, "delta": config.delta}
     row: JsonObject = {"config": name, **run, "epsilon": config.epsilon}

@@ -16,10 +16,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from bam.data.catalogue import DATASETS, Facts
 from bam.data.common import DataError, Split, check_labels, check_size, read_file
 from bam.data.sources import safe_pickle
 
@@ -30,22 +31,15 @@ MD5 = {
     "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
 }
 
-# Rows of the training and the test split.
-ROWS = {
-    "cifar10": (50_000, 10_000),
-    "cifar100": (50_000, 10_000),
-    "imagenet32": (1_281_167, 50_000),
-    "mnist": (60_000, 10_000),
-}
-
-_CIFAR_SHAPE = (32, 32, 3)
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
-_MNIST_FILES = ("train-{}-ubyte", "t10k-{}-ubyte")
 # Of a row of CIFAR in any layout: a pickle may take two bytes for one, and the file's name.
 _CIFAR_ROW_BYTES = 2 * 3074 + 256
 MIB = 2**20
 MAX_HEADER = 10_000  # bytes that say an array's shape and dtype; NumPy reads no longer ones either
+
+# Of a part of a split: the file of its labels, images [n, h, w, c], and labels.
+Part: TypeAlias = tuple[str, np.ndarray, np.ndarray]
 
 
 class _Layout(NamedTuple):
@@ -65,35 +59,49 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
     `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; for MNIST the four idx files, with or
     without `.gz`. DataError for a missing, truncated or altered file, or labels out of range.
     """
-    readers = {"cifar10": _cifar, "cifar100": _cifar, "imagenet32": _imagenet32, "mnist": _mnist}
-    if name not in readers:
-        raise DataError(f"no official archive of {name!r}; choose from {', '.join(readers)}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    return readers[name](name, path)
+    facts = DATASETS[name]
+    train, test = (
+        _join(parts, rows, facts, path)
+        for parts, rows in zip(_READERS[name](name, path), facts.rows, strict=True)
+    )
+    return train, test
 
 
-def _cifar(name: str, path: Path) -> tuple[Split, Split]:
+def _join(parts: Iterator[Part], rows: int, facts: Facts, path: Path) -> Split:
+    """Fills one array part by part, so that ImageNet32 is never in memory twice."""
+    images, labels = np.empty((rows, *facts.shape), np.uint8), np.empty(rows, np.int32)
+    start = 0
+    for where, part_images, part_labels in parts:
+        checked = check_labels(part_labels, facts.num_classes, where)
+        stop = start + len(checked)
+        if len(part_images) != len(checked) or part_images.shape[1:] != facts.shape:
+            raise DataError(f"{path}: images {part_images.shape} do not fit {len(checked)} labels")
+        if stop <= rows:
+            images[start:stop], labels[start:stop] = part_images, checked
+        start = stop
+    if start != rows:
+        raise DataError(f"{path}: {start} rows in all, the official split has {rows}")
+    return Split(images, labels)
+
+
+def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
     layout, contents = _cifar_contents(name, path)
-    num_classes = 10 if name == "cifar10" else 100
 
-    def parts(files: tuple[str, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def parts(files: tuple[str, ...]) -> Iterator[Part]:
         for file in files:
             where = f"{path}: {file}"
             pixels, labels = layout.parse(contents[file], where)
-            yield _channels_last(pixels, where), check_labels(labels, num_classes, where)
+            yield where, _channels_last(pixels, where), labels
 
-    train, test = (
-        _join(parts(files), rows, _CIFAR_SHAPE, path)
-        for files, rows in zip(layout.files, ROWS[name], strict=True)
-    )
-    return train, test
+    return (parts(files) for files in layout.files)
 
 
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
     """The first of the data set's layouts that is at `path`, and its files' bytes."""
     layouts = _LAYOUTS[name]
-    limit = max(ROWS[name]) * _CIFAR_ROW_BYTES + MIB
+    limit = max(DATASETS[name].rows) * _CIFAR_ROW_BYTES + MIB
     for layout in layouts:
         archive = path if path.is_file() and path.name == layout.archive else path / layout.archive
         if archive.is_file():
@@ -144,29 +152,25 @@ def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndar
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
 
 
-def _imagenet32(name: str, path: Path) -> tuple[Split, Split]:
-    def parts(files: tuple[str, ...], rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _imagenet32(name: str, path: Path) -> Iterator[Iterator[Part]]:
+    for files, rows in zip(_IMAGENET32_FILES, DATASETS[name].rows, strict=True):
         rows_per_file = 2 * rows // len(files)  # the official ones differ little
-        for name in files:
-            where = path / name
-            if not where.is_file():
-                raise DataError(f"{where}: missing")
-            try:
-                with zipfile.ZipFile(where) as batch:
-                    pixels = _npy(batch, "data", rows_per_file * 3072)
-                    labels = np.asarray(_npy(batch, "labels", rows_per_file * 8), np.int64)
-            except DataError as error:
-                raise DataError(f"{where}: {error}") from error
-            # A damaged file raises nearly anything.
-            except Exception as error:
-                raise DataError(f"{where}: not a readable batch: {error}") from error
-            yield _channels_last(pixels, str(where)), check_labels(labels - 1, 1000, str(where))
+        yield (_imagenet32_batch(path / file, rows_per_file) for file in files)
 
-    train, test = (
-        _join(parts(files, rows), rows, _CIFAR_SHAPE, path)
-        for files, rows in zip(_IMAGENET32_FILES, ROWS[name], strict=True)
-    )
-    return train, test
+
+def _imagenet32_batch(file: Path, most_rows: int) -> Part:
+    if not file.is_file():
+        raise DataError(f"{file}: missing")
+    try:
+        with zipfile.ZipFile(file) as batch:
+            pixels = _npy(batch, "data", most_rows * 3072)
+            labels = np.asarray(_npy(batch, "labels", most_rows * 8), np.int64)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
+    # A damaged file raises nearly anything.
+    except Exception as error:
+        raise DataError(f"{file}: not a readable batch: {error}") from error
+    return str(file), _channels_last(pixels, str(file)), labels - 1
 
 
 def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
@@ -187,17 +191,11 @@ def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _mnist(name: str, path: Path) -> tuple[Split, Split]:
-    def read_split(pattern: str, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images = _idx(path, pattern.format("images-idx3"), (rows, 28, 28))[..., None]
-        labels = _idx(path, pattern.format("labels-idx1"), (rows,))
-        yield images, check_labels(labels, 10, str(path / pattern.format("labels-idx1")))
-
-    train, test = (
-        _join(read_split(pattern, rows), rows, (28, 28, 1), path)
-        for pattern, rows in zip(_MNIST_FILES, ROWS[name], strict=True)
-    )
-    return train, test
+def _mnist(name: str, path: Path) -> Iterator[Iterator[Part]]:
+    for stem, rows in zip(("train", "t10k"), DATASETS[name].rows, strict=True):
+        images = _idx(path, f"{stem}-images-idx3-ubyte", (rows, 28, 28))[..., None]
+        labels = _idx(path, f"{stem}-labels-idx1-ubyte", (rows,))
+        yield iter([(str(path / f"{stem}-labels-idx1-ubyte"), images, labels)])
 
 
 def _idx(folder: Path, name: str, largest: tuple[int, ...]) -> np.ndarray:
@@ -231,29 +229,12 @@ def _channels_last(pixels: np.ndarray, where: str) -> np.ndarray:
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
-def _join(
-    parts: Iterator[tuple[np.ndarray, np.ndarray]],
-    rows: int,
-    shape: tuple[int, int, int],
-    path: Path,
-) -> Split:
-    """Fills one array part by part, so that ImageNet32 is never in memory twice."""
-    images, labels = np.empty((rows, *shape), np.uint8), np.empty(rows, np.int32)
-    start = 0
-    for part_images, part_labels in parts:
-        stop = start + len(part_labels)
-        if len(part_images) != len(part_labels) or part_images.shape[1:] != shape:
-            raise DataError(
-                f"{path}: images {part_images.shape} do not fit {len(part_labels)} labels"
-            )
-        if stop <= rows:
-            images[start:stop], labels[start:stop] = part_images, part_labels
-        start = stop
-    if start != rows:
-        raise DataError(f"{path}: {start} rows in all, the official split has {rows}")
-    return Split(images, labels)
-
-
+_READERS: dict[str, Callable[[str, Path], Iterator[Iterator[Part]]]] = {
+    "cifar10": _cifar,
+    "cifar100": _cifar,
+    "imagenet32": _imagenet32,
+    "mnist": _mnist,
+}
 _LAYOUTS = {
     "cifar10": (
         _Layout(

@@ -57,3 +57,6 @@ def _split(images: np.ndarray, labels: np.ndarray, num_test: int) -> tuple[Split
         images, labels, test_size=num_test, random_state=0, stratify=labels
     )
     return Split(train_images, train_labels), Split(test_images, test_labels)
+
+
+SPLITS = {"digits": digits, "breast_cancer": breast_cancer}

@@ -5,20 +5,35 @@ fill the memory by repeating a large image. Within a row group a file that lies 
 still take what the format allows: 2 GiB for a page, and 2 GiB for different images.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from bam.data.common import DataError, Split, check_labels, check_memory, check_size, decode_images
+from bam.data.common import (
+    DataError,
+    Split,
+    Stays,
+    check_labels,
+    check_memory,
+    check_size,
+    decode_images,
+    in_memory,
+)
 from bam.data.stream import StoredImages
 from bam.extras import needs
+
+with needs("data"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
@@ -29,7 +44,7 @@ def read(
     path: Path,
     shape: tuple[int, int, int] | None = None,
     num_classes: int = 0,
-    stays: Callable[[int], bool] = lambda num_bytes: False,
+    stays: Stays = in_memory,
 ) -> tuple[Split, Split, int]:
     """Training split, test split and number of classes of `train.parquet` and `test.parquet`.
 
@@ -46,32 +61,20 @@ def read(
     DataError for a missing split or column, a damaged file, image or label, naming file and row; if
     the number of classes is neither given nor named, or both and not the same.
     """
-    files = {split: _files(path, split) for split in ("train", "test")}
-    named = _num_classes(files["train"][0])
+    train, test = (_Files(_paths(path, split)) for split in ("train", "test"))
+    named = _num_classes(train.schema)
     if named and num_classes and named != num_classes:
-        raise DataError(f"{files['train'][0]}: has {named} classes, expected {num_classes}")
+        raise DataError(f"{train.paths[0]}: has {named} classes, expected {num_classes}")
     num_classes = num_classes or named
     if not num_classes:
         raise DataError(
-            f"{files['train'][0]}: how many classes there are is public and not counted from the "
+            f"{train.paths[0]}: how many classes there are is public and not counted from the "
             "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
             "--config.dataset.num_classes (of public data: --config.public_clip.num_classes)"
         )
-    stored = _Stored(files["train"])
-    shape = shape or stored.first_shape()
-    if stays(stored.num_rows * math.prod(shape)):
-        both = stored, _Stored(files["test"])
-        train, test = (each.split(shape, num_classes) for each in both)
-        return train, test, num_classes
-    splits = []
-    for split in ("train", "test"):
-        images, labels = [], []
-        for file in files[split]:
-            encoded, numbers = _table(file, math.prod(shape) if shape else 1)
-            labels.append(_checked(numbers, num_classes, str(file)))
-            images.append(decode_images(encoded, str(file), shape))
-        whole = len(images) == 1  # else its shards are put together, in twice the memory
-        splits.append(Split(*(x[0] if whole else np.concatenate(x) for x in (images, labels))))
+    shape = shape or train.first_shape()
+    streamed = stays(train.num_rows * math.prod(shape))
+    splits = [files.split(shape, num_classes, streamed) for files in (train, test)]
     return splits[0], splits[1], num_classes
 
 
@@ -82,41 +85,35 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
     has no value in a row, or is numbers in one file and text in another: of 7 and "7" nobody knows
     whether they are one user, and taken for two they would have the guarantee of two.
     """
-    with needs("data"):
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-    ids, kinds = [np.zeros(0, np.int64)], set[bool]()
-    for file in _files(path, "train"):
-        try:
+    ids, are_text = [np.zeros(0, np.int64)], set[bool]()
+    for file in _paths(path, "train"):
+        with readable(file):
             schema = pq.read_schema(file)
             kind = schema.field(_column(schema, (column,), file)).type
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
                 raise DataError(f"{file}: column {column} is {kind}, neither an integer nor text")
-            kinds.add(pa.types.is_string(kind))
-            if len(kinds) > 1:
+            are_text.add(pa.types.is_string(kind))
+            if len(are_text) > 1:
                 raise DataError(
                     f"{file}: column {column} is {kind}, in other files numbers or text"
                 )
-            with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
-                for group in range(table.num_row_groups):
-                    declared = table.metadata.row_group(group).total_byte_size
-                    check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
-                    for part in table.read_row_group(group, columns=[column])[column].chunks:
-                        if part.null_count:
-                            raise DataError(f"{file}: column {column} has rows without a value")
-                        coded = (
-                            part
-                            if pa.types.is_dictionary(part.type)
-                            else pc.dictionary_encode(part)
-                        )
-                        different = np.array([_number(x) for x in coded.dictionary.to_pylist()])
-                        ids.append(different.astype(np.int64)[coded.indices.to_numpy()])
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+            ids += _file_ids(file, column)
     return np.concatenate(ids)
+
+
+def _file_ids(file: Path, column: str) -> list[np.ndarray]:
+    ids = []
+    with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
+        for group in range(table.num_row_groups):
+            _check_group(table.metadata, group, file)
+            values = table.read_row_group(group, columns=[column])[column]
+            if values.null_count:
+                raise DataError(f"{file}: column {column} has rows without a value")
+            for coded in (part.dictionary_encode() for part in values.chunks):
+                different = [_number(x) for x in coded.dictionary.to_pylist()]
+                ids.append(np.array(different, np.int64)[coded.indices.to_numpy()])
+    return ids
 
 
 def _number(value: int | str) -> np.int64:
@@ -126,7 +123,111 @@ def _number(value: int | str) -> np.int64:
     return np.uint64(value % 2**64).astype(np.int64)
 
 
-def _files(folder: Path, split: str) -> list[Path]:
+class _Files:
+    """The files of a split, whose footers are read and checked."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self._footers, self._columns, groups = [], [], []
+        for number, file in enumerate(paths):
+            with readable(file):
+                footer = pq.read_metadata(file)
+                self._columns.append(_columns(footer.schema.to_arrow_schema(), file))
+            self._footers.append(footer)
+            for group in range(footer.num_row_groups):
+                _check_group(footer, group, file)
+                groups.append((number, group, footer.row_group(group).num_rows))
+        self.schema = self._footers[0].schema.to_arrow_schema()
+        self._groups = np.array(groups, np.int64).reshape(-1, 3)
+        self._ends = np.cumsum(self._groups[:, 2])
+        self.num_rows = int(self._groups[:, 2].sum())
+
+    def split(self, shape: tuple[int, int, int], num_classes: int, streamed: bool) -> Split:
+        """Labels in memory, images in memory or, streamed, in the files."""
+        labels = [self._labels(number, num_classes) for number in range(len(self.paths))]
+        if streamed:
+            rows = np.arange(self.num_rows)
+            images: Any = StoredImages(self._encoded, shape, rows, self._place, self._digest)
+        else:
+            images = _joined(
+                [
+                    decode_images(self._all_encoded(number, math.prod(shape)), str(file), shape)
+                    for number, file in enumerate(self.paths)
+                ]
+            )
+        return Split(images, _joined(labels))
+
+    def first_shape(self) -> tuple[int, int, int]:
+        first = [self._encoded(0)] if self.num_rows else []
+        return decode_images(first, str(self.paths[0])).shape[1:]
+
+    def _labels(self, number: int, num_classes: int) -> np.ndarray:
+        """Labels as a loss is given them: those of classes are int32, and checked."""
+        file, (_, label) = self.paths[number], self._columns[number]
+        with readable(file):
+            column = pq.read_table(file, columns=[label])[label]
+        numbers = _numbers(column, f"{file}: row")
+        is_class = numbers.dtype == np.int64
+        return check_labels(numbers, num_classes, str(file)) if is_class else numbers
+
+    def _all_encoded(self, number: int, bytes_per_image: int) -> list[bytes | None]:
+        """The images of a file as it has them: equal ones are one object if it repeats one."""
+        file, footer, (image, _) = self.paths[number], self._footers[number], self._columns[number]
+        # 64 more of every row for its label and for what points to its image.
+        check_memory(footer.num_rows * (bytes_per_image + 64), str(file))
+        encoded: list[bytes | None] = []
+        num_bytes, column = 0, f"{image}.bytes"
+        with (
+            readable(file),
+            pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table,
+        ):
+            for group in range(table.num_row_groups):
+                rows = table.read_row_group(group, columns=[column])
+                for part in pc.struct_field(rows[image], "bytes").chunks:
+                    num_bytes += part.nbytes
+                    check_memory(num_bytes, str(file))
+                    different = [*part.dictionary.to_pylist(), None]  # None: a row without image
+                    encoded += [different[-1 if i is None else i] for i in part.indices.to_pylist()]
+        return encoded
+
+    def _encoded(self, row: int) -> bytes | None:
+        """The image of a row, as its file has it; a row group is read for it."""
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        number, group, rows = self._groups[part].tolist()
+        file, image = self.paths[number], self._columns[number][0]
+        with (
+            readable(file),
+            pq.ParquetFile(file, metadata=self._footers[number], pre_buffer=False) as table,
+        ):
+            read = table.read_row_group(group, columns=[f"{image}.bytes"], use_threads=False)
+            struct = read[image][row - int(self._ends[part]) + rows].as_py()
+        return struct and struct["bytes"]
+
+    def _place(self, row: int) -> str:
+        """A row as errors name it: its file, and its row in it, from 0."""
+        number = int(self._groups[np.searchsorted(self._ends, row, side="right"), 0])
+        before = int(self._groups[self._groups[:, 0] < number, 2].sum())
+        return f"{self.paths[number]}: row {row - before}"
+
+    def _digest(self) -> bytes:
+        """Of the files, all bytes of each: a footer alone does not tell two images apart."""
+        total = hashlib.blake2b(digest_size=32)
+        for file in self.paths:
+            with file.open("rb") as opened:
+                total.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
+        return total.digest()
+
+
+@contextlib.contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """What goes wrong when a Parquet file is read, as a DataError that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+
+
+def _paths(folder: Path, split: str) -> list[Path]:
     whole = folder / f"{split}.parquet"
     if whole.is_file():
         return [whole]
@@ -139,149 +240,40 @@ def _files(folder: Path, split: str) -> list[Path]:
     return shards
 
 
-def _table(file: Path, bytes_per_image: int) -> tuple[list[bytes | None], np.ndarray]:
-    """Encoded images, equal ones the same object where the file repeats one, and labels."""
-    with needs("data"):
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-    encoded: list[bytes | None] = []
-    numbers: list[np.ndarray] = []
-    try:
-        schema = pq.read_schema(file)
-        image, label = _columns(schema, file)
-        column = f"{image}.bytes"
-        with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
-            # 64 more of every row for its label and for what points to its image.
-            check_memory(table.metadata.num_rows * (bytes_per_image + 64), str(file))
-            num_bytes = 0
-            for group in range(table.num_row_groups):
-                declared = table.metadata.row_group(group).total_byte_size
-                check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
-                rows = table.read_row_group(group, columns=[column, label])
-                numbers.append(_numbers(rows[label], f"{file}: row", len(encoded)))
-                for part in pc.struct_field(rows[image], "bytes").chunks:
-                    num_bytes += part.nbytes
-                    check_memory(num_bytes, str(file))
-                    different = part.dictionary.to_pylist()
-                    encoded += [
-                        None if i is None else different[i] for i in part.indices.to_pylist()
-                    ]
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-    return encoded, np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
+def _check_group(footer: Any, group: int, file: Path) -> None:
+    declared = footer.row_group(group).total_byte_size
+    check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
 
 
-def _numbers(column: Any, where: str, first: int = 0) -> np.ndarray:
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """One array of several, which takes twice the memory; of a single one, itself."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _numbers(column: Any, where: str) -> np.ndarray:
     """Labels of a column: int64, float32 or, of lists, int32 or float32 of two axes."""
-    import pyarrow as pa
-
     missing = np.flatnonzero(column.is_null().to_numpy())
     if missing.size:
-        raise DataError(f"{where} {first + missing[0]}: no label")
+        raise DataError(f"{where} {missing[0]}: no label")
     if not pa.types.is_fixed_size_list(column.type):
-        found = column.to_numpy()
-        return found.astype(np.int64 if np.issubdtype(found.dtype, np.integer) else np.float32)
-    flat = column.combine_chunks().flatten()
-    if flat.null_count:
-        raise DataError(f"{where}: a list of labels lacks a value")
-    found = flat.to_numpy().reshape(len(column), column.type.list_size)
-    return found.astype(np.int32 if np.issubdtype(found.dtype, np.integer) else np.float32)
-
-
-def _checked(numbers: np.ndarray, num_classes: int, where: str) -> np.ndarray:
-    """Labels as the loss is given them; those of classes are checked."""
-    return check_labels(numbers, num_classes, where) if numbers.dtype == np.int64 else numbers
-
-
-class _Stored:
-    """The rows of a split's files, each of which can be read by itself."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        with needs("data"):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-        self._paths, self._footers = paths, list[Any]()
-        groups = []
-        for number, file in enumerate(paths):
-            try:
-                footer = pq.read_metadata(file)
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-            self._footers.append(footer)
-            for group in range(footer.num_row_groups):
-                declared = footer.row_group(group)
-                check_size(declared.total_byte_size, MAX_ROW_GROUP, f"{file}: row group {group}")
-                groups.append((number, group, declared.num_rows))
-        self._groups = np.array(groups, np.int64).reshape(-1, 3)
-        self._ends = np.cumsum(self._groups[:, 2])
-        self.num_rows = int(self._groups[:, 2].sum())
-        self._columns = _columns(self._footers[0].schema.to_arrow_schema(), paths[0])
-
-    def first_shape(self) -> tuple[int, int, int]:
-        where = str(self._paths[0])
-        first = decode_images([self.encoded(0)] if self.num_rows else [], where)
-        return first.shape[1:]
-
-    def place(self, row: int) -> str:
-        """A row as errors name it: its file, and its row in it, from 0."""
-        number = int(self._groups[np.searchsorted(self._ends, row, side="right"), 0])
-        before = int(self._groups[self._groups[:, 0] < number, 2].sum())
-        return f"{self._paths[number]}: row {row - before}"
-
-    def digest(self) -> bytes:
-        """Of the files, all bytes of each: a footer alone does not tell two images apart."""
-        total = hashlib.blake2b(digest_size=32)
-        for file in self._paths:
-            with file.open("rb") as opened:
-                total.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
-        return total.digest()
-
-    def encoded(self, row: int) -> bytes | None:
-        """The image of a row, as its file has it; a row group is read for it."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        part = int(np.searchsorted(self._ends, row, side="right"))
-        number, group, rows = self._groups[part].tolist()
-        file, image = self._paths[number], self._columns[0]
-        try:
-            with pq.ParquetFile(file, metadata=self._footers[number], pre_buffer=False) as table:
-                read = table.read_row_group(group, columns=[f"{image}.bytes"], use_threads=False)
-            found = read[image][row - int(self._ends[part]) + rows].as_py()
-        except (pa.ArrowException, OSError, IndexError) as error:
-            raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-        return found and found["bytes"]
-
-    def split(self, shape: tuple[int, int, int], num_classes: int) -> Split:
-        """Labels in memory, images in the files."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        labels = []
-        for file in self._paths:
-            try:
-                column = pq.read_table(file, columns=[self._columns[1]])[self._columns[1]]
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-            labels.append(_checked(_numbers(column, f"{file}: row"), num_classes, str(file)))
-        rows = np.arange(self.num_rows)
-        images = StoredImages(self.encoded, shape, rows, self.place, self.digest)
-        return Split(images, np.concatenate(labels))
+        numbers, integer = column.to_numpy(), "int64"
+    else:
+        flat, integer = column.combine_chunks().flatten(), "int32"
+        if flat.null_count:
+            raise DataError(f"{where}: a list of labels lacks a value")
+        numbers = flat.to_numpy().reshape(len(column), column.type.list_size)
+    return numbers.astype(integer if np.issubdtype(numbers.dtype, np.integer) else np.float32)
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str]:
     """The names of the columns of images and labels, if their types are right."""
-    import pyarrow as pa
-
     image, label = _column(schema, IMAGE_COLUMNS, file), _column(schema, LABEL_COLUMNS, file)
     image_type, label_type = schema.field(image).type, schema.field(label).type
     if not pa.types.is_struct(image_type) or image_type.get_field_index("bytes") < 0:
         raise DataError(f"{file}: column {image} is {image_type}, not a struct with bytes")
-    of_each = label_type.value_type if pa.types.is_fixed_size_list(label_type) else label_type
-    if not (pa.types.is_integer(of_each) or pa.types.is_floating(of_each)):
+    is_list = pa.types.is_fixed_size_list(label_type)
+    number = label_type.value_type if is_list else label_type
+    if not (pa.types.is_integer(number) or pa.types.is_floating(number)):
         raise DataError(f"{file}: column {label} is {label_type}, not an integer or a number")
     return image, label
 
@@ -293,22 +285,13 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
     raise DataError(f"{file}: no column {' or '.join(names)} among {', '.join(schema.names)}")
 
 
-def _num_classes(file: Path) -> int:
-    """The number of class names that a file's schema metadata give, or of labels; 0: not known."""
-    with needs("data"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-    try:
-        schema = pq.read_schema(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-    metadata = schema.metadata or {}
-    kind = next((schema.field(x).type for x in LABEL_COLUMNS if x in schema.names), None)
-    if kind is not None and (pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind)):
+def _num_classes(schema: Any) -> int:
+    """The number of class names that schema metadata give, or of labels; 0: not known."""
+    kind = next(schema.field(name).type for name in LABEL_COLUMNS if name in schema.names)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind):
         return int(getattr(kind, "list_size", 1))
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)
         return len(names) if isinstance(names, list) else 0
     except (KeyError, TypeError, ValueError, StopIteration, RecursionError):

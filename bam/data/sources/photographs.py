@@ -21,7 +21,7 @@ def crops(size: int = 32, channels: int = 3) -> Float32[np.ndarray, "n size size
         raise DataError(f"photographs have 3 channels, or 1 when grey, not {channels}")
     with needs("train"):
         from sklearn import datasets
-    found = []
+    squares = []
     for photograph in datasets.load_sample_images().images:
         pixels = photograph.astype(np.float64) / 255
         if channels == 1:
@@ -30,9 +30,9 @@ def crops(size: int = 32, channels: int = 3) -> Float32[np.ndarray, "n size size
             height, width = (side // factor for side in pixels.shape[:2])
             whole = pixels[: height * factor, : width * factor]
             small = whole.reshape(height, factor, width, factor, channels).mean(axis=(1, 3))
-            found += [
+            squares += [
                 small[top : top + size, left : left + size]
                 for top in range(0, height - size + 1, size // 2)
                 for left in range(0, width - size + 1, size // 2)
             ]
-    return np.stack(found).astype(np.float32)
+    return np.stack(squares).astype(np.float32)

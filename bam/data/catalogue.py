@@ -1,0 +1,68 @@
+"""The data sets known by name: what each looks like, and where its files come from.
+
+A further one is a row here and a test. Only official files in a form of their own need more, a
+reader in `sources/archives.py`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bam.data.sources import builtin
+
+
+class Facts(NamedTuple):
+    """What is publicly known of a data set.
+
+    Attributes:
+      sources: where `datasets.load` can read it; the first is the default.
+      shape: `(height, width, channels)` of an image; of `FOLDER` zeros: that of the first image.
+      num_classes: of `FOLDER` 0: its files name them.
+      mean: of each channel, or of all, as in `datasets.Dataset`.
+      std: likewise.
+      rows: of the official training and test split; zeros: there are no official files.
+      tfds: the folder, below `data_dir`, where tensorflow-datasets prepares it.
+      test_split: what tensorflow-datasets calls the split that is the test split here.
+      url: where its official files are.
+    """
+
+    sources: tuple[str, ...]
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...] | np.ndarray
+    std: tuple[float, ...] | np.ndarray
+    rows: tuple[int, int] = (0, 0)
+    tfds: str = ""
+    test_split: str = "test"
+    url: str = ""
+
+
+_FILES = ("tfds", "parquet", "archive")
+
+# Published constants of the public sets; round ones for digits (pen strokes cover roughly a third
+# of a digit's box).
+DATASETS = {
+    "digits": Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
+    "breast_cancer": Facts(("sklearn",), (1, 1, 30), 2, *builtin.breast_cancer_scale()),
+    "mnist": Facts(
+        _FILES, (28, 28, 1), 10, (0.1307,), (0.3081,), (60_000, 10_000), "mnist",
+        url="https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "cifar10": Facts(
+        _FILES, (32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+        (50_000, 10_000), "cifar10", url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    ),
+    "cifar100": Facts(
+        _FILES, (32, 32, 3), 100, (0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025),
+        (50_000, 10_000), "cifar100",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    ),
+    "imagenet32": Facts(
+        _FILES, (32, 32, 3), 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
+        (1_281_167, 50_000), "imagenet_resized/32x32", "validation",
+        "https://image-net.org/download-images.php",
+    ),
+}  # fmt: skip
+
+# One's own images. The constants map pixels to [-2, 2] and know nothing of the images.
+FOLDER = Facts(("parquet",), (0, 0, 0), 0, (0.5,), (0.25,))

@@ -1,0 +1,124 @@
+"""Networks of a few layers for small images, features and tables; and a deep one for timing."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bam.models.layers import Conv, average_pool, group_norm
+
+
+class Linear(nn.Module):
+    """Multinomial logistic regression on flattened inputs, zero-initialised.
+
+    The weight is `[classes, inputs]`, as PyTorch's, where a kernel of Flax is `[inputs, classes]`:
+    an example's gradient, the product of a column and a row, is then never stored on CPU, but
+    computed where it is read, a long row at a time.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
+        """Logits of a batch of inputs."""
+        flat = inputs.reshape(inputs.shape[0], -1)
+        shape = (self.num_classes, flat.shape[1])
+        weight = self.param("weight", nn.initializers.zeros, shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.num_classes,))
+        return flat @ weight.T + bias
+
+
+class LeNet5(nn.Module):
+    """conv 5×5, 6 → pool → conv 5×5, 16 → pool → 120 → 84 → classes, with tanh: for MNIST.
+
+    Tanh and average pooling are LeCun's own, and bounded activations suit private training. Both
+    convolutions pad to the same size (the original's second does not), with bias.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of images."""
+        x = images
+        for features in (6, 16):
+            x = average_pool(nn.tanh(Conv(features, kernel_size=5, gain_and_bias=True)(x)))
+        x = x.reshape(x.shape[0], -1)
+        for features in (120, 84):
+            x = nn.tanh(nn.Dense(features)(x))
+        return nn.Dense(self.num_classes)(x)
+
+
+class ConvNet(nn.Module):
+    """Two blocks of conv 3×3 → GroupNorm → ReLU → average pool, then linear: the demo's model.
+
+    The first block has `width` channels, a multiple of 4, the second twice as many.
+    """
+
+    num_classes: int
+    width: int = 16
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of images."""
+        x = images
+        for features in (self.width, 2 * self.width):
+            x = average_pool(nn.relu(group_norm(4, features)(Conv(features)(x))))
+        return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
+class TanhCNN(nn.Module):
+    """conv 3×3 → tanh → max pool 2 → conv 3×3 → tanh → linear, with biases.
+
+    Both convolutions have `width` channels. The network of Tramèr and Boneh (arXiv 2011.11660) for
+    scattering features of colour images, where `width` is 64.
+    """
+
+    num_classes: int
+    width: int = 64
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
+        """Logits of a batch of features."""
+        x = nn.tanh(Conv(self.width, use_bias=True)(features))
+        x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        x = nn.tanh(Conv(self.width, use_bias=True)(x))
+        return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
+class DeepResidual(nn.Module):
+    """dense → `depth` − 2 identical residual layers, scanned → dense; `width` units each.
+
+    Its compile time does not grow with its depth: the residual layers' weights are stacked along
+    one axis, and their code is compiled once.
+    """
+
+    num_classes: int
+    width: int = 32
+    depth: int = 10
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
+        """Logits of a batch of inputs of any shape."""
+        if self.depth < 2:
+            raise ValueError(f"deep_residual needs a depth of at least 2, got {self.depth}")
+        x = nn.tanh(nn.Dense(self.width)(inputs.reshape(inputs.shape[0], -1)))
+        if self.depth > 2:
+            scanned = nn.scan(
+                _Block,  # whose name is part of the parameters' names in checkpoints
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=self.depth - 2,
+            )
+            x, _ = scanned(self.width, self.depth)(x, None)
+        return nn.Dense(self.num_classes)(x)
+
+
+class _Block(nn.Module):
+    """x + tanh(W x + b) / √depth."""
+
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x: Array, _: None) -> tuple[Array, None]:
+        return x + nn.tanh(nn.Dense(self.width)(x)) / jnp.sqrt(float(self.depth)), None
