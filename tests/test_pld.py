@@ -9,7 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
 import bam
-from bam.privacy import groups, pld, tradeoff
+from bam.privacy import pld, tradeoff
 from tests.cases import run_command
 
 loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
@@ -71,7 +71,6 @@ def test_other_numbers_from_these_tables_are_upper_bounds_too():
     num_steps, mu, delta = 10**4, 1.0, 1e-11
     mechanism = {"noise_multiplier": 100.0, "sampling_prob": NEARLY_ALL, "num_steps": num_steps}
     least = least_epsilon(mu, num_steps, delta)
-    assert groups.epsilon_of_group(**mechanism, delta=delta, group_size=1) >= least
     composed = pld.of_step(100.0, NEARLY_ALL, pld.FINE).self_compose(num_steps)
     (found,) = pld.deltas(*mechanism.values(), [least])
     assert found - composed.get_delta_for_epsilon(least) == pytest.approx(2**-51 * num_steps)

@@ -68,8 +68,6 @@ def batches_p_values(
     members = np.concatenate(runs)
     if plan.sampling_prob == 1:
         return {"all examples": float(members.all())}
-    if plan.mechanism_name == "fixed_size":
-        return fixed_size_p_values(members, plan.expected_batch_size)
     if plan.mechanism_name == "banded":
         return banded_p_values(runs, plan)
     if plan.mechanism_name == "random_allocation":
@@ -140,17 +138,6 @@ def batch_p_values(
         "batch sizes": _binomial_spread(sizes, num_examples, sampling_prob),
         **_participation(members, sampling_prob),
     }
-
-
-def fixed_size_p_values(
-    members: Bool[np.ndarray, "steps examples"], batch_size: int
-) -> dict[str, float]:
-    """p-values of "every batch is any l of the examples, drawn anew", 0 < l < N.
-
-    `batch sizes` is 0 if any of them is another, and 1 otherwise; `_participation` has the rest.
-    """
-    right = bool(np.all(members.sum(axis=1) == batch_size))
-    return {"batch sizes": float(right), **_participation(members, batch_size / members.shape[1])}
 
 
 def _participation(

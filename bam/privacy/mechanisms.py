@@ -18,7 +18,6 @@ from bam.core import strategy as strategies
 from bam.files import JsonMapping
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
-from bam.privacy.fixed_size import epsilon_of_fixed_size
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 
 # What neighbouring data sets differ in, in few words and in more.
@@ -28,7 +27,6 @@ ADJACENCIES = {
         "one example replaced by nothing, its place left empty (zero-out)",
     ),
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
-    "replace_one": ("replace one", "one example replaced by another"),
 }
 # The random generator, for whoever reads a release.
 BY = "by ChaCha20 with a key of 256 bits"
@@ -55,8 +53,6 @@ class Mechanism:
     S, the longest that the bounded gradient of *one* example can be, whatever the neighbours are.
 
     Attributes:
-      adjacency: what neighbouring data sets differ in: "zero_out" (one of the N places is empty in
-        one of them) or "replace_one".
       sampling_prob: the probability that an example is in a batch, over all steps alike.
       batches: how batches are drawn, in few words.
       sampling: the same for whoever reads a release, with the random generator.
@@ -77,7 +73,6 @@ class Mechanism:
         where none are known.
     """
 
-    adjacency: str
     sampling_prob: float
     batches: str
     sampling: str
@@ -107,6 +102,16 @@ def adjacency_of(plan: JsonMapping) -> str:
     return "zero_out" if is_old else str(plan["adjacency"])
 
 
+def check_name(name: object) -> None:
+    """ValueError, in one line, for the name of no mechanism here."""
+    if name == "fixed_size":
+        raise ValueError(
+            "mechanism fixed_size, with neighbours that replace one example, is gone: take poisson"
+        )
+    if name not in tuple(MECHANISMS):  # a name may be a list, of a stranger's record
+        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
+
+
 def make(
     name: str, num_examples: int, batch_size: int, options: JsonMapping | None = None
 ) -> Mechanism:
@@ -121,20 +126,18 @@ def make(
     Raises:
       ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
-    if name not in MECHANISMS:
-        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
+    check_name(name)
     given = options or {}
     return named.call(f"mechanism {name}", MECHANISMS[name], num_examples, batch_size, **given)
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in each batch independently with probability q = l/N. Zero-out.
+    """Each example is in each batch independently with probability q = l/N.
 
     The same noise earns the smallest ε that is known with this one.
     """
     prob = batch_size / num_examples
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=prob,
         batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
         f"{rounded_up(prob, '.4g')}",
@@ -148,7 +151,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
-    r"""Noise correlated over b steps; batches from b parts of the data in turn. Zero-out.
+    r"""Noise correlated over b steps; batches from b parts of the data in turn.
 
     Each example is, once and at random, put in one of b parts, independently of all others. Step t
     draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
@@ -196,7 +199,6 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         return of_one * length * (1 + 1e-12)  # so that dividing by ‖c‖ again gives no less
 
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
         f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
@@ -213,32 +215,8 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     )
 
 
-def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
-    """Each batch is drawn anew, of exactly l of the N examples, without replacement. Replace one.
-
-    A batch of a fixed size tells whether an example is missing by taking another in its place, so
-    neighbours have the same N. Only the RDP accountant has a bound.
-    """
-    epsilon = _by_one_accountant(
-        "fixed_size",
-        "rdp",
-        functools.partial(epsilon_of_fixed_size, num_examples=num_examples, batch_size=batch_size),
-    )
-    return Mechanism(
-        adjacency="replace_one",
-        sampling_prob=batch_size / num_examples,
-        batches=f"batches of exactly {batch_size} of {num_examples} examples",
-        sampling="fixed size: each batch is l different examples, any l of them equally likely and "
-        f"independent of other batches, {BY}",
-        draw=lambda seed, step: sampling.fixed_size_sample(seed, step, num_examples, batch_size),
-        capacity=lambda probability: batch_size,
-        epsilon=epsilon,
-        noise_multiplier=_searched(epsilon, 1e-5),
-    )
-
-
 def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Zero-out.
+    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random.
 
     Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
     vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
@@ -256,7 +234,6 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
         functools.partial(epsilon_of_random_allocation, batches_per_epoch=batches),
     )
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=1 / batches,
         batches=f"random allocation: each example in one of the {batches} batches of every epoch",
         sampling=f"random allocation: in every epoch of {batches} steps each example is in the "
@@ -271,7 +248,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
-    """Every batch is all of the data: nothing is random but the noise. Zero-out."""
+    """Every batch is all of the data: nothing is random but the noise."""
     if batch_size != num_examples:
         raise ValueError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"
@@ -288,7 +265,6 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
 MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "poisson": poisson,
     "banded": banded,
-    "fixed_size": fixed_size,
     "full_batch": full_batch,
     "random_allocation": random_allocation,
 }

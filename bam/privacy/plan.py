@@ -46,7 +46,7 @@ class PrivacyPlan:
       delta: δ.
       accountant: "pld" or "rdp".
       spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or
+      mechanism_name: how batches are drawn: "poisson", "banded", "full_batch" or
         "random_allocation".
       mechanism_options: what else it was given, by name.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
@@ -105,8 +105,9 @@ class PrivacyPlan:
         of one's own, and for whatever `make_plan` would not have made.
         """
         name = record.get("mechanism", "poisson")
-        if name not in tuple(mechanisms.MECHANISMS):
+        if ":" in str(name):
             raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
+        mechanisms.check_name(name)
         names = {field.name for field in dataclasses.fields(cls)}
         facts = {k: v for k, v in record.items() if k in names} | {"mechanism_name": name}
         if not isinstance(facts.get("mechanism_options", {}), dict):
@@ -139,8 +140,7 @@ class PrivacyPlan:
     @property
     def adjacency(self) -> str:
         """What neighbouring data sets differ in: a key of `mechanisms.ADJACENCIES`."""
-        kept = self.mechanism.adjacency
-        return "add_or_remove_one" if self.num_examples_given and kept == "zero_out" else kept
+        return "add_or_remove_one" if self.num_examples_given else "zero_out"
 
     @functools.cached_property
     def mu(self) -> float | None:

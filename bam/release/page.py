@@ -126,7 +126,6 @@ def _attacker(run: Run, epsilon: float, counted: int) -> JsonObject:
             Chart("Right about a participant, at most", "wrong about others", curves, True, True),
             Chart("ε over training", "steps begun", lines),
         ],
-        "replaced": run.plan["adjacency"] == "replace_one",
         "names": list(limits),
         "rates": {rate: [f(rate) for f in limits.values()] for rate in statement.FALSE_ALARMS},
     }
