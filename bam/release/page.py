@@ -11,7 +11,7 @@ from bam.extras import needs
 from bam.files import JsonObject, one_line
 from bam.privacy import recheck, statement
 from bam.privacy.plan import PrivacyPlan
-from bam.privacy.statement import rounded
+from bam.privacy.rounding import rounded
 from bam.privacy.units import unit_of
 from bam.release import export, plots
 from bam.release.plots import Chart, Line

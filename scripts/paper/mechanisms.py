@@ -19,8 +19,8 @@ from bam import provenance
 from bam.cli import configs, console, tables
 from bam.data.sources import archives
 from bam.files import JsonMapping, JsonObject, read_json, write_json
-from bam.privacy.accounting import rounded_down
 from bam.privacy.random_allocation import epsilon_of_random_allocation
+from bam.privacy.rounding import rounded_down
 
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
 _CONFIGS = flags.DEFINE_list(
