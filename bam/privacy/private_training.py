@@ -22,7 +22,7 @@ from bam.core import chacha, tracing
 from bam.core.clipping import sensitivity_of
 from bam.core.noise import first_noise
 from bam.core.oracles import Oracle
-from bam.core.privatize import PrivatizeState, private_mean
+from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping
@@ -212,6 +212,7 @@ class PrivateTraining:
             )
         self._transformed = True
         plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
+        mean = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, strategy)
 
         def init(params: Params) -> PrivateState:
             if tracing.being_traced():
@@ -235,16 +236,13 @@ class PrivateTraining:
             batch: DrawnBatch, state: PrivateState, params: Params
         ) -> tuple[Grads, PrivateState]:
             gradient, _, after = private_mean(
-                oracle,
+                oracle.grad,
                 clip,
-                params,
+                oracle.ascend(params, state.previous),
                 batch.examples,
                 state.privatize,
-                previous=state.previous,
+                mean,
                 mask=jnp.asarray(batch.mask),
-                noise_multiplier=plan.noise_multiplier,
-                expected_batch_size=plan.expected_batch_size,
-                strategy=strategy,
                 microbatch_size=microbatch_size,
             )
             right = in_order(batch, state)
