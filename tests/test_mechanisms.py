@@ -22,7 +22,7 @@ PLAN = {
 def test_a_full_batch_is_poisson_with_every_example():
     whole = {**PLAN, "expected_batch_size": 1000}
     full, poisson = (bam.make_plan(**whole, mechanism=m) for m in ("full_batch", "poisson"))
-    assert dataclasses.replace(full, mechanism_name="poisson") == poisson
+    assert dataclasses.replace(full, mechanism_config=poisson.mechanism_config) == poisson
     assert full.mechanism.draw(3, 5).tolist() == list(range(1000))
     assert poisson.mechanism.draw(3, 5).tolist() == list(range(1000))
     assert full.capacity == poisson.capacity == 1000
@@ -34,7 +34,7 @@ def test_a_full_batch_is_poisson_with_every_example():
         ({"mechanism": "full_batch"}, "expected_batch_size = N = 1000"),
         ({"mechanism": "shuffled"}, "unknown mechanism 'shuffled'"),
         ({"mechanism": "fixed_size"}, "mechanism fixed_size, .* is gone: take poisson"),
-        ({"mechanism_options": {"bands": 3}}, r"poisson does not take \{'bands': 3\}"),
+        ({"mechanism": {"name": "poisson", "bands": 3}}, r"poisson does not take \{'bands': 3\}"),
         ({"mechanism": "random_allocation"}, "accountant rdp has no bound for random_allocation"),
     ],
 )
@@ -46,9 +46,9 @@ def test_a_plan_refuses_what_its_mechanism_cannot_do(changes, message):
 @pytest.mark.parametrize("name", mechanisms.MECHANISMS)
 def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
     size = 1000 if name == "full_batch" else 40
-    without = PLAN | {"target_epsilon": math.inf, "expected_batch_size": size, "mechanism": name}
+    without = PLAN | {"target_epsilon": math.inf, "expected_batch_size": size}
     options = {"bands": 2} if name == "banded" else {}
-    plan = bam.make_plan(**without, mechanism_options=options)
+    plan = bam.make_plan(**without, mechanism={"name": name, **options})
     assert (plan.epsilon_after(0), plan.epsilon_after(20)) == (0, math.inf)
     assert plan.adjacency == "zero_out"  # one relation for all
 
@@ -75,6 +75,20 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
         ({"selection": [1]}, "no record"),
         ({"num_examples": "many"}, "no record|num_examples must be of"),
         ({"delta": None}, "no record|delta"),
+        ({"delta": 0.002}, "delta 0.002"),
+        ({"overflow": 0.0}, "the records disagree"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier must be at most"),
+        ({"noise_multiplier": 1e7}, "noise_multiplier must be at most"),
+        ({"noise_multiplier": 0.0}, "the records disagree"),
+        ({"clip_norm": 0.0, "sensitivity": 0.0}, "clip_norm must be a positive"),
+        ({"clip_norm": 1e308, "sensitivity": 1e308}, "floats cannot hold"),
+        ({"sensitivity": 1e-40}, "floats cannot hold"),
+        ({"sensitivity": True}, "no record|sensitivity must be of"),
+        ({"num_examples_given": 1}, "no record|num_examples_given must be of"),
+        ({"num_steps": 0}, "num_steps must be at least 1"),
+        ({"num_steps": True}, "no record|num_steps must be of"),
+        ({"spare_steps": 20}, "spare_steps must be from 0 to 19"),
+        ({"group_size": 3}, "a unit of privacy"),
     ],
     ids=str,
 )

@@ -361,9 +361,9 @@ def test_damaged_records_are_one_line(run, tmp_path, name, text, message):
 def test_a_plan_that_lacks_what_the_page_tells_is_an_error_that_the_command_knows(tmp_path):
     folder = write(tmp_path / "run", finished=False)
     plan = json.loads((folder / "plan.json").read_text())
-    del plan["adjacency"]
+    del plan["num_steps"]
     (folder / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(LookupError, match="adjacency"):
+    with pytest.raises(LookupError, match="num_steps"):
         of(folder)
 
 

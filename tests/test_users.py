@@ -16,6 +16,7 @@ from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, users
 from bam.data.sources import parquet
 from bam.privacy import statement, units
+from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loading, loop, registry, rundir, trainer
@@ -208,8 +209,8 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
                 bam.PrivacyPlan.from_json(recorded)
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
-            num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
-            clip_norm=1.0, accountant="rdp", group_size=3,
+            num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
+            target_epsilon=4.0, delta=1e-5, clip_norm=1.0, accountant="rdp",
             selection=bam.privacy.selection.Selection(5.0, 1.0, 10.0),
         )  # fmt: skip
 

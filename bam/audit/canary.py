@@ -216,11 +216,9 @@ def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> tradeoff.Tr
         return tradeoff.gaussian_tradeoff(math.sqrt(num_steps) / sigma)
     if num_steps == 1:
         return tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1 / sigma), sampling_prob)
-    epsilons = np.concatenate([np.linspace(0, 2, 81), np.linspace(2, 20, 73)[1:]]).tolist()
-    profile = accounting.deltas(
-        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, epsilons=epsilons
+    return accounting.poisson_tradeoff(
+        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, up_to=20.0
     )
-    return tradeoff.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
 
 
 def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:
