@@ -392,13 +392,14 @@ def _check(plan: PrivacyPlan) -> None:
         raise ValueError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
     if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
         raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
+    mechanism = plan.mechanism  # ValueError for options that it cannot have
     if plan.selection is None:
         return
     if plan.accountant != "rdp" or not plan.private:
         raise ValueError("a choice among runs is private only if they are, by accountant rdp")
     if plan.unit == "user":
         raise ValueError("a choice among runs is scored by examples: it is not private for users")
-    if poisson_steps(plan.mechanism.event(1.0, 1)) != (1.0, plan.sampling_prob, 1):
+    if poisson_steps(mechanism.event(1.0, 1)) != (1.0, plan.sampling_prob, 1):
         raise ValueError(
             f"a choice among runs is accounted for Poisson batches, not {plan.mechanism_name}"
         )
