@@ -23,6 +23,13 @@ LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
 NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating), bool: (bool,)}
+# What a plan.json has, beside the mechanism's name.
+RECORDED = (
+    *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
+    *("clip_norm", "epsilon", "delta", "accountant", "spare_steps", "selection"),
+    *("mechanism_options", "unit", "group_size", "overflow", "num_examples_given", "sensitivity"),
+    *("adjacency", "mechanism_name"),
+)
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
 
@@ -274,12 +281,10 @@ class PrivacyPlan:
 
     def to_json(self) -> JsonObject:
         """The plan, with what follows from it, as strict JSON values; an infinite ε is None."""
-        fields = dataclasses.asdict(self)
-        del fields["mechanism_config"]
-        fields |= fields.pop("population") | {"mechanism": self.mechanism_name}
-        derived = ("sampling_prob", "mechanism_options", "unit", "overflow", "adjacency")
-        fields |= {name: getattr(self, name) for name in derived}
-        return {k: None if v == math.inf else v for k, v in fields.items()}
+        values: JsonObject = {name: getattr(self, name) for name in RECORDED}
+        values["selection"] = self.selection and dataclasses.asdict(self.selection)
+        values["mechanism"] = values.pop("mechanism_name")
+        return {k: None if v == math.inf else v for k, v in values.items()}
 
     def describe(self) -> str:
         """The plan in a few lines of plain text, for people."""
