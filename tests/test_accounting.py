@@ -21,17 +21,11 @@ from bam.privacy.plan import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
 SHORT = {"sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5}
+SEARCH = {"target_epsilon": 1.0, **SHORT}
 loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
 ACCOUNTANTS = ["pld", "rdp", "gdp"]
-PLAN = {
-    "num_examples": 1000,
-    "expected_batch_size": 100,
-    "num_steps": 20,
-    "target_epsilon": 2.0,
-    "delta": 1e-5,
-    "clip_norm": 1.0,
-    "accountant": "rdp",
-}
+PLAN = {"num_examples": 1000, "expected_batch_size": 100, "num_steps": 20, "delta": 1e-5}
+PLAN |= {"target_epsilon": 2.0, "clip_norm": 1.0, "accountant": "rdp"}
 
 
 # Goldens.
@@ -112,63 +106,44 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(accountant
         assert spent(noise_multiplier=next_to_none, num_steps=10) == math.inf
 
 
-REFUSED_RUNS = [
-    ({"noise_multiplier": -1.0}, "noise_multiplier"),
-    ({"noise_multiplier": math.nan}, "noise_multiplier"),
-    ({"noise_multiplier": 1e300}, r"noise_multiplier must be from 0 to 1e\+06, got 1e\+300"),
-    ({"noise_multiplier": 1e300, "accountant": "rdp"}, r"from 0 to 1e\+06, got 1e\+300"),
-    ({"sampling_prob": -0.1}, "sampling_prob"),
-    ({"sampling_prob": 1.1}, "sampling_prob"),
-    ({"sampling_prob": math.nan}, "sampling_prob"),
-    ({"num_steps": -1}, "num_steps"),
-    ({"num_steps": 10**18}, "from 0 to 10000000"),  # rounding errors
-    ({"delta": 0.0}, "delta"),
-    ({"delta": 1.0}, "delta"),
-    ({"delta": math.nan}, "delta"),
-    ({"delta": 1e-13}, "delta"),  # below what PLD resolves after so many steps
-    ({"accountant": "moments"}, "accountant"),
-]
-REFUSED_SEARCHES = [
-    *(({"target_epsilon": bad}, "epsilon") for bad in (0.0, -1.0, 257.0, math.inf, math.nan)),
-    ({"num_steps": 0}, "num_steps"),
-    ({"sampling_prob": 0.0}, "sampling_prob"),
-    ({"sampling_prob": 1.5}, "sampling_prob"),
-    ({"delta": 0.0}, "delta"),
-    ({"delta": 1e-30}, "delta"),
-    ({"accountant": "moments"}, "accountant"),
-]
-REFUSED_PLANS = [
-    ({"num_examples": 0}, "examples"),
-    ({"expected_batch_size": 0}, "expected_batch_size"),
-    ({"expected_batch_size": 1001}, "expected_batch_size"),
-    ({"num_steps": 0}, "num_steps"),
-    ({"target_epsilon": 0.0}, "epsilon"),
-    ({"target_epsilon": math.nan}, "epsilon"),
-    ({"delta": 0.0}, "delta"),
-    ({"delta": 1e-3}, "delta"),  # 1/N
-    ({"delta": math.nan}, "delta"),
-    ({"clip_norm": -1.0}, "clip_norm"),
-    ({"clip_norm": math.nan}, "clip_norm"),
-    ({"clip_norm": math.inf}, "clip_norm"),
-    ({"accountant": "gdp"}, "gdp is asymptotic, no guarantee"),
-    ({"accountant": "moments"}, "accountant"),
-]
-REFUSED = [
-    *((bam.epsilon, RUN, *case) for case in REFUSED_RUNS),
-    *((bam.noise_multiplier, {"target_epsilon": 1.0, **SHORT}, *case) for case in REFUSED_SEARCHES),
-    *((bam.make_plan, PLAN, *case) for case in REFUSED_PLANS),
+NAN, INF = math.nan, math.inf
+REFUSED = [  # the call, what is right, and what is refused, each by its name
+    (bam.epsilon, RUN, "noise_multiplier", [-1.0, NAN, 1e300]),
+    (bam.epsilon, RUN, "sampling_prob", [-0.1, 1.1, NAN]),
+    (bam.epsilon, RUN, "num_steps", [-1, 10**18]),  # so many add up rounding errors
+    (bam.epsilon, RUN, "delta", [0.0, 1.0, NAN, 1e-13]),  # the last is below what PLD resolves
+    (bam.epsilon, RUN, "accountant", ["moments"]),
+    (bam.noise_multiplier, SEARCH, "target_epsilon", [0.0, -1.0, 257.0, INF, NAN]),
+    (bam.noise_multiplier, SEARCH, "num_steps", [0]),
+    (bam.noise_multiplier, SEARCH, "sampling_prob", [0.0, 1.5]),
+    (bam.noise_multiplier, SEARCH, "delta", [0.0, 1e-30]),
+    (bam.noise_multiplier, SEARCH, "accountant", ["moments"]),
+    (bam.make_plan, PLAN, "num_examples", [0]),
+    (bam.make_plan, PLAN, "expected_batch_size", [0, 1001]),
+    (bam.make_plan, PLAN, "num_steps", [0]),
+    (bam.make_plan, PLAN, "target_epsilon", [0.0, NAN]),
+    (bam.make_plan, PLAN, "delta", [0.0, 1e-3, NAN]),  # 1e-3 is 1/N
+    (bam.make_plan, PLAN, "clip_norm", [-1.0, NAN, INF]),
+    (bam.make_plan, PLAN, "accountant", ["gdp", "moments"]),
 ]
 
 
-@pytest.mark.parametrize(("call", "right", "wrong", "message"), REFUSED)
-def test_a_bad_argument_is_refused_by_name(call, right, wrong, message):
-    with pytest.raises(ValueError, match=message):
-        call(**right | wrong)
+@pytest.mark.parametrize(
+    ("call", "right", "name", "bad"),
+    [(call, right, name, bad) for call, right, name, values in REFUSED for bad in values],
+)
+def test_a_bad_argument_is_refused_by_name(call, right, name, bad):
+    named = {"num_examples": "examples", "target_epsilon": "epsilon"}.get(name, name)
+    with pytest.raises(ValueError, match=named):
+        call(**right | {name: bad})
 
 
-def test_the_largest_and_the_infinite_noise_are_answered():
+def test_the_largest_and_the_infinite_noise_are_answered_and_what_overflows_is_not():
     assert 0 <= bam.epsilon(noise_multiplier=1e6, **SHORT, accountant="rdp") < 1e-3
     assert bam.epsilon(noise_multiplier=math.inf, **SHORT) == 0
+    for accountant in ACCOUNTANTS:
+        with pytest.raises(ValueError, match=r"must be from 0 to 1e\+06, got 1e\+300"):
+            bam.epsilon(noise_multiplier=1e300, **SHORT, accountant=accountant)
 
 
 # noise_multiplier.
