@@ -1,4 +1,4 @@
-"""How a run draws batches, correlates its noise and what ε it earns: a record.
+"""A record of how a run draws batches and correlates its noise, and of the ε that this earns.
 
 The loop, the plan, the audit and a release's statement read the same record, so that none of them
 can speak of another mechanism than the one that ran. Neighbours are those of `ADJACENCIES`.
@@ -33,8 +33,7 @@ ADJACENCIES = {
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
     "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
-    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
-    "ChaCha20 with a key of 256 bits"
+    f"that no rounding depends on the data; reaches 10 standard deviations; random numbers {BY}"
 )
 
 
@@ -99,7 +98,7 @@ class Mechanism:
     def noise_multiplier(
         self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """The least σ that was found, and never one of an ε above the target."""
+        """The least σ of a search, whose ε is never above the target."""
         how: JsonObject = {"delta": delta, "accountant": accountant}
         if steps := poisson_steps(self.event(1.0, num_steps)):
             sigma = accounting.noise_multiplier(

@@ -175,7 +175,7 @@ class PrivacyPlan:
 
     @property
     def sampling_prob(self) -> float:
-        """Q = l/N."""
+        """The sampling probability, q = l/N."""
         return self.expected_batch_size / max(1, self.num_examples)
 
     @property
