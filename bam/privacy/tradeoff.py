@@ -125,10 +125,13 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-15)
     at_fixed = float(one_sided(np.array([fixed]))[0])
 
-    @np.vectorize
-    def inverse(beta: float) -> float:  # f_p falls from f_p(0) to 0
-        excess = lambda alpha: float(one_sided(np.array([alpha]))[0]) - beta  # noqa: E731
-        return 0.0 if excess(0.0) <= 0 else float(optimize.brentq(excess, 0.0, 1.0, xtol=1e-15))
+    def inverse(beta: np.ndarray) -> np.ndarray:  # of a whole array, as no search of SciPy's is
+        low, high = np.zeros_like(beta), np.ones_like(beta)
+        for _ in range(80):  # f_p falls: bisect
+            middle = (low + high) / 2
+            above = one_sided(middle) > beta
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        return (low + high) / 2
 
     def symmetrised(alpha: np.ndarray) -> np.ndarray:
         alpha = np.asarray(alpha, float)
