@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from bam.cli import console, plotting, sweeps, tables
 from bam.cli.study import Runs, Study, carry_out
 from bam.data import datasets
-from bam.privacy.accounting import rounded_up
+from bam.privacy.rounding import rounded_up
 from bam.training import finetune, loop, registry
 from configs.finetune import TRAINED
 

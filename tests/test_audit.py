@@ -1,6 +1,5 @@
 """The audit passes the code that trains, and catches bugs that are planted in it."""
 
-import dataclasses
 import functools
 
 import jax
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import bam
-from bam.audit import canary, checks, one_run, whole_run
+from bam.audit import canary, checks, whole_run
 from bam.core import privatize, sampling
 from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
 from bam.privacy import tradeoff
@@ -118,44 +116,6 @@ def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
         whole_run.record(non_private, 0)
     with pytest.raises(ValueError, match="finish"):
         whole_run.record(build(clip=f"{__name__}:hiding_its_noise"), 0)
-
-
-# Batches of a fixed size.
-
-
-def fixed_size(num_examples, expected_batch_size, num_steps=4):
-    config = config_of("dp_sgd", expected_batch_size, num_steps)
-    config.mechanism.name, config.optimizer.learning_rate = "fixed_size", 1e-6
-    return config
-
-
-def test_replacing_the_canary_gives_away_twice_as_much_as_leaving_it_out():
-    # All eight examples in every batch: two Gaussians, a distance of 2S apart.
-    config = fixed_size(8, 8)
-    plan = trainer.build(config, canary.canary_dataset(8)).plan
-    found = canary.lower_bound(
-        *canary.scores(config, 8, 250), sampling_prob=1.0, num_steps=4, delta=1e-5
-    )
-    left_out = bam.epsilon(
-        noise_multiplier=plan.noise_multiplier, sampling_prob=1.0, num_steps=4, delta=1e-5
-    )
-    assert left_out < 2 < found.epsilon_lower <= plan.epsilon <= 4.0
-
-
-def test_whole_runs_with_batches_of_a_fixed_size_are_what_the_plan_says():
-    built = trainer.build(fixed_size(80, 20, 60), canary.canary_dataset(80))
-    run = whole_run.record(built, 0, cut=30)
-    assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
-    assert set(run.members.sum(axis=1)) == {20}
-    under_poisson = dataclasses.replace(
-        built, plan=dataclasses.replace(built.plan, mechanism_name="poisson")
-    )
-    assert "batch sizes" in checks.failures(whole_run.p_values(under_poisson, [run]))
-
-
-def test_one_run_is_audited_of_poisson_batches_only():
-    with pytest.raises(ValueError, match="not of fixed_size"):
-        one_run.build(fixed_size(80, 20), 5)
 
 
 # Planted around the step, in real runs.

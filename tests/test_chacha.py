@@ -117,7 +117,6 @@ def blocks_of_runs(monkeypatch):
         noise.share(300)
         bam.core.places.drawn(noise, jnp.ones(40, bool), 4, 1)
         sampling.poisson_sample(0, step, 10**5, 0.3)
-        sampling.fixed_size_sample(0, step, 50, 5)
         sampling.pad(np.arange(5), 10, 0, step)
     sampling._parts.cache_clear()
     sampling.cyclic_sample(0, 1, 50, 0.5, 3)

@@ -108,8 +108,8 @@ def test_a_run_from_before_there_were_mechanisms_is_poissons_and_goes_on(experim
         recorded = files.read_json(stopped / f"{name}.json")
         del recorded["mechanism"]
         files.write_json(stopped / f"{name}.json", recorded)
-    other = tiny("dp_sgd", **{"mechanism.name": "fixed_size"})
-    with pytest.raises(ValueError, match=r"mechanism.name = 'poisson', not 'fixed_size'"):
+    other = tiny("dp_sgd", **{"mechanism.name": "banded", "mechanism.bands": 2})
+    with pytest.raises(ValueError, match=r"mechanism.name = 'poisson', not 'banded'"):
         loop.train(loop.build(other), 0, stopped)
     assert loop.train(experiment, 0, stopped).summary["mechanism"] == "poisson"
 

@@ -84,16 +84,6 @@ def printed(text):
     return found
 
 
-def test_a_release_of_batches_of_a_fixed_size_speaks_of_replacing_one(tmp_path):
-    text, plan = released(tmp_path, name="fixed_size")
-    assert "`replace_one`" in text
-    assert "with another example in its place" in text
-    assert "added or removed" not in text
-    assert "Poisson" not in text
-    assert "bam.cli.privacy" not in text  # it speaks of Poisson sampling
-    assert printed(text) == pytest.approx([plan["epsilon"]] * 2, rel=1e-6)
-
-
 def test_a_release_of_correlated_noise_says_how_and_its_commands_give_its_epsilon(tmp_path):
     text, plan = released(tmp_path, name="banded", bands=2)
     assert "less the integer part of the last 1 steps' noise times 0.5" in text

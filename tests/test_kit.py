@@ -457,6 +457,11 @@ def test_our_mechanisms_conform(make):
     check_mechanism(make)
 
 
+def constant(sigma, num_steps):
+    """Costs ε for no step, too."""
+    return of_four_bands(1000, 50).event(sigma, 40)
+
+
 def wrong_mechanism(**changes):
     return lambda n, l: dataclasses.replace(of_four_bands(n, l), **changes)  # noqa: E741
 
@@ -467,8 +472,8 @@ def wrong_mechanism(**changes):
         (wrong_mechanism(draw=mechanisms.poisson(1000, 50).draw), "twice within them"),
         (wrong_mechanism(draw=lambda seed, step: np.array([5, 3])), "sorted, different rows"),
         (wrong_mechanism(draw=lambda seed, step: np.arange(9)), "same batch"),
-        (wrong_mechanism(epsilon=mechanisms.poisson(1000, 50).epsilon), "of its dp_event"),
-        (wrong_mechanism(epsilon=lambda **of: 1.0), "no step"),
+        (wrong_mechanism(event=mechanisms.poisson(1000, 50).event), "another noise than σ/‖c‖"),
+        (wrong_mechanism(event=constant), "no step"),
     ],
 )
 def test_a_broken_mechanism_is_refused_and_told_why(make, message):

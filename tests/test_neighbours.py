@@ -1,12 +1,9 @@
 """Who neighbours are: one example replaced by nothing, or added and removed under a public N."""
 
-import importlib.util
 import io
 import json
 import math
 import re
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,7 @@ from bam.data import datasets
 from bam.data.datasets import Dataset, Split
 from bam.data.stream import StoredImages
 from bam.privacy import accounting, pld, recheck, statement, tradeoff
-from bam.privacy import plan as planning
+from bam.privacy.plan import Population
 from bam.training import loop
 from bam.training.feed import Feed
 from configs import digits
@@ -207,8 +204,8 @@ def test_a_record_of_the_last_version_is_read_as_zero_out(batch_size):
     old = {k: v for k, v in record.items() if k not in ("num_examples_given", "sensitivity")}
     old["adjacency"] = "add_or_remove_one"
     assert bam.PrivacyPlan.from_json(old).adjacency == "zero_out"
-    given = {**PLAN, "num_examples_given": True}
-    new = bam.make_plan(num_examples=1000, expected_batch_size=batch_size, **given)
+    given = Population(1000, num_examples_given=True)
+    new = bam.make_plan(num_examples=given, expected_batch_size=batch_size, **PLAN)
     assert bam.PrivacyPlan.from_json(new.to_json()) == new
     assert new.adjacency == "add_or_remove_one" and new.epsilon == plan.epsilon
     with pytest.raises(ValueError, match="disagree"):  # the stronger claim needs the constant
@@ -216,30 +213,6 @@ def test_a_record_of_the_last_version_is_read_as_zero_out(batch_size):
 
 
 # Records.
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise_multiplier": math.inf},
-        {"noise_multiplier": 1e7},
-        {"noise_multiplier": 0.0},
-        {"clip_norm": 0.0, "sensitivity": 0.0},
-        {"clip_norm": 1e308, "sensitivity": 1e308},
-        {"sensitivity": 1e-40},
-        {"sensitivity": True},
-        {"num_examples_given": 1},
-        {"delta": 0.002},
-        {"num_steps": 0},
-        {"group_size": 3},
-    ],
-    ids=str,
-)
-def test_a_record_that_make_plan_would_not_make_is_refused(changes):
-    record = bam.make_plan(num_examples=1000, expected_batch_size=40, **PLAN).to_json()
-    bam.PrivacyPlan.from_json(record)
-    with pytest.raises(ValueError):
-        bam.PrivacyPlan.from_json(record | changes)
 
 
 def test_the_printed_commands_of_a_reordered_plan_give_its_epsilon(capsys):
@@ -258,21 +231,6 @@ def test_the_printed_commands_of_a_reordered_plan_give_its_epsilon(capsys):
             assert printed == pytest.approx(record["epsilon"], rel=1e-4)
 
 
-def test_a_plan_is_checked_where_annotations_are_text(tmp_path, monkeypatch):
-    text = "from __future__ import annotations\n" + Path(planning.__file__).read_text()
-    (tmp_path / "plan_as_text.py").write_text(text)
-    spec = importlib.util.spec_from_file_location("plan_as_text", tmp_path / "plan_as_text.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "plan_as_text", module)
-    spec.loader.exec_module(module)
-    for make in (module.make_plan, bam.make_plan):
-        good = make(num_examples=1000, expected_batch_size=40, **PLAN)
-        assert good.num_steps == 20
-        for wrong in ({"num_steps": True}, {"num_steps": -1}, {"delta": -1.0}):
-            with pytest.raises(ValueError, match="must be of"):
-                type(good).from_json(good.to_json() | wrong)
-
-
 # μ of Gaussian DP.
 
 
@@ -283,8 +241,8 @@ def test_mu_bounds_the_whole_profile_and_is_hardly_above_the_least(sigma, prob, 
     mu = pld.mu(*mechanism.values(), up_to=epsilon)
     at = np.linspace(0, epsilon, 77)
     deltas = np.array(accounting.deltas(epsilons=at.tolist(), **mechanism))
-    assert np.all(deltas <= tradeoff.deltas_of_mu(mu, at))
-    assert not np.all(deltas <= tradeoff.deltas_of_mu(0.997 * mu, at))  # the control
+    assert np.all(deltas <= tradeoff.delta_of_mu(mu, at))
+    assert not np.all(deltas <= tradeoff.delta_of_mu(0.997 * mu, at))  # the control
     f = accounting.poisson_tradeoff(up_to=1.5 * epsilon, **mechanism)
     alpha = np.linspace(0, 1, 501)
     assert np.all(f(alpha) >= tradeoff.gaussian_tradeoff(mu)(alpha) - 2e-5)
@@ -322,7 +280,8 @@ def row_of(text, name):
 def test_a_statement_says_the_neighbours_that_hold():
     settings = {"num_examples": 1000, "expected_batch_size": 40, **PLAN}
     counted = statement_of(bam.make_plan(**settings))
-    given = statement_of(bam.make_plan(**settings, num_examples_given=True))
+    settings["num_examples"] = Population(1000, num_examples_given=True)
+    given = statement_of(bam.make_plan(**settings))
     assert "its place left empty (zero-out) | `zero_out`" in row_of(counted, "adjacency")
     assert "with nothing in its place" in counted and "added or removed" not in counted
     assert "one example added or removed | `add_or_remove_one`" in row_of(given, "adjacency")
@@ -344,14 +303,6 @@ def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_
     assert plan.mu <= mu <= plan.mu * 1.001
 
 
-def test_a_plan_without_known_steps_states_the_limit_of_epsilon_and_delta_alone():
-    settings = {**PLAN, "accountant": "rdp", "mechanism": "fixed_size"}
-    plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **settings)
-    text = statement_of(plan)
-    assert plan.mu is None and "Gaussian differential" not in text
-    assert len(row_of(text, "1 |").strip("| ").split("|")) == 2
-
-
 def test_batches_of_an_allocation_are_stated_as_they_are_drawn():
     pytest.importorskip("PLD_accounting")
     settings = {**PLAN, "mechanism": "random_allocation", "num_steps": 4}
@@ -359,6 +310,8 @@ def test_batches_of_an_allocation_are_stated_as_they_are_drawn():
     text = statement_of(plan)
     assert row_of(text, "N/b").endswith("| 718.5 |") and row_of(text, "q = 1/b").endswith("| 0.5 |")
     assert row_of(text, "l, what a step's sum is divided by").endswith("| 480 |")
+    assert plan.mu is None and "Gaussian differential" not in text  # no Poisson steps are known
+    assert len(row_of(text, "1 |").strip("| ").split("|")) == 2
     assert "0.334" not in text
     sizes = [len(plan.mechanism.draw(0, step)) for step in range(1, 41)]
     assert np.mean(sizes) == 718.5

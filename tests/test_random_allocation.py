@@ -135,9 +135,9 @@ def test_every_example_is_in_one_batch_of_each_epoch():
         row[batch] = True
     np.testing.assert_array_equal(members, drawn(right))
     assert np.all(members.reshape(100, 4, 80).sum(axis=1) == 1)
-    assert checks.failures(checks.allocation_p_values([members], 4), 1e-3) == []
+    assert checks.failures(checks.period_p_values([members], 4, 0.25), 1e-3) == []
     parts = [members[:198], members[200:]]  # the first ends within an epoch
-    assert checks.failures(checks.allocation_p_values(parts, 4), 1e-3) == []
+    assert checks.failures(checks.period_p_values(parts, 4, 0.25), 1e-3) == []
 
 
 def in_two(epoch):
@@ -157,13 +157,13 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_other_batches_are_caught(fault):
     draw, check = WRONG[fault]
-    assert check in checks.failures(checks.allocation_p_values([drawn(draw)], 4))
+    assert check in checks.failures(checks.period_p_values([drawn(draw)], 4, 0.25))
 
 
 def test_an_example_in_two_batches_of_an_epoch_is_caught():
     members = drawn(right)
     members[3, np.flatnonzero(~members[3])[0]] = True
-    assert checks.failures(checks.allocation_p_values([members], 4)) == ["one batch of an epoch"]
+    assert checks.failures(checks.period_p_values([members], 4, 0.25)) == ["one batch of an epoch"]
 
 
 def build(num_steps=60):

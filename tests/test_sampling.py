@@ -125,25 +125,33 @@ def test_a_draw_is_reproducible_and_each_seed_and_step_has_its_own():
 
 def test_a_draw_is_sorted_without_repeats_and_in_range():
     rows = draw()
-    assert np.all(np.diff(rows) > 0)
-    assert rows[0] >= 0 and rows[-1] < 1000
-
-
-def test_probability_zero_takes_none_and_one_takes_all():
-    assert draw(sampling_prob=0.0).tolist() == []
+    assert np.all(np.diff(rows) > 0) and rows[0] >= 0 and rows[-1] < 1000
+    assert draw(sampling_prob=0.0).tolist() == draw(num_examples=0).tolist() == []
     assert draw(num_examples=5, sampling_prob=1.0).tolist() == [0, 1, 2, 3, 4]
-    assert draw(num_examples=0).tolist() == []
 
 
-@pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
-def test_a_bad_probability_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="sampling_prob"):
-        draw(sampling_prob=bad)
+REFUSED = [
+    *((draw, {"sampling_prob": bad}, "sampling_prob") for bad in (-0.1, 1.1, float("nan"))),
+    (draw, {"num_examples": -1}, "num_examples"),
+    *(
+        (draw, {"seed": bad}, r"^a seed must be an integer from 0 to 2\^256")
+        for bad in (-1, 2**256)
+    ),
+    *((pad, {"capacity": bad}, "capacity") for bad in (0, -4)),
+    (pad, {"indices": np.array([3, 5, 3])}, "a row is drawn twice"),
+    (pad, {"indices": np.array([0, sampling.PADDING])}, "from 0 to 2147483646"),
+    (pad, {"indices": np.array([2**32, 1])}, "row numbers"),  # which as int32 would be row 0
+    (pad, {"indices": np.array([-1, 1])}, "row numbers"),
+    (pad, {"indices": np.array([0.2, 0.7])}, "row numbers must be integers"),
+    (pad, {"indices": np.array([True, False])}, "row numbers must be integers"),
+]
 
 
-def test_a_negative_number_of_examples_is_refused_by_name():
-    with pytest.raises(ValueError, match="num_examples"):
-        draw(num_examples=-1)
+@pytest.mark.parametrize(("call", "wrong", "message"), REFUSED)
+def test_a_bad_argument_is_refused_by_name(call, wrong, message):
+    right = {"indices": np.arange(3), "capacity": 8, "seed": 0, "step": 1} if call is pad else {}
+    with pytest.raises(ValueError, match=message):
+        call(**right | wrong)
 
 
 def test_the_words_of_a_draw_are_compared_with_q_as_integers():
@@ -202,18 +210,6 @@ def test_padding_takes_zeros_where_there_is_no_example_and_nothing_else_names_on
         np.arange(10)[batch.indices]
 
 
-@pytest.mark.parametrize("bad", [0, -4])
-def test_a_bad_capacity_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="capacity"):
-        pad(np.arange(3), bad, 0, 1)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**256])
-def test_a_seed_out_of_range_is_refused_in_one_line(seed):
-    with pytest.raises(ValueError, match=r"^a seed must be an integer from 0 to 2\^256 - 1, got "):
-        draw(seed=seed)
-
-
 @pytest.mark.parametrize("overflow_prob", [1e-9, 1e-12])
 @pytest.mark.parametrize(
     ("num_examples", "sampling_prob"), [(50_000, 0.08), (1000, 0.01), (100, 1.0), (10, 0.0)]
@@ -226,27 +222,6 @@ def test_the_usual_capacity_is_the_smallest_that_is_rarely_filled(
     assert filled(rows) <= overflow_prob or rows == num_examples
     assert rows == 1 or filled(rows - 1) > overflow_prob
     assert rows <= num_examples
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([3, 5, 3], "a row is drawn twice"),
-        ([0, sampling.PADDING], "row numbers must be from 0 to 2147483646"),
-        ([2**32, 1], "row numbers"),  # which as int32 would be row 0
-        ([-1, 1], "row numbers"),
-    ],
-)
-def test_rows_that_would_be_others_or_count_twice_are_refused(rows, message):
-    with pytest.raises(ValueError, match=message):
-        pad(np.array(rows), 8, 0, 1)
-
-
-@pytest.mark.usefixtures("without_the_tests_type_checks")
-@pytest.mark.parametrize("rows", [[0.2, 0.7], [True, False]])
-def test_rows_that_are_no_integers_are_refused(rows):
-    with pytest.raises(ValueError, match="row numbers must be integers"):
-        pad(np.array(rows), 4, 0, 1)
 
 
 def test_a_row_that_the_data_do_not_have_is_refused_and_traced_it_is_no_other():

@@ -184,7 +184,8 @@ def test_more_parameters_than_the_rounding_allows_are_refused():
 def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
     # All of a part in every one of its steps: a Gaussian of the norm of those columns of C.
     mechanism = mechanisms.make("banded", 100, 100 // bands, {"bands": bands})
-    assert mechanism.dp_event(1.0, num_steps).sampling_prob == pytest.approx(1.0, abs=0.02)
+    steps = accounting.poisson_steps(mechanism.event(1.0, num_steps))
+    assert steps.sampling_prob == pytest.approx(1.0, abs=0.02)
     mechanism = mechanisms.make("banded", 12, 12 // bands, {"bands": bands})
     columns = [
         np.concatenate([np.zeros(i), mechanism.strategy, np.zeros(num_steps)])[:num_steps]
@@ -208,7 +209,7 @@ def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
 def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
     plan = bam.make_plan(
         num_examples=1000, expected_batch_size=50, num_steps=33, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, accountant=accountant, mechanism="banded", mechanism_options={"bands": 4},
+        clip_norm=1.0, accountant=accountant, mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     assert 1.99 < plan.epsilon <= 2.0
     assert plan.dp_event.num_steps == 9
@@ -276,7 +277,7 @@ def members_of(draw, num_steps=120, num_examples=300):
 def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
     plan = bam.make_plan(
         num_examples=300, expected_batch_size=60, num_steps=120, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, accountant="rdp", mechanism="banded", mechanism_options={"bands": 4},
+        clip_norm=1.0, accountant="rdp", mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     right = [members_of(lambda step, seed=seed: plan.mechanism.draw(seed, step)) for seed in (1, 2)]
     assert checks.failures(checks.batches_p_values(right, plan), 1e-4) == []
@@ -316,7 +317,7 @@ def test_the_trainers_step_is_privatize_to_the_bit():
 def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     plan = bam.make_plan(
         num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, mechanism="banded", mechanism_options={"bands": 4},
+        clip_norm=1.0, mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     clip = adaptive_clipping.clip(plan)
     state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.mechanism.strategy)

@@ -87,28 +87,24 @@ def test_one_subsampled_gaussian_step_is_dp_accountings(epsilon):
 
 
 def test_an_attackers_best_true_positive_rate():
-    assert tradeoff.best_true_positive_rate(tradeoff.gaussian_tradeoff(0.0), 0.05) == pytest.approx(
-        0.05
-    )
-    expected = special.ndtr(special.ndtri(0.05) + 1.0)
-    assert tradeoff.best_true_positive_rate(tradeoff.gaussian_tradeoff(1.0), 0.05) == pytest.approx(
-        expected
-    )
+    for mu, expected in ((0.0, 0.05), (1.0, special.ndtr(special.ndtri(0.05) + 1.0))):
+        found = tradeoff.best_true_positive_rate(tradeoff.gaussian_tradeoff(mu), 0.05)
+        assert found == pytest.approx(expected)
 
 
-def test_arguments_out_of_range_are_refused():
-    for call, message in (
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: tradeoff.gaussian_tradeoff(-1.0), "mu must be"),
         (lambda: tradeoff.gaussian_tradeoff(math.nan), "mu must be"),
         (lambda: tradeoff.epsilon_delta_tradeoff(-1.0, 0.1), "epsilon -1.0"),
         (lambda: tradeoff.epsilon_delta_tradeoff(1.0, 1.1), "delta 1.1"),
-        (
-            lambda: tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1.0), 1.5),
-            "sampling_prob",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        (lambda: tradeoff.subsampled_tradeoff(lambda alpha: 1 - alpha, 1.5), "sampling_prob"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # The command.
@@ -130,15 +126,9 @@ def test_the_privacy_command_prints_the_golden_epsilons_and_writes_what_it_drew(
         assert row["false_positive_rate"] < row["composed"] < row["epsilon_delta"]
 
 
-def test_the_privacy_command_finds_the_noise_for_an_epsilon_and_refuses_nonsense_in_a_line():
+def test_the_privacy_command_refuses_nonsense_in_a_line():
     mechanism = ("--sampling_prob=1", "--num_steps=10", "--delta=1e-5")
-    done = run_command("bam", "privacy", "--target_epsilon=2", *mechanism)
-    assert "ε =   2.0000   PLD" in done.stdout
-    for bad, message in (
-        ((), "give one of"),
-        (("--target_epsilon=2", "--noise_multiplier=1"), "give one of"),
-        (("--noise_multiplier=0",), "noise_multiplier must be positive"),
-    ):
+    for bad, message in (((), "give one of"), (("--noise_multiplier=0",), "must be positive")):
         done = run_command("bam", "privacy", *bad, *mechanism)
         assert done.returncode == 2
         assert message in done.stderr and done.stderr.count("\n") == 1

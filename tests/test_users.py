@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 
 import bam
 from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, users
 from bam.data.sources import parquet
-from bam.privacy import groups, statement, tradeoff, units
+from bam.privacy import statement, units
+from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loading, loop, registry, rundir, trainer
@@ -210,8 +209,8 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
                 bam.PrivacyPlan.from_json(recorded)
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
-            num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
-            clip_norm=1.0, accountant="rdp", group_size=3,
+            num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
+            target_epsilon=4.0, delta=1e-5, clip_norm=1.0, accountant="rdp",
             selection=bam.privacy.selection.Selection(5.0, 1.0, 10.0),
         )  # fmt: skip
 
@@ -427,49 +426,3 @@ def test_whole_runs_of_users_are_what_the_plan_says():
     run = whole_run.record(built, 0)
     assert run.members.shape == (60, 80)
     assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []
-
-
-# What protecting examples is worth to a user.
-
-RUN = {"noise_multiplier": 4.0, "num_steps": 4, "delta": 1e-5}
-
-
-def test_without_sampling_a_group_is_an_example_of_so_many_times_the_norm():
-    found = groups.epsilon_of_group(**RUN, sampling_prob=1.0, group_size=3, spacing=0.02)
-    assert found == pytest.approx(tradeoff.epsilon_of_mu(3 * 2 / 4.0, 1e-5), rel=1e-3)
-
-
-def test_a_group_of_one_is_an_example_and_larger_ones_lose_more():
-    one, two = (
-        groups.epsilon_of_group(**RUN, sampling_prob=0.25, group_size=m, spacing=0.02)
-        for m in (1, 2)
-    )
-    assert one == pytest.approx(bam.epsilon(**RUN, sampling_prob=0.25), rel=1e-2)
-    assert 1.5 * one < two
-    for wrong in ({"group_size": 0}, {"noise_multiplier": 0.0}, {"sampling_prob": 0.0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            groups.epsilon_of_group(**{**RUN, "sampling_prob": 0.25, "group_size": 2, **wrong})
-
-
-def test_a_group_of_one_step_has_the_delta_of_its_mixture():
-    sigma, q, m = 2.0, 0.25, 3
-    epsilon = groups.epsilon_of_group(
-        noise_multiplier=sigma, sampling_prob=q, num_steps=1, delta=1e-3, group_size=m, spacing=0.01
-    )
-    x = np.linspace(-25, 25, 400_001)
-    without = stats.norm.pdf(x, 0, sigma)
-    weights = stats.binom.pmf(np.arange(m + 1), m, q)
-    with_all = sum(w * stats.norm.pdf(x, j, sigma) for j, w in enumerate(weights))
-    deltas = [
-        np.trapezoid(np.maximum(p - math.exp(epsilon) * r, 0), x)
-        for p, r in ((with_all, without), (without, with_all))
-    ]
-    assert max(deltas) == pytest.approx(1e-3, rel=0.02)
-
-
-def test_what_holds_for_any_mechanism_is_the_epsilon_of_an_example_times_the_number():
-    epsilon, delta = groups.of_example(3.0, 1e-5, 4)
-    assert epsilon == 0.75
-    grown = sum(math.exp(i * epsilon) * delta for i in range(4))  # composed one after the other
-    assert grown == pytest.approx(1e-5)
-    assert groups.of_example(3.0, 1e-5, 1) == (3.0, 1e-5)

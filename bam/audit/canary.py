@@ -101,8 +101,7 @@ def scores(
     Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
     `training/loop.py` uses, from the same initial weights, two seeds to a pair. Its score is the
     mean over the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a
-    step in which the canary took part and near 0 otherwise. Where neighbours replace an example,
-    the runs "without" have another in its place, of the opposite gradient: there it is near -1.
+    step in which the canary took part and near 0 otherwise.
 
     The config is of a linear model; of its `dataset` section only `group_size` is read. N counts
     the canary. If that is k > 0, the canary is a whole user: N users have `canary_size` examples
@@ -116,12 +115,7 @@ def scores(
         dataset = canary_dataset(num_examples, canary_size=canary_size)
     built = trainer.build(config, dataset)
     plan = built.plan
-    others = dataset.test
-    if plan.adjacency == "replace_one":  # by the example whose gradient is the canary's opposite
-        images = others.images.copy()
-        images[:canary_size, ..., 0] = -CANARY_VALUE
-        others = others._replace(images=images)
-    others = users.grouped(dataset._replace(train=others), size).train
+    others = users.grouped(dataset._replace(train=dataset.test), size).train
     rows = 1 if size else canary_size
     with_canary, without = (built.place(split) for split in (built.dataset.train, others))
     start = built.init(0)
@@ -138,7 +132,7 @@ def scores(
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = plan.mechanism.draw(seed, step)
-            if not present and plan.adjacency != "replace_one":
+            if not present:
                 drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
             batch = sampling.pad(drawn, plan.capacity, seed, step).only(num_examples)
             state = built.step(state, with_canary if present else without, batch)
@@ -168,8 +162,7 @@ def lower_bound(
     bounds of both error rates hold together with the stated confidence.
 
     `present` are scores of runs with the canary (higher means more of it), `absent` as many of runs
-    without, at least 50; q and T are those of the mechanism. Where neighbours replace an example
-    and q < 1, only `epsilon_lower_any` is a bound.
+    without, at least 50; q and T are those of the mechanism.
     """
     if min(len(present), len(absent)) < 50:
         raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
@@ -223,11 +216,9 @@ def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> tradeoff.Tr
         return tradeoff.gaussian_tradeoff(math.sqrt(num_steps) / sigma)
     if num_steps == 1:
         return tradeoff.subsampled_tradeoff(tradeoff.gaussian_tradeoff(1 / sigma), sampling_prob)
-    epsilons = np.concatenate([np.linspace(0, 2, 81), np.linspace(2, 20, 73)[1:]]).tolist()
-    profile = accounting.deltas(
-        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, epsilons=epsilons
+    return accounting.poisson_tradeoff(
+        noise_multiplier=sigma, sampling_prob=sampling_prob, num_steps=num_steps, up_to=20.0
     )
-    return tradeoff.profile_tradeoff(epsilons, np.clip(profile, 0, 1))  # -1e-15 is a rounding error
 
 
 def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:

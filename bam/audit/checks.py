@@ -44,11 +44,9 @@ def noise_p_values(
     whole_and_leaves = [z, *leaves] if len(leaves) > 1 else [z]
     kurtosis = (np.mean(z**4) - 3) * math.sqrt(z.size / 96)
     return {
-        "scale": _spread(z, z.size),
-        "scale of a leaf": _smallest([_spread(leaf, leaf.size) for leaf in leaves]),
-        "scale of a step": _smallest(
-            [_spread(row, row.size) for leaf in leaves for row in leaf if row.size]
-        ),
+        "scale": _spread(z),
+        "scale of a leaf": _smallest([_spread(leaf) for leaf in leaves]),
+        "scale of a step": _smallest([_spread(row) for leaf in leaves for row in leaf if row.size]),
         "mean": _normal(np.sum(z) / math.sqrt(z.size)),
         "mean of an entry": _smallest([_normal(x) for x in np.sum(z, 0) / math.sqrt(len(z))]),
         "shape": float(stats.kstest(z.ravel(), "norm").pvalue),
@@ -61,20 +59,16 @@ def noise_p_values(
 def batches_p_values(
     runs: Sequence[Bool[np.ndarray, "_ examples"]], plan: PrivacyPlan
 ) -> dict[str, float]:
-    """p-values of "batches are drawn as the plan says"; none for a mechanism of one's own.
+    """p-values of "batches are drawn as the plan says".
 
     `runs` has who was in the batches of each of several independent runs.
     """
-    members = np.concatenate(runs)
-    if plan.sampling_prob == 1:
-        return {"all examples": float(members.all())}
-    if plan.mechanism_name == "fixed_size":
-        return fixed_size_p_values(members, plan.expected_batch_size)
-    if plan.mechanism_name == "banded":
+    mechanism = plan.mechanism
+    if mechanism.sampling_prob == 1:
+        return {"all examples": float(np.concatenate(runs).all())}
+    if len(mechanism.strategy) > 1:
         return banded_p_values(runs, plan)
-    if plan.mechanism_name == "random_allocation":
-        return allocation_p_values(runs, plan.mechanism.period)
-    return batch_p_values(members, plan.sampling_prob) if plan.mechanism_name == "poisson" else {}
+    return period_p_values(runs, mechanism.period, mechanism.sampling_prob)
 
 
 def banded_p_values(
@@ -93,36 +87,39 @@ def banded_p_values(
         turns.append(whole.any(axis=1))
         counts = whole.any(axis=0).sum(axis=1)
         if counts.sum() >= 10 * bands:  # for χ² to be near its law
-            law, found = stats.chi2(bands - 1), stats.chisquare(counts).statistic
-            of_parts.append(2 * min(law.cdf(found), law.sf(found)))
+            law, statistic = stats.chi2(bands - 1), stats.chisquare(counts).statistic
+            of_parts.append(_two_sided(law.cdf(statistic), law.sf(statistic)))
     prob = bands * plan.expected_batch_size / num_examples
     blocks = np.concatenate(turns)
     alike = batch_p_values(blocks, prob) if prob < 1 else {"all examples": float(blocks.all())}
     return alike | {
         "separation": float(all(separated(run, bands) for run in runs)),
-        "parts": min(1.0, float(len(of_parts) * min(of_parts, default=1.0))),
+        "parts": _smallest(of_parts or [1.0]),
     }
 
 
-def allocation_p_values(
-    runs: Sequence[Bool[np.ndarray, "_ examples"]], batches_per_epoch: int
+def period_p_values(
+    runs: Sequence[Bool[np.ndarray, "_ examples"]], period: int, sampling_prob: float
 ) -> dict[str, float]:
-    """p-values of "in every epoch each example is in one batch, which is drawn anew for it".
+    """p-values of "in every period an example is in one batch at most, drawn anew for it".
 
-    `one batch of an epoch` is 0 if an example is in two batches of an epoch, or in none of a whole
-    one, else 1. The batches at any one place of their epochs are then as `batch_p_values` has them.
+    The batches at any one place of their periods are as `batch_p_values` has them; with a period of
+    one step these are all. Of longer ones, the epochs of an allocation, `one batch of an epoch` is
+    0 if an example is in two batches of an epoch, or in none of a whole one, else 1.
     """
-    places: list[dict[str, float]] = []
+    at_places = [
+        batch_p_values(np.concatenate([run[place::period] for run in runs]), sampling_prob)
+        for place in range(period)
+    ]
+    smallest = {name: _smallest([place[name] for place in at_places]) for name in at_places[0]}
+    if period == 1:
+        return smallest
     right = True
     for run in runs:
-        times = np.add.reduceat(run, np.arange(0, len(run), batches_per_epoch), dtype=int)
-        whole = len(run) // batches_per_epoch
+        times = np.add.reduceat(run, np.arange(0, len(run), period), dtype=int)
+        whole = len(run) // period
         right &= bool(np.all(times[:whole] == 1) and np.all(times <= 1))
-    for place in range(batches_per_epoch):
-        of_place = np.concatenate([run[place::batches_per_epoch] for run in runs])
-        places.append(batch_p_values(of_place, 1 / batches_per_epoch))
-    found = {name: _smallest([p_values[name] for p_values in places]) for name in places[0]}
-    return found | {"one batch of an epoch": float(right)}
+    return smallest | {"one batch of an epoch": float(right)}
 
 
 def batch_p_values(
@@ -131,40 +128,17 @@ def batch_p_values(
     """Two-sided p-values of "every example is in every batch independently with probability q".
 
     `batch mean`, of the mean size; `batch sizes`, of their spread (χ²), which batches of a fixed
-    size have none of; and those of `_participation`. The steps are of one or more independent runs,
-    and 0 < q < 1.
+    size have none of; `participation`, of the example that is drawn least or most often;
+    `participation spread`, which batches that go through the data in turn have none of; `batch
+    pairs` and `example pairs`, of how much any two batches, or any two examples' participations,
+    have in common (hypergeometric). The steps are of one or more independent runs, and 0 < q < 1.
     """
-    num_examples, sizes = members.shape[1], members.sum(axis=1)
+    num_steps, num_examples = members.shape
+    sizes, counts = members.sum(axis=1), members.sum(axis=0)
+    drawn = stats.binom(num_steps, sampling_prob)
     return {
         "batch mean": float(stats.binomtest(int(sizes.sum()), members.size, sampling_prob).pvalue),
         "batch sizes": _binomial_spread(sizes, num_examples, sampling_prob),
-        **_participation(members, sampling_prob),
-    }
-
-
-def fixed_size_p_values(
-    members: Bool[np.ndarray, "steps examples"], batch_size: int
-) -> dict[str, float]:
-    """p-values of "every batch is any l of the examples, drawn anew", 0 < l < N.
-
-    `batch sizes` is 0 if any of them is another, and 1 otherwise; `_participation` has the rest.
-    """
-    right = bool(np.all(members.sum(axis=1) == batch_size))
-    return {"batch sizes": float(right), **_participation(members, batch_size / members.shape[1])}
-
-
-def _participation(
-    members: Bool[np.ndarray, "steps examples"], sampling_prob: float
-) -> dict[str, float]:
-    """Of each example's part in the batches, and what pairs share.
-
-    `participation`, of the example that is drawn least or most often; `participation spread`, which
-    batches that go through the data in turn have none of; `batch pairs` and `example pairs`, of how
-    much any two batches, or any two examples' participations, have in common (hypergeometric).
-    """
-    num_steps, counts = len(members), members.sum(axis=0)
-    drawn = stats.binom(num_steps, sampling_prob)
-    return {
         "participation": _smallest([_two_sided(drawn.cdf(c), drawn.sf(c - 1)) for c in counts]),
         "participation spread": _binomial_spread(counts, num_steps, sampling_prob),
         "batch pairs": _overlaps(members),
@@ -212,15 +186,15 @@ def _overlaps(members: np.ndarray) -> float:
     return float(min(1.0, np.min(p) * len(p)))
 
 
-def _spread(z: np.ndarray, count: int) -> float:
+def _spread(z: np.ndarray) -> float:
+    """χ² of standard normal numbers."""
     squares = np.sum(z**2)
-    return _two_sided(stats.chi2.cdf(squares, count), stats.chi2.sf(squares, count))
+    return _two_sided(stats.chi2.cdf(squares, z.size), stats.chi2.sf(squares, z.size))
 
 
 def _binomial_spread(counts: np.ndarray, num_draws: int, prob: float) -> float:
     """χ² of counts, each of so many draws, around their mean."""
-    squares = np.sum((counts - num_draws * prob) ** 2) / (num_draws * prob * (1 - prob))
-    return _two_sided(stats.chi2.cdf(squares, len(counts)), stats.chi2.sf(squares, len(counts)))
+    return _spread((counts - num_draws * prob) / math.sqrt(num_draws * prob * (1 - prob)))
 
 
 def _normal(x: float) -> float:

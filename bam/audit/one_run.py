@@ -6,7 +6,7 @@ canary, and long enough to be clipped: the worst case of the proof, which no pic
 else is the user's run: data, model, method, clip, sampling, noise, optimizer. An attacker who knows
 everything but the coins and the batches reads each canary's entry in every privatised gradient, and
 guesses "in" for the highest scores, "out" for the lowest. How often that is right bounds ε from
-below: `epsilon_any_mechanism` (Steinke et al. 2023), `epsilon_of_gaussian` (Mahloujifar et al.
+below: `epsilon_any_mechanism` (Steinke et al. 2023), `tradeoff_is_possible` (Mahloujifar et al.
 2024).
 
 NOT PRIVATE: the attacker knows the training data, and the model has learned from canaries. Release
@@ -81,16 +81,11 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
     of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. ValueError if
-    the config is not private, or of users, its batches are neither Poisson's nor by random
-    allocation, or m is not from 1 to the number of parameters.
+    the config is not private, or of users, its noise is correlated over steps, or m is not from 1
+    to the number of parameters.
     """
     if not registry.is_private(config.method.name):
         raise ValueError("a non-private run claims no ε to audit")
-    if config.mechanism.name not in ("poisson", "random_allocation"):
-        raise ValueError(
-            "one run is audited of batches that are poisson or random_allocation, not of "
-            f"{config.mechanism.name}"
-        )
     if config.num_examples is not None:
         raise ValueError("one run is audited of an N that is counted: num_examples must not be set")
     if users.group_size(config):
@@ -110,6 +105,8 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
     built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
+    if len(built.plan.mechanism.strategy) > 1:
+        raise ValueError("one run is audited of independent noise, not of mechanism banded's")
     if not 1 <= num_canaries <= built.num_params:
         raise ValueError(
             f"canaries must be from 1 to the number of parameters, {built.num_params}, "
@@ -199,16 +196,13 @@ def scores_of(
     differences would be rounded away, so that scores tie. Nothing is taken out of its logarithm,
     for the same reason.
     """
-    if plan.mechanism_name == "random_allocation":
-        batches = plan.mechanism.period
-        epochs = [log_ratios[i : i + batches] for i in range(0, len(log_ratios), batches)]
-        drawn = np.array([special.logsumexp(x, axis=0) for x in epochs])
-        absent = np.array([batches - len(epoch) for epoch in epochs])  # steps not taken of the last
-    else:
-        drawn = log_ratios
-        absent = np.full(len(drawn), (1 - plan.sampling_prob) / plan.sampling_prob)
+    prob, period = plan.mechanism.sampling_prob, plan.mechanism.period
+    epochs = [log_ratios[i : i + period] for i in range(0, len(log_ratios), period)]
+    drawn = np.array([special.logsumexp(epoch, axis=0) for epoch in epochs])
+    in_none = np.array([1 - len(epoch) * prob for epoch in epochs])  # of the steps of an epoch
+    in_none[in_none < 1e-9] = 0.0  # but for rounding
     with np.errstate(divide="ignore"):
-        less = np.log(absent)[:, None]
+        less = np.log(in_none / prob)[:, None]
     return np.sum(np.where(less > -np.inf, np.logaddexp(0, drawn - less), drawn), axis=0)
 
 
@@ -222,11 +216,11 @@ def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
     num_correct = int(np.sum(seen.included[order[-half:]]) + np.sum(~seen.included[order[:half]]))
     any_mechanism = epsilon_any_mechanism(num_canaries, num_guesses, num_correct, plan.delta, level)
     epsilon_lower = any_mechanism
-    if plan.mechanism_name == "poisson":
+    if steps := plan.dp_event:
         epsilon_lower = canary.epsilon_ruled_out(
             lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
-            plan.sampling_prob,
-            plan.num_steps,
+            steps.sampling_prob,
+            steps.num_steps,
             plan.delta,
         )
     return Bounds(epsilon_lower, any_mechanism, num_guesses, num_correct)

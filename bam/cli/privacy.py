@@ -17,7 +17,7 @@ from bam import files
 from bam.cli import console, tables
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
-from bam.privacy.accounting import rounded_down, rounded_up
+from bam.privacy.rounding import rounded_down, rounded_up
 
 _NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
 _TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")

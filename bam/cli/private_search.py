@@ -22,8 +22,8 @@ from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.privacy import accounting
-from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import composed_epsilon
 from bam.release import export
 from bam.training import loop, rundir, score

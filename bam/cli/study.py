@@ -13,7 +13,7 @@ from bam.cli import console, stats, sweeps, tables
 from bam.cli.stats import as_json
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
-from bam.privacy.accounting import rounded_up
+from bam.privacy.rounding import rounded_up
 from bam.training import devices, rundir, trainer
 
 # What every row has of its first run's summary.

@@ -15,7 +15,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam.cli import console
-from bam.privacy.accounting import rounded_up
+from bam.privacy.rounding import rounded_up
 from bam.training import devices, loop, rundir
 
 _CONFIG = config_flags.DEFINE_config_file(

@@ -43,7 +43,6 @@ class Stream(enum.IntEnum):
     PLACES = 2  # of the rows in their microbatches
     BATCH = 3
     BATCH_TIES = 4
-    ORDER = 5  # of the data, whose first are a batch of a fixed size
     PARTS = 6  # of the data, one of which each example is in
     SLOTS = 7  # of the rows in a padded batch
     COINS = 8  # of an audit's canaries

@@ -5,7 +5,7 @@ transform of per-example gradients that are in memory.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ from bam.core.chacha import claimed
 from bam.core.clipping import bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
 from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
-from bam.core.oracles import Oracle
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
@@ -141,32 +140,38 @@ def privatize(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+class NoisedMean(NamedTuple):
+    """What is public of a private mean: σ, l, and the strategy that correlates its noise."""
+
+    noise_multiplier: float
+    expected_batch_size: float
+    strategy: Sequence[float] = INDEPENDENT
+
+
 def private_mean(
-    oracle: Oracle,
+    grad_fn: Callable[[Params, PyTree], Grads],
     clip: optax.GradientTransformation,
     params: Params,
     examples: PyTree,
     state: PrivatizeState,
+    by: NoisedMean,
     *,
-    previous: Grads | None,
     mask: Bool[Array, " batch"],
-    noise_multiplier: float,
-    expected_batch_size: float,
-    strategy: Sequence[float] = INDEPENDENT,
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
     r"""The same mean in constant memory: $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
-    Every training step of this library is this one. Gradients are `oracle`'s, at
-    `oracle.ascend(params, previous)`; `previous` is the last step's result, or None. Returns the
-    mean, the norms of `clipped_sum`, which are NOT private, and the next step's state.
+    Every training step of this library is this one: g_i is `grad_fn(params, example)`, an oracle's
+    `grad` at the weights that its `ascend` gives. Returns the mean, the norms of `clipped_sum`,
+    which are NOT private, and the next step's state.
     """
-    noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity_of(clip), strategy)
+    sensitivity = sensitivity_of(clip)
+    noise, noise_state = next_noise(state.noise, by.noise_multiplier, sensitivity, by.strategy)
     noised, norms = clipped_sum(
-        oracle.grad,
+        grad_fn,
         clip,
-        oracle.ascend(params, previous),
+        params,
         examples,
         mask=mask,
         noise=noise,
@@ -174,7 +179,7 @@ def private_mean(
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
-    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    mean = jax.tree.map(lambda x: x / by.expected_batch_size, noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     return private_grad, norms, PrivatizeState(clip_state, noise_state)
 

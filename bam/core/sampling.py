@@ -1,8 +1,7 @@
 r"""Batches drawn on the host, padded to a fixed shape for the device.
 
 Poisson sampling, the rule: each example is in a batch independently with probability q, so the
-batch size varies. Batches of a fixed size earn another, larger ε: `bam.privacy.mechanisms` has each
-way to draw together with what it is worth.
+batch size varies. `bam.privacy.mechanisms` has each way to draw together with what it is worth.
 
 Words are ChaCha20's (`bam.core.chacha`), of a key that is derived from the seed. What is drawn has
 just the law that is accounted: integers are compared, and what would not be uniform is drawn again.
@@ -168,23 +167,6 @@ def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
     """Whether no example is twice in the batches of so many steps; of one run, from its first."""
     windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
     return bool(np.all(windows.sum(axis=-1) <= 1))
-
-
-def fixed_size_sample(
-    seed: int, step: int, num_examples: int, batch_size: int
-) -> Int64[np.ndarray, " sampled"]:
-    """Draws just l of N examples without replacement, any l of them equally likely, as sorted rows.
-
-    Seed and step are those of `poisson_sample`. ValueError if l is not from 0 to N.
-
-    Examples:
-      >>> len(fixed_size_sample(seed=0, step=3, num_examples=10, batch_size=4))
-      4
-    """
-    if not 0 <= batch_size <= num_examples:
-        raise ValueError(f"batch_size must be from 0 to {num_examples}, got {batch_size}")
-    key = chacha.host_key(seed, "batches")
-    return np.sort(_permutation(key, Stream.ORDER, step, num_examples)[:batch_size])
 
 
 def usual_capacity(

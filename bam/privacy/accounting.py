@@ -4,12 +4,11 @@ Other ways to draw batches are `bam.privacy.mechanisms`'.
 """
 
 import contextlib
-import decimal
 import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -19,10 +18,6 @@ from scipy import optimize
 
 from bam.privacy import pld, tradeoff
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
 # distributions spoil it. More steps are no training, and add up as many rounding errors.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
@@ -36,49 +31,42 @@ LEAST_PLD_NOISE = 0.1  # σ below which PLD's tables grow too long, and nobody w
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 
-def rounded_up(value: float, form: str) -> str:
-    """A number as text that is never below it: what is printed of ε or δ is no stronger claim.
+class PoissonSteps(NamedTuple):
+    """T steps of Gaussian noise on batches that have each example with probability q."""
 
-    Its shortest decimal form counts as the number itself; `form` is a format of `float`, as ".4g".
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+
+
+def poisson_event(
+    noise_multiplier: float, sampling_prob: float, num_steps: int
+) -> dp_accounting.SelfComposedDpEvent:
+    """The same as dp-accounting's event."""
+    step = dp_accounting.GaussianDpEvent(noise_multiplier)
+    sampled = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
+    return dp_accounting.SelfComposedDpEvent(sampled, num_steps)
+
+
+def poisson_steps(event: dp_accounting.DpEvent) -> PoissonSteps | None:
+    """What `poisson_event` was given to make an event; None if it did not make it.
 
     Examples:
-      >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
-      ('2e-05', '3', '1e-05')
+      >>> poisson_steps(poisson_event(1.5, 0.04, 2250))
+      PoissonSteps(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250)
     """
-    return _rounded(value, form, decimal.ROUND_CEILING)
+    match event:
+        case dp_accounting.SelfComposedDpEvent(
+            event=dp_accounting.PoissonSampledDpEvent(
+                sampling_probability=prob,
+                event=dp_accounting.GaussianDpEvent(noise_multiplier=sigma),
+            ),
+            count=num_steps,
+        ):
+            return PoissonSteps(sigma, prob, num_steps)
+    return None
 
 
-def rounded_down(value: float, form: str) -> str:
-    """A number as text that is never above it, as a claim of noise must be; as `rounded_up`."""
-    return _rounded(value, form, decimal.ROUND_FLOOR)
-
-
-def _kept(num: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keeps the last answers, by arguments that are Python's own numbers.
-
-    Of NumPy's narrow ones, which are equal to them, dp-accounting computes in fewer bits.
-    """
-
-    def plain(name: str, value: Any) -> Any:
-        value = value.item() if hasattr(value, "item") else value
-        is_whole = name == "num_steps" and isinstance(value, float) and value.is_integer()
-        return int(value) if is_whole else value
-
-    def keep(fn: Callable[P, R]) -> Callable[P, R]:
-        cached: Any = functools.lru_cache(maxsize=num)(fn)
-
-        @functools.wraps(fn)
-        def answer(*args: P.args, **settings: P.kwargs) -> R:
-            found: R = cached(*args, **{k: plain(k, v) for k, v in settings.items()})
-            return found
-
-        vars(answer)["cache_clear"] = cached.cache_clear
-        return answer
-
-    return keep
-
-
-@_kept(4096)
 def epsilon(
     *,
     noise_multiplier: float,
@@ -113,19 +101,20 @@ def epsilon(
       >>> round(epsilon(**settings), 3), round(epsilon(**settings, accountant="rdp"), 3)
       (6.769, 7.329)
     """
-    check_mechanism(sampling_prob, num_steps, delta, accountant)
-    check_noise_multiplier(noise_multiplier)
-    if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
+    # Of NumPy's narrow numbers, which are equal to Python's, dp-accounting computes in fewer bits.
+    sigma, prob = float(noise_multiplier), float(sampling_prob)
+    check_mechanism(prob, num_steps, delta, accountant)
+    check_noise_multiplier(sigma)
+    return _epsilon(accountant, sigma, prob, int(num_steps), float(delta))
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(accountant: str, sigma: float, prob: float, num_steps: int, delta: float) -> float:
+    if num_steps == 0 or prob == 0 or math.isinf(sigma):
         return 0.0
-    if noise_multiplier < SMALLEST_NOISE:
+    if sigma < SMALLEST_NOISE:
         return math.inf
-    if accountant == "gdp":
-        mu = tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, num_steps)
-        return tradeoff.epsilon_of_mu(mu, delta)
-    if accountant == "pld":
-        _check_room(noise_multiplier, sampling_prob, num_steps, delta)
-        return pld.epsilon(noise_multiplier, sampling_prob, num_steps, delta)
-    return _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta)
+    return ACCOUNTANTS[accountant](sigma, prob, num_steps, delta)
 
 
 def deltas(
@@ -145,7 +134,7 @@ def deltas(
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
-@_kept(8)
+@functools.lru_cache(maxsize=8)
 def poisson_tradeoff(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float
 ) -> tradeoff.Tradeoff:
@@ -161,7 +150,6 @@ def poisson_tradeoff(
     )
 
 
-@_kept(256)
 def noise_multiplier(
     *,
     target_epsilon: float,
@@ -183,57 +171,78 @@ def noise_multiplier(
       (True, 1.19)
     """
     check_mechanism(sampling_prob, num_steps, delta, accountant)
-    check_target(target_epsilon)
-    check_has_noise(sampling_prob, num_steps)
+    check_search(target_epsilon, sampling_prob, num_steps)
+    steps = float(sampling_prob), int(num_steps), float(delta)
+    return _noise_multiplier(accountant, float(target_epsilon), *steps)
 
-    mechanism = (sampling_prob, num_steps, delta)
+
+@functools.lru_cache(maxsize=256)
+def _noise_multiplier(
+    accountant: str, target: float, prob: float, num_steps: int, delta: float
+) -> float:
+    steps = (prob, num_steps, delta)
 
     def exactly(sigma: float) -> float:
-        return epsilon(
-            noise_multiplier=sigma,
-            sampling_prob=sampling_prob,
-            num_steps=num_steps,
-            delta=delta,
-            accountant=accountant,
-        )
+        check_noise_multiplier(sigma)
+        return _epsilon(accountant, sigma, *steps)
 
     # What is cheap finds where to begin with what is dear.
-    by_few_orders = lambda s: _epsilon_by_rdp(s, *mechanism, FEW_ORDERS)  # noqa: E731
-    sigma = least_noise(by_few_orders, target_epsilon, 1.0, 1e-2)
-    any_noise_will_do = sampling_prob * num_steps <= delta  # up to δ, no example is ever drawn
+    sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
+    any_noise_will_do = prob * num_steps <= delta  # up to δ, no example is ever drawn
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
-    spacing = min(pld.COARSE, target_epsilon / 50, sampling_prob / sigma)
+    spacing = min(pld.COARSE, target / 50, prob / sigma)
     if accountant == "pld" and spacing > 5 * pld.FINE:  # else it would hardly be cheaper
-        by_coarse_pld = lambda s: pld.epsilon(s, *mechanism, spacing)  # noqa: E731
-        sigma = least_noise(by_coarse_pld, target_epsilon, sigma, 1e-6)
+        by_coarse_pld = functools.partial(pld.epsilon, spacing=spacing)
+        at = lambda s: by_coarse_pld(s, *steps)  # noqa: E731
+        sigma = least_noise(at, target, sigma, 1e-6)
         # What the coarse table is off by is nearly the same at any σ nearby.
-        aim = (1 - 4e-6) * target_epsilon + (target_epsilon - exactly(sigma))
-        sigma = least_noise(by_coarse_pld, aim, sigma, 1e-6)
-    return least_noise(exactly, target_epsilon, sigma, 1e-5)
+        aim = (1 - 4e-6) * target + (target - exactly(sigma))
+        sigma = least_noise(at, aim, sigma, 1e-6)
+    return least_noise(exactly, target, sigma, 1e-5)
 
 
-def _rounded(value: float, form: str, rounding: str) -> str:
-    with decimal.localcontext() as context:
-        context.rounding = rounding
-        shown = format(decimal.Decimal(repr(float(value))), form)
-    return format(float(shown), form)
+def _by_pld(sigma: float, prob: float, num_steps: int, delta: float) -> float:
+    _check_room(sigma, prob, num_steps, delta)
+    return pld.epsilon(sigma, prob, num_steps, delta)
 
 
-def _epsilon_by_rdp(
-    noise_multiplier: float,
-    sampling_prob: float,
+def _by_rdp(
+    sigma: float,
+    prob: float,
     num_steps: int,
     delta: float,
     orders: tuple[float, ...] | None = None,
 ) -> float:
     """By dp-accounting's Rényi accountant, of these orders or its own."""
     with without_order_warnings():
-        step = _step_rdp(noise_multiplier, sampling_prob, orders)
+        step = _step_rdp(sigma, prob, orders)
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
-    if spent == 0:  # its answer, too, when rounding errors add up
-        return epsilon_near_zero(noise_multiplier, sampling_prob, num_steps, delta)
-    return spent
+    # 0 is its answer, too, when rounding errors add up.
+    return spent or epsilon_near_zero(sigma, prob, num_steps, delta)
+
+
+def epsilon_near_zero(sigma: float, prob: float, num_steps: int, delta: float) -> float:
+    """An upper bound on ε that needs no sums of small numbers: 0 if δ covers the total variation.
+
+    Otherwise that of the Gaussian without sampling, ρ + 2 √(ρ log 1/δ), ρ = T/(2σ²) (Bun & Steinke
+    2016, Proposition 1.3).
+    """
+    if num_steps * prob * math.erf(1 / (math.sqrt(8) * sigma)) <= delta:
+        return 0.0
+    rho = num_steps / (2 * sigma**2)
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def _by_gdp(sigma: float, prob: float, num_steps: int, delta: float) -> float:
+    return tradeoff.epsilon_of_mu(tradeoff.mu_of_noisy_sgd(sigma, prob, num_steps), delta)
+
+
+ACCOUNTANTS: dict[str, Callable[[float, float, int, float], float]] = {
+    "pld": _by_pld,
+    "rdp": _by_rdp,
+    "gdp": _by_gdp,
+}
 
 
 @functools.lru_cache(maxsize=64)  # most of the time, and the same for any number of steps
@@ -244,21 +253,6 @@ def _step_rdp(
     if sampling_prob < 1:
         step = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
     return RdpAccountant(orders).compose(step)
-
-
-def epsilon_near_zero(
-    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float
-) -> float:
-    """An upper bound on ε that needs no sums of small numbers: 0 if δ covers the total variation.
-
-    Otherwise that of the Gaussian without sampling, ρ + 2 √(ρ log 1/δ), ρ = T/(2σ²) (Bun & Steinke
-    2016, Proposition 1.3).
-    """
-    variation = sampling_prob * math.erf(1 / (math.sqrt(8) * noise_multiplier))
-    if num_steps * variation <= delta:
-        return 0.0
-    rho = num_steps / (2 * noise_multiplier**2)
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def least_noise(
@@ -298,13 +292,11 @@ def without_order_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _check_room(
-    noise_multiplier: float, sampling_prob: float, num_steps: int, delta: float
-) -> None:
+def _check_room(sigma: float, prob: float, num_steps: int, delta: float) -> None:
     """ValueError where PLD's tables would fill the memory."""
     about = math.inf
-    if noise_multiplier >= SMALLEST_NOISE:
-        about = _epsilon_by_rdp(noise_multiplier, sampling_prob, num_steps, delta, FEW_ORDERS)
+    if sigma >= SMALLEST_NOISE:
+        about = _by_rdp(sigma, prob, num_steps, delta, FEW_ORDERS)
     if about > LARGEST_PLD_EPSILON:
         raise ValueError(
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
@@ -320,18 +312,14 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
         )
 
 
-def check_has_noise(sampling_prob: float, num_steps: int) -> None:
-    """ValueError if nothing is released that noise could be chosen for."""
-    if num_steps == 0 or sampling_prob == 0:
-        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
-
-
-def check_target(target_epsilon: float) -> None:
-    """ValueError for an ε that no noise is chosen for."""
+def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) -> None:
+    """ValueError for an ε that no noise is chosen for, or if nothing is released."""
     if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
         raise ValueError(
             f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
         )
+    if num_steps == 0 or sampling_prob == 0:
+        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
 
 
 def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:

@@ -1,62 +1,50 @@
-"""How a run draws batches, correlates its noise, who neighbours are and what ε it earns: a record.
+"""A record of how a run draws batches and correlates its noise, and of the ε that this earns.
 
 The loop, the plan, the audit and a release's statement read the same record, so that none of them
-can speak of another mechanism than the one that ran.
+can speak of another mechanism than the one that ran. Neighbours are those of `ADJACENCIES`.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
+from dp_accounting import DpEvent
 from jaxtyping import Int64
 
 from bam import named
 from bam.core import sampling
 from bam.core import strategy as strategies
-from bam.files import JsonMapping
+from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
-from bam.privacy.accounting import rounded_up
-from bam.privacy.fixed_size import epsilon_of_fixed_size
-from bam.privacy.random_allocation import epsilon_of_random_allocation
+from bam.privacy.accounting import poisson_event, poisson_steps
+from bam.privacy.random_allocation import AllocatedGaussianDpEvent, epsilon_of_random_allocation
+from bam.privacy.rounding import rounded_up
 
-# What neighbouring data sets differ in, in few words and in more.
+# What neighbouring data sets differ in, in few words and in more: the second if N was given.
 ADJACENCIES = {
     "zero_out": (
         "zero-out: one",
         "one example replaced by nothing, its place left empty (zero-out)",
     ),
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
-    "replace_one": ("replace one", "one example replaced by another"),
 }
 # The random generator, for whoever reads a release.
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
     "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
-    "that no rounding depends on the data; reaches 10 standard deviations; random numbers by "
-    "ChaCha20 with a key of 256 bits"
+    f"that no rounding depends on the data; reaches 10 standard deviations; random numbers {BY}"
 )
-
-
-class PoissonSteps(NamedTuple):
-    """T steps of Gaussian noise on batches that have each example with probability q."""
-
-    noise_multiplier: float
-    sampling_prob: float
-    num_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """A way to draw batches, and to correlate Gaussian noise over steps, with the ε that it earns.
+    r"""A way to draw batches, and to correlate Gaussian noise over steps, with the ε that it earns.
 
     Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum over
-    S, the longest that the bounded gradient of *one* example can be, whatever the neighbours are.
+    S, the longest that the bounded gradient of *one* example can be.
 
     Attributes:
-      adjacency: what neighbouring data sets differ in: "zero_out" (one of the N places is empty in
-        one of them) or "replace_one".
       sampling_prob: the probability that an example is in a batch, over all steps alike.
       batches: how batches are drawn, in few words.
       sampling: the same for whoever reads a release, with the random generator.
@@ -64,30 +52,23 @@ class Mechanism:
         own; the seed is a non-negative integer of any size, to be kept secret.
       capacity: `probability -> rows` that a draw fills with at most this probability, or that are
         all it can have: see `bam.core.sampling.pad`.
-      epsilon: `(noise_multiplier=σ, num_steps=T, delta=δ, accountant=name) -> ε`, an upper bound;
-        ValueError for an accountant that has none.
-      noise_multiplier: `(target_epsilon=ε, num_steps=T, delta=δ, accountant=name) -> σ`, the least
-        that was found, and never one of a larger ε.
+      event: `(σ, T) -> event` that dominates T steps: Poisson-sampled Gaussians with independent
+        noise of $\sigma / \|c\|$, c the strategy, or an `AllocatedGaussianDpEvent`.
       strategy: how noise is correlated over steps, see `core/strategy.py`; (1.0,): it is not.
         `draw` must never have an example twice within so many steps as it has numbers.
-      period: steps in which draws and noise of one seed hang together. A run without a seed has
-        another seed whenever it goes on; the steps that a period then lacks count as begun, so ε
-        must cover T steps in pieces of whole periods.
-      dp_event: `(σ, T) -> PoissonSteps` that dominate T of its own, with independent noise; None
-        where none are known.
+      period: steps in which draws and noise of one seed hang together; in them an example is drawn
+        once at most. A run without a seed has another seed whenever it goes on; the steps that a
+        period then lacks count as begun, so ε must cover T steps in pieces of whole periods.
     """
 
-    adjacency: str
     sampling_prob: float
     batches: str
     sampling: str
     draw: Callable[[int, int], Int64[np.ndarray, " drawn"]]
     capacity: Callable[[float], int]
-    epsilon: Callable[..., float]
-    noise_multiplier: Callable[..., float]
+    event: Callable[[float, int], DpEvent]
     strategy: tuple[float, ...] = strategies.INDEPENDENT
     period: int = 1
-    dp_event: Callable[[float, int], PoissonSteps] | None = None
 
     @property
     def noise(self) -> str:
@@ -100,11 +81,58 @@ class Mechanism:
             f"{len(self.strategy) - 1} steps' noise times {weights}"
         )
 
+    def epsilon(
+        self, *, noise_multiplier: float, num_steps: int, delta: float, accountant: str
+    ) -> float:
+        """ε of T steps, an upper bound; ValueError for an accountant that has none."""
+        accounting.check_noise_multiplier(noise_multiplier)
+        event = self.event(noise_multiplier, num_steps)
+        if steps := poisson_steps(event):
+            return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
+        if accountant != "pld":
+            raise ValueError(
+                f"accountant {accountant} has no bound for random_allocation batches: pld has"
+            )
+        return epsilon_of_random_allocation(delta=delta, **vars(event))
+
+    def noise_multiplier(
+        self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
+    ) -> float:
+        """The least σ of a search, whose ε is never above the target."""
+        how: JsonObject = {"delta": delta, "accountant": accountant}
+        if steps := poisson_steps(self.event(1.0, num_steps)):
+            sigma = accounting.noise_multiplier(
+                target_epsilon=target_epsilon,
+                sampling_prob=steps.sampling_prob,
+                num_steps=steps.num_steps,
+                **how,
+            )
+            length = strategies.norm(self.strategy)
+            # The event divides by ‖c‖ again: that gives no less than σ.
+            return sigma if length == 1 else sigma * length * (1 + 1e-12)
+        accounting.check_search(target_epsilon, self.sampling_prob, num_steps)
+        return accounting.least_noise(
+            lambda sigma: self.epsilon(noise_multiplier=sigma, num_steps=num_steps, **how),
+            target_epsilon,
+            near=1.0,
+            tolerance=1e-3,
+        )
+
 
 def adjacency_of(plan: JsonMapping) -> str:
     """That of a recorded plan; 0.2.0 wrote "add_or_remove_one" of an N that was counted."""
     is_old = plan["adjacency"] == "add_or_remove_one" and not plan.get("num_examples_given")
     return "zero_out" if is_old else str(plan["adjacency"])
+
+
+def check_name(name: object) -> None:
+    """ValueError, in one line, for the name of no mechanism here."""
+    if name == "fixed_size":
+        raise ValueError(
+            "mechanism fixed_size, with neighbours that replace one example, is gone: take poisson"
+        )
+    if name not in tuple(MECHANISMS):  # a name may be a list, of a stranger's record
+        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
 
 
 def make(
@@ -121,34 +149,30 @@ def make(
     Raises:
       ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
-    if name not in MECHANISMS:
-        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
+    check_name(name)
     given = options or {}
     return named.call(f"mechanism {name}", MECHANISMS[name], num_examples, batch_size, **given)
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in each batch independently with probability q = l/N. Zero-out.
+    """Each example is in each batch independently with probability q = l/N.
 
     The same noise earns the smallest ε that is known with this one.
     """
     prob = batch_size / num_examples
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=prob,
         batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
         f"{rounded_up(prob, '.4g')}",
         sampling=f"Poisson: each example is in each batch independently with probability q, {BY}",
         draw=lambda seed, step: sampling.poisson_sample(seed, step, num_examples, prob),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
-        epsilon=functools.partial(accounting.epsilon, sampling_prob=prob),
-        noise_multiplier=functools.partial(accounting.noise_multiplier, sampling_prob=prob),
-        dp_event=lambda sigma, num_steps: PoissonSteps(sigma, prob, num_steps),
+        event=lambda sigma, num_steps: poisson_event(sigma, prob, num_steps),
     )
 
 
 def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
-    r"""Noise correlated over b steps; batches from b parts of the data in turn. Zero-out.
+    r"""Noise correlated over b steps; batches from b parts of the data in turn.
 
     Each example is, once and at random, put in one of b parts, independently of all others. Step t
     draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
@@ -170,33 +194,9 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
             f"expected_batch_size must be at most {num_examples // bands}, got {batch_size}"
         )
     strategy = strategies.square_root(bands)
-    length = strategies.norm(strategy)
-    prob = batch_size / num_examples
+    length, prob = strategies.norm(strategy), batch_size / num_examples
     of_part = min(1.0, bands * batch_size / num_examples)
-
-    def dp_event(noise_multiplier: float, num_steps: int) -> PoissonSteps:
-        return PoissonSteps(noise_multiplier / length, of_part, -(-num_steps // bands))
-
-    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
-        accounting.check_noise_multiplier(noise_multiplier)
-        steps = dp_event(noise_multiplier, num_steps)
-        return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
-
-    def noise_multiplier(
-        *, target_epsilon: float, num_steps: int, delta: float, accountant: str
-    ) -> float:
-        steps = dp_event(1.0, num_steps)
-        of_one = accounting.noise_multiplier(
-            target_epsilon=target_epsilon,
-            delta=delta,
-            sampling_prob=steps.sampling_prob,
-            num_steps=steps.num_steps,
-            accountant=accountant,
-        )
-        return of_one * length * (1 + 1e-12)  # so that dividing by ‖c‖ again gives no less
-
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
         f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
@@ -205,40 +205,16 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         f"{bands}q, {BY}",
         draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, of_part, bands),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
+        event=lambda sigma, num_steps: poisson_event(
+            sigma / length, of_part, -(-num_steps // bands)
+        ),
         strategy=strategy,
         period=bands,
-        dp_event=dp_event,
-    )
-
-
-def fixed_size(num_examples: int, batch_size: int) -> Mechanism:
-    """Each batch is drawn anew, of exactly l of the N examples, without replacement. Replace one.
-
-    A batch of a fixed size tells whether an example is missing by taking another in its place, so
-    neighbours have the same N. Only the RDP accountant has a bound.
-    """
-    epsilon = _by_one_accountant(
-        "fixed_size",
-        "rdp",
-        functools.partial(epsilon_of_fixed_size, num_examples=num_examples, batch_size=batch_size),
-    )
-    return Mechanism(
-        adjacency="replace_one",
-        sampling_prob=batch_size / num_examples,
-        batches=f"batches of exactly {batch_size} of {num_examples} examples",
-        sampling="fixed size: each batch is l different examples, any l of them equally likely and "
-        f"independent of other batches, {BY}",
-        draw=lambda seed, step: sampling.fixed_size_sample(seed, step, num_examples, batch_size),
-        capacity=lambda probability: batch_size,
-        epsilon=epsilon,
-        noise_multiplier=_searched(epsilon, 1e-5),
     )
 
 
 def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random. Zero-out.
+    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random.
 
     Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
     vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
@@ -249,14 +225,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
             f"mechanism random_allocation needs two batches an epoch: expected_batch_size must be "
             f"at most {num_examples // 2}, got {batch_size}"
         )
-
-    epsilon = _by_one_accountant(
-        "random_allocation",
-        "pld",
-        functools.partial(epsilon_of_random_allocation, batches_per_epoch=batches),
-    )
     return Mechanism(
-        adjacency="zero_out",
         sampling_prob=1 / batches,
         batches=f"random allocation: each example in one of the {batches} batches of every epoch",
         sampling=f"random allocation: in every epoch of {batches} steps each example is in the "
@@ -264,14 +233,13 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
         f"epochs, {BY}",
         draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
         capacity=functools.partial(sampling.usual_capacity, num_examples, 1 / batches),
-        epsilon=epsilon,
-        noise_multiplier=_searched(epsilon, 1e-3),
+        event=lambda sigma, num_steps: AllocatedGaussianDpEvent(sigma, batches, num_steps),
         period=batches,
     )
 
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
-    """Every batch is all of the data: nothing is random but the noise. Zero-out."""
+    """Every batch is all of the data: nothing is random but the noise."""
     if batch_size != num_examples:
         raise ValueError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"
@@ -280,47 +248,12 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
         poisson(num_examples, num_examples),
         batches=f"all {num_examples} examples in every step",
         sampling="none: every batch is all of the examples",
-        draw=lambda seed, step: np.arange(num_examples),
-        capacity=lambda probability: num_examples,
     )
 
 
 MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "poisson": poisson,
     "banded": banded,
-    "fixed_size": fixed_size,
     "full_batch": full_batch,
     "random_allocation": random_allocation,
 }
-
-
-def _by_one_accountant(
-    batches: str, only: str, epsilon_of: Callable[..., float]
-) -> Callable[..., float]:
-    """`Mechanism.epsilon` of batches that one accountant alone has a bound for."""
-
-    def epsilon(*, noise_multiplier: float, num_steps: int, delta: float, accountant: str) -> float:
-        if accountant != only:
-            raise ValueError(
-                f"accountant {accountant} has no bound for {batches} batches: {only} has"
-            )
-        return epsilon_of(noise_multiplier=noise_multiplier, num_steps=num_steps, delta=delta)
-
-    return epsilon
-
-
-def _searched(epsilon_of: Callable[..., float], tolerance: float) -> Callable[..., float]:
-    """σ for an ε by bisection of `epsilon_of`, never above the target."""
-
-    def noise_multiplier(
-        *, target_epsilon: float, num_steps: int, delta: float, accountant: str
-    ) -> float:
-        accounting.check_target(target_epsilon)
-        of_sigma = functools.partial(
-            epsilon_of, num_steps=num_steps, delta=delta, accountant=accountant
-        )
-        return accounting.least_noise(
-            lambda sigma: of_sigma(noise_multiplier=sigma), target_epsilon, 1.0, tolerance
-        )
-
-    return noise_multiplier

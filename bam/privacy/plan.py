@@ -8,12 +8,13 @@ import warnings
 
 import numpy as np
 
-from bam.core.sampling import OVERFLOW_PROB, PaddedBatch, pad
+from bam.core.sampling import PaddedBatch, pad
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld, units
 from bam.privacy import selection as selecting
-from bam.privacy.accounting import rounded_down, rounded_up
-from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
+from bam.privacy.accounting import PoissonSteps, poisson_steps
+from bam.privacy.mechanisms import ADJACENCIES, Mechanism
+from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import Selection
 from bam.privacy.units import UNITS, worded
 
@@ -22,6 +23,13 @@ LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
 NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating), bool: (bool,)}
+# What a plan.json has, beside the mechanism's name.
+RECORDED = (
+    *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
+    *("clip_norm", "epsilon", "delta", "accountant", "spare_steps", "selection"),
+    *("mechanism_options", "unit", "group_size", "overflow", "num_examples_given", "sensitivity"),
+    *("adjacency", "mechanism_name"),
+)
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
 
@@ -31,64 +39,68 @@ class BudgetExhaustedError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
-    """The privacy of a run, fixed before its first step. All fields are public.
+class Population:
+    """What is protected one by one: N of what, and how N is known.
 
     Attributes:
       num_examples: N, the number of training examples, treated as public; of users, where those
         are the unit. If it was given as a constant, the most that there may be.
+      group_size: k, the most examples used of a user; 0 where examples are the unit.
+      num_examples_given: whether N is a public constant, at least the number of examples and fixed
+        without counting them. Then neighbours may differ in that number: add or remove one.
+    """
+
+    num_examples: int
+    group_size: int = 0
+    num_examples_given: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError for what is not of its type or below 0."""
+        _check_numbers(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """The privacy of a run, fixed before its first step. All fields are public.
+
+    Attributes:
+      population: the N examples or users.
       expected_batch_size: l.
-      sampling_prob: q = l/N.
       num_steps: the most steps the run may begin; ε covers them all.
       noise_multiplier: σ.
       clip_norm: C, which a run's clip is made of; `inf` where there is none.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
-      spare_steps: how many of these steps are a margin for steps that a crash loses.
-      mechanism_name: how batches are drawn: "poisson", "banded", "fixed_size", "full_batch" or
-        "random_allocation".
-      mechanism_options: what else it was given, by name.
+      mechanism_config: how batches are drawn: its name in `mechanisms.MECHANISMS`, with its
+        options, as in a config's `mechanism` section.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
-      unit: what neighbouring data sets differ in one of: an "example", or a "user" with all of
-        its examples.
-      group_size: k, the most examples used of a user; 0 where examples are the unit.
-      overflow: what of δ covers that some draw outgrows the rows it is padded to, `capacity`; see
-        `bam.core.sampling.pad`.
-      num_examples_given: whether N is a public constant, fixed without counting the data.
       sensitivity: S of the clip: the noise on a step's sum has deviation σS; 0: not recorded.
+      spare_steps: how many of the steps are a margin for steps that a crash loses.
     """
 
-    num_examples: int
+    population: Population
     expected_batch_size: int
-    sampling_prob: float
     num_steps: int
     noise_multiplier: float
     clip_norm: float
     epsilon: float
     delta: float
     accountant: str
-    spare_steps: int = 0
-    mechanism_name: str = "poisson"
+    mechanism_config: JsonMapping
     selection: Selection | None = None
-    mechanism_options: JsonMapping = dataclasses.field(default_factory=dict)
-    unit: str = "example"
-    group_size: int = 0
-    overflow: float = 0.0
-    num_examples_given: bool = False
     sensitivity: float = 0.0
+    spare_steps: int = 0
 
     def __post_init__(self) -> None:
         """ValueError for what is not of its type or below 0, or noise that floats cannot hold."""
-        for name, kind in typing.get_type_hints(type(self)).items():
-            value, kinds = getattr(self, name), NUMBERS.get(kind, ())
-            of_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
-            most = math.inf if isinstance(value, float) else 2**31 - 2
-            if kinds and not (of_kind and 0 <= value <= most):
-                raise ValueError(f"{name} must be of {kind}, got {value!r}")
+        _check_numbers(self)
         if self.private and self.noise_multiplier > accounting.LARGEST_NOISE:
             raise ValueError(f"noise_multiplier must be at most 1e6, got {self.noise_multiplier}")
+        if not self.spare_steps < max(1, self.num_steps):
+            most = self.num_steps - 1
+            raise ValueError(f"spare_steps must be from 0 to {most}, got {self.spare_steps}")
         std = self.noise_multiplier * (self.sensitivity or self.clip_norm)  # on a sum
         least = std / max(1, self.expected_batch_size)  # on the mean
         if self.private and std > 0 and not LEAST_NOISE_STD <= least <= std <= MOST_NOISE_STD:
@@ -99,48 +111,104 @@ class PrivacyPlan:
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
-        """The plan that a `plan.json` holds, of an earlier version too; see `to_json`.
+        """The plan that a `plan.json` holds, of 0.2.0 too; see `to_json`.
 
         Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
         of one's own, and for whatever `make_plan` would not have made.
         """
-        name = record.get("mechanism", "poisson")
-        if name not in tuple(mechanisms.MECHANISMS):
+        name, options = record.get("mechanism", "poisson"), record.get("mechanism_options", {})
+        if ":" in str(name):
             raise ValueError(f"the ε of mechanism {name!r}, code of one's own, is unknown here")
-        names = {field.name for field in dataclasses.fields(cls)}
-        facts = {k: v for k, v in record.items() if k in names} | {"mechanism_name": name}
-        if not isinstance(facts.get("mechanism_options", {}), dict):
-            raise ValueError(f"mechanism_options are {facts['mechanism_options']!r}, no options")
+        mechanisms.check_name(name)
+        if not isinstance(options, dict):
+            raise ValueError(f"mechanism_options are {options!r}, no options")
+        units.check(record.get("unit", "example"), record.get("group_size", 0))
         try:
+            chosen = record.get("selection")
+            facts = _fields_of(cls, record) | {
+                "population": Population(**_fields_of(Population, record)),
+                "mechanism_config": {**options, "name": name},
+                "selection": Selection(**chosen) if chosen else None,
+            }
             facts |= {k: math.inf for k in ("epsilon", "clip_norm") if record[k] is None}
-            if record.get("selection"):
-                facts["selection"] = Selection(**record["selection"])
             plan = cls(**facts)
             _check(plan)
-            neighbours = mechanisms.adjacency_of({"adjacency": plan.adjacency} | dict(record))
+            derived = plan.to_json()
+            recorded = derived | dict(record)
+            recorded["adjacency"] = mechanisms.adjacency_of(recorded)
+            agree = all(recorded[key] == derived[key] for key in ("adjacency", "unit")) and all(
+                math.isclose(recorded[key], derived[key], rel_tol=1e-9)
+                for key in ("sampling_prob", "overflow")
+            )
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"this is no record of a plan: {error}") from None
-        if neighbours != plan.adjacency:
-            raise ValueError(f"the records disagree: {name} batches, neighbours {neighbours!r}")
-        prob = plan.expected_batch_size / plan.num_examples
-        private = plan.noise_multiplier > 0
-        if not math.isclose(plan.sampling_prob, prob, rel_tol=1e-9) or private != plan.private:
-            raise ValueError("the records disagree: on q = l/N, or on whether there is noise")
+        if not agree or (plan.noise_multiplier > 0) != plan.private:
+            raise ValueError(
+                "the records disagree: on neighbours, q = l/N, or whether there is noise"
+            )
         return plan
 
-    @functools.cached_property
-    def mechanism(self) -> Mechanism:
-        """The record that the sampler, the accountant and every statement read."""
-        num, size = self.num_examples, self.expected_batch_size
-        made = mechanisms.make(self.mechanism_name, num, size, self.mechanism_options)
-        batches, sampling = (worded(text, self.unit) for text in (made.batches, made.sampling))
-        return dataclasses.replace(made, batches=batches, sampling=sampling)
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return self.population.num_examples
+
+    @property
+    def num_examples_given(self) -> bool:
+        """Whether N is a public constant, fixed without counting the data."""
+        return self.population.num_examples_given
+
+    @property
+    def group_size(self) -> int:
+        """k, the most examples used of a user; 0 where examples are the unit."""
+        return self.population.group_size
+
+    @property
+    def unit(self) -> str:
+        """What neighbours differ in one of: an "example", or a "user" with all of its examples."""
+        return "user" if self.group_size else "example"
 
     @property
     def adjacency(self) -> str:
         """What neighbouring data sets differ in: a key of `mechanisms.ADJACENCIES`."""
-        kept = self.mechanism.adjacency
-        return "add_or_remove_one" if self.num_examples_given and kept == "zero_out" else kept
+        return "add_or_remove_one" if self.num_examples_given else "zero_out"
+
+    @property
+    def sampling_prob(self) -> float:
+        """The sampling probability, q = l/N."""
+        return self.expected_batch_size / max(1, self.num_examples)
+
+    @property
+    def overflow(self) -> float:
+        """What of δ covers that some draw outgrows the rows it is padded to, `capacity`.
+
+        See `bam.core.sampling.pad`.
+        """
+        return OVERFLOW_SHARE * self.delta
+
+    @property
+    def mechanism_name(self) -> str:
+        """The mechanism's name, a key of `mechanisms.MECHANISMS`."""
+        return str(self.mechanism_config["name"])
+
+    @property
+    def mechanism_options(self) -> JsonObject:
+        """What else the mechanism was given, by name."""
+        return {k: v for k, v in self.mechanism_config.items() if k != "name"}
+
+    @functools.cached_property
+    def mechanism(self) -> Mechanism:
+        """The record that the sampler, the accountant and every statement read."""
+        mechanism = mechanisms.make(
+            self.mechanism_name,
+            self.num_examples,
+            self.expected_batch_size,
+            self.mechanism_options,
+        )
+        batches, sampling = (
+            worded(text, self.unit) for text in (mechanism.batches, mechanism.sampling)
+        )
+        return dataclasses.replace(mechanism, batches=batches, sampling=sampling)
 
     @functools.cached_property
     def mu(self) -> float | None:
@@ -163,14 +231,13 @@ class PrivacyPlan:
 
     def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
         """The same of so many of its steps."""
-        dp_event = self.mechanism.dp_event
-        return None if dp_event is None else dp_event(self.noise_multiplier, num_steps)
+        return poisson_steps(self.mechanism.event(self.noise_multiplier, num_steps))
 
     @functools.cached_property
     def capacity(self) -> int:
         """Rows of a padded batch: all runs' draws outgrow them with probability `overflow`."""
         num_draws = self.num_steps * (self.selection.trials_mean if self.selection else 1)
-        return self.mechanism.capacity(self.overflow / num_draws or OVERFLOW_PROB)
+        return self.mechanism.capacity(self.overflow / num_draws)
 
     def batch(self, seed: int, step: int) -> PaddedBatch:
         """The batch that a seed's run draws in a step, padded; to be kept as secret as the seed."""
@@ -213,10 +280,11 @@ class PrivacyPlan:
             )
 
     def to_json(self) -> JsonObject:
-        """The plan as strict JSON values; an infinite ε is None."""
-        fields = dataclasses.asdict(self)
-        fields |= {"mechanism": fields.pop("mechanism_name"), "adjacency": self.adjacency}
-        return {k: None if v == math.inf else v for k, v in fields.items()}
+        """The plan, with what follows from it, as strict JSON values; an infinite ε is None."""
+        values: JsonObject = {name: getattr(self, name) for name in RECORDED}
+        values["selection"] = self.selection and dataclasses.asdict(self.selection)
+        values["mechanism"] = values.pop("mechanism_name")
+        return {k: None if v == math.inf else v for k, v in values.items()}
 
     def describe(self) -> str:
         """The plan in a few lines of plain text, for people."""
@@ -242,35 +310,32 @@ class PrivacyPlan:
 
 def make_plan(
     *,
-    num_examples: int,
+    num_examples: int | Population,
     expected_batch_size: int,
     num_steps: int,
     target_epsilon: float,
     delta: float,
-    clip_norm: float = math.inf,
+    clip_norm: float,
     accountant: str = "pld",
-    spare_steps: int = 0,
-    mechanism: str = "poisson",
-    mechanism_options: JsonMapping | None = None,
+    mechanism: str | JsonMapping = "poisson",
     selection: Selection | None = None,
-    group_size: int = 0,
-    num_examples_given: bool = False,
-    sensitivity: float | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
-    The plan's ε is at most the target. The message of an error names the fix.
+    The plan's ε is at most the target. S is C; `dataclasses.replace` gives the plan of a clip with
+    another, or of spare steps, whose σ and ε are the same. The message of an error names the fix.
 
-    Args are the plan's attributes, but for:
+    Args:
+      num_examples: N; a `Population` if it counts users, or is a constant that was given.
+      expected_batch_size: l.
+      num_steps: T, of which some may be spare.
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
       delta: δ, from 1e-100 to below 1/N.
-      clip_norm: C; not needed where the sensitivity is given.
+      clip_norm: C, or S of a clip that has none.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
+      mechanism: how batches are drawn: a name in `mechanisms.MECHANISMS`, or a config's section of
+        its name and options.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
-      group_size: k ≥ 1 where each of the N is a user; 0: each is an example.
-      num_examples_given: whether N is a public constant, at least the number of examples and fixed
-        without counting them. Then neighbours may differ in that number: add or remove one.
-      sensitivity: S of the clip; None: C.
 
     Raises a ValueError if an argument is out of range.
 
@@ -282,28 +347,20 @@ def make_plan(
     """
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
-    sensitivity = clip_norm if sensitivity is None else sensitivity
-    if not 0 <= spare_steps < max(1, num_steps):
-        raise ValueError(f"spare_steps must be from 0 to {num_steps - 1}, got {spare_steps}")
+    if not isinstance(num_examples, Population):
+        num_examples = Population(num_examples)
     plan = PrivacyPlan(
-        num_examples=num_examples,
+        population=num_examples,
         expected_batch_size=expected_batch_size,
-        sampling_prob=expected_batch_size / max(1, num_examples),
         num_steps=num_steps,
         noise_multiplier=0.0,
         clip_norm=clip_norm,
         epsilon=target_epsilon,
         delta=delta,
         accountant=accountant,
-        spare_steps=spare_steps,
-        mechanism_name=mechanism,
-        mechanism_options=dict(mechanism_options or {}),
+        mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
         selection=selection,
-        unit="user" if group_size else "example",
-        group_size=group_size,
-        overflow=OVERFLOW_SHARE * delta,
-        num_examples_given=num_examples_given,
-        sensitivity=sensitivity if target_epsilon < math.inf else 0.0,
+        sensitivity=clip_norm if target_epsilon < math.inf else 0.0,
     )
     _check(plan)
     steps: JsonObject = {"num_steps": num_steps, "delta": delta - plan.overflow}
@@ -322,7 +379,6 @@ def make_plan(
 
 def _check(plan: PrivacyPlan) -> None:
     """ValueError for what no plan can have; the message names the fix."""
-    units.check(plan.unit, plan.group_size)
     if not 1 <= plan.expected_batch_size <= plan.num_examples:
         raise ValueError(
             f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
@@ -335,11 +391,35 @@ def _check(plan: PrivacyPlan) -> None:
             f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
             f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
         )
-    if plan.accountant not in ("pld", "rdp"):
-        if plan.accountant == "gdp":
-            raise ValueError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
+    if plan.accountant == "gdp":
+        raise ValueError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
+    if plan.accountant not in accounting.ACCOUNTANTS:
         raise ValueError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
     if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
         raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
-    if plan.selection:
-        selecting.check(plan.accountant, plan.private, plan.unit, plan.mechanism_name)
+    mechanism = plan.mechanism  # ValueError for options that it cannot have
+    if plan.selection is None:
+        return
+    if plan.accountant != "rdp" or not plan.private:
+        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+    if plan.unit == "user":
+        raise ValueError("a choice among runs is scored by examples: it is not private for users")
+    if poisson_steps(mechanism.event(1.0, 1)) != (1.0, plan.sampling_prob, 1):
+        raise ValueError(
+            f"a choice among runs is accounted for Poisson batches, not {plan.mechanism_name}"
+        )
+
+
+def _check_numbers(record: PrivacyPlan | Population) -> None:
+    """ValueError for a field that is not of its type or below 0."""
+    for name, kind in typing.get_type_hints(type(record)).items():
+        value, kinds = getattr(record, name), NUMBERS.get(kind, ())
+        of_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
+        most = math.inf if isinstance(value, float) else 2**31 - 2
+        if kinds and not (of_kind and 0 <= value <= most):
+            raise ValueError(f"{name} must be of {kind}, got {value!r}")
+
+
+def _fields_of(cls: type[PrivacyPlan] | type[Population], record: JsonMapping) -> JsonObject:
+    """What of a record is a field of the class."""
+    return {x.name: record[x.name] for x in dataclasses.fields(cls) if x.name in record}

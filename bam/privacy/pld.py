@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import optimize
 
 from bam.privacy import tradeoff
 
@@ -50,7 +51,8 @@ def deltas(
 ) -> list[float]:
     """δ of T steps at several ε, from above; σ, q and T are positive."""
     composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
-    return [min(1.0, float(composed.get_delta_for_epsilon(e)) + error) for e in epsilons]
+    at_most = [float(composed.get_delta_for_epsilon(e)) + error for e in epsilons]
+    return [min(1.0, max(0.0, delta)) for delta in at_most]  # -1e-15 is a rounding error
 
 
 def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float) -> float:
@@ -68,16 +70,16 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
     epsilons = np.linspace(0, up_to, 2001)
     deltas = np.asarray(composed.get_delta_for_epsilon(epsilons[:-1])) + error
 
-    def holds(mu: float) -> bool:
-        return bool(np.all(deltas <= tradeoff.deltas_of_mu(mu, epsilons[1:])))
+    def excess(mu: float) -> float:  # falls; at most 0 where μ bounds all of them
+        return float(np.max(deltas - tradeoff.delta_of_mu(mu, epsilons[1:])))
 
-    low, high = 0.0, 1.0
-    while not holds(high):
-        low, high = high, 2 * high
-    while high - low > 1e-5 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    mu = float(optimize.brentq(excess, 0.0, high, rtol=1e-6))
+    while excess(mu) > 0:  # Brent's method may end on either side
+        mu *= 1 + 1e-6
+    return mu
 
 
 def _composed(

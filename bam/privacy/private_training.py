@@ -6,6 +6,8 @@ batch size. `bam train` is the same for configs, with a run folder and a ledger 
 crash.
 """
 
+import dataclasses
+import math
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +24,13 @@ from bam.core import chacha, tracing
 from bam.core.clipping import sensitivity_of
 from bam.core.noise import first_noise
 from bam.core.oracles import Oracle
-from bam.core.privatize import PrivatizeState, private_mean
+from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping
 from bam.privacy import nist, statement
-from bam.privacy.plan import make_plan
+from bam.privacy.plan import Population, make_plan
+from bam.privacy.rounding import rounded
 
 
 class DrawnBatch(NamedTuple):
@@ -121,18 +124,17 @@ class PrivateTraining:
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
         self._clip, self._sensitivity = clip, sensitivity_of(clip)
-        self.plan = make_plan(
-            num_examples=num_examples,
+        plan = make_plan(
+            num_examples=Population(num_examples, num_examples_given=num_examples_given),
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
             delta=delta,
-            sensitivity=self._sensitivity,
+            clip_norm=self._sensitivity,
             accountant=accountant,
-            mechanism=mechanism,
-            mechanism_options=mechanism_options,
-            num_examples_given=num_examples_given,
+            mechanism={**(mechanism_options or {}), "name": mechanism},
         )
+        self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
         self._begun = self._used = 0  # steps whose batches were drawn, and used
         self._initialised = False
         self._nominal, self._transformed = seed is not None, False
@@ -212,6 +214,7 @@ class PrivateTraining:
             )
         self._transformed = True
         plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
+        mean = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, strategy)
 
         def init(params: Params) -> PrivateState:
             if tracing.being_traced():
@@ -235,16 +238,13 @@ class PrivateTraining:
             batch: DrawnBatch, state: PrivateState, params: Params
         ) -> tuple[Grads, PrivateState]:
             gradient, _, after = private_mean(
-                oracle,
+                oracle.grad,
                 clip,
-                params,
+                oracle.ascend(params, state.previous),
                 batch.examples,
                 state.privatize,
-                previous=state.previous,
+                mean,
                 mask=jnp.asarray(batch.mask),
-                noise_multiplier=plan.noise_multiplier,
-                expected_batch_size=plan.expected_batch_size,
-                strategy=strategy,
                 microbatch_size=microbatch_size,
             )
             right = in_order(batch, state)
@@ -303,7 +303,7 @@ class PrivateTraining:
             "steps_begun": self.steps_begun,
         }
         config = {"method": {"name": "the caller's oracle"}, "clip": {"name": "the caller's clip"}}
-        epsilon, delta = (statement.rounded(plan[k], up=True) for k in ("epsilon", "delta"))
+        epsilon, delta = (rounded(plan[k], up=True) for k in ("epsilon", "delta"))
         kind = "*nominal* " if nominal else ""
         parts = [
             "# Privacy of this model",

@@ -1,7 +1,10 @@
 """Accounting of batches by random allocation: each example in one batch of every epoch."""
 
+import dataclasses
 import functools
 import math
+
+import dp_accounting
 
 from bam.extras import needs
 from bam.privacy import accounting
@@ -9,6 +12,15 @@ from bam.privacy import accounting
 # Spacing of the tables of privacy losses, as a share of the ε of Poisson batches: the bound is
 # above the truth by about as much, or less. TRUNCATION of δ is left out on the safe side.
 SPACING, TRUNCATION = 0.025, 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocatedGaussianDpEvent(dp_accounting.DpEvent):
+    """T Gaussians on batches that are drawn by the epoch of b; dp-accounting has no such event."""
+
+    noise_multiplier: float
+    batches_per_epoch: int
+    num_steps: int
 
 
 def epsilon_of_random_allocation(

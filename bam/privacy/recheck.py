@@ -2,7 +2,6 @@
 
 from bam.files import JsonMapping
 from bam.privacy import random_allocation
-from bam.privacy.fixed_size import WHOLE_ORDERS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.pld import FINE, ROUNDING
 
@@ -27,19 +26,7 @@ def check(plan: JsonMapping) -> str:
     poisson = f"noise_multiplier={sigma}, sampling_prob={prob}, num_steps={steps}, delta={delta}"
     own = f"import bam; print(bam.epsilon({poisson}, accountant='{plan['accountant']}'))"
     rdp = "import dp_accounting as dp; from dp_accounting.rdp import RdpAccountant; "
-    if plan["adjacency"] == "replace_one":
-        own = (
-            "from bam.privacy.mechanisms import epsilon_of_fixed_size; "
-            f"print(epsilon_of_fixed_size(noise_multiplier={sigma}, num_examples={num_examples}, "
-            f"batch_size={batch_size}, num_steps={steps}, delta={delta}))"
-        )
-        alone = (
-            f"{rdp}from dp_accounting import NeighboringRelation as R; "
-            f"step = dp.SampledWithoutReplacementDpEvent({num_examples}, {batch_size}, "
-            f"dp.GaussianDpEvent({sigma} / 2)); print(RdpAccountant({list(WHOLE_ORDERS)}, "
-            f"R.REPLACE_ONE).compose(step, {steps}).get_epsilon({delta}))"
-        )
-    elif plan.get("mechanism") == "random_allocation":
+    if plan.get("mechanism") == "random_allocation":
         batches = num_examples // batch_size
         own = (
             "from bam.privacy.random_allocation import epsilon_of_random_allocation as epsilon; "

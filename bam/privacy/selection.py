@@ -92,16 +92,6 @@ class Selection:
         return k
 
 
-def check(accountant: str, private: bool, unit: str, mechanism: str) -> None:
-    """ValueError for a choice among runs that nothing here accounts for."""
-    if accountant != "rdp" or not private:
-        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
-    if unit == "user":
-        raise ValueError("a choice among runs is scored by examples: it is not private for users")
-    if mechanism not in ("poisson", "full_batch"):
-        raise ValueError(f"a choice among runs is accounted for Poisson batches, not {mechanism}")
-
-
 @functools.lru_cache(maxsize=4096)
 def epsilon(
     selection: Selection,
@@ -110,12 +100,14 @@ def epsilon(
     sampling_prob: float,
     num_steps: int,
     delta: float,
+    orders: tuple[float, ...] | None = None,
 ) -> float:
     """ε of releasing the best trial alone, its setting and score included, by RDP.
 
     A trial is T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
-    have the same σ, q and T. The other arguments and errors are those of `accounting.epsilon`; no
-    accountant but RDP knows how to bound a choice.
+    have the same σ, q and T. `orders` are Rényi orders; None: dp-accounting's own. The other
+    arguments and errors are those of `accounting.epsilon`; no accountant but RDP knows how to bound
+    a choice.
 
     Examples:
       >>> run = dict(noise_multiplier=3.5, sampling_prob=0.1782, num_steps=100, delta=1e-5)
@@ -124,18 +116,6 @@ def epsilon(
     """
     accounting.check_mechanism(sampling_prob, num_steps, delta, "rdp")
     accounting.check_noise_multiplier(noise_multiplier)
-    return _epsilon(selection, noise_multiplier, sampling_prob, num_steps, delta)
-
-
-def _epsilon(
-    selection: Selection,
-    noise_multiplier: float,
-    sampling_prob: float,
-    num_steps: int,
-    delta: float,
-    orders: tuple[float, ...] | None = None,
-) -> float:
-    """By dp-accounting's Rényi accountant, of these orders or its own."""
     if noise_multiplier == 0 and sampling_prob > 0 and num_steps > 0:
         return math.inf
     score_noise = selection.score_noise_multiplier
@@ -160,8 +140,7 @@ def noise_multiplier(
     a tenth of the target.
     """
     steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
-    accounting.check_target(target_epsilon)
-    accounting.check_has_noise(sampling_prob, num_steps)
+    accounting.check_search(target_epsilon, sampling_prob, num_steps)
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
         raise ValueError(
@@ -169,14 +148,14 @@ def noise_multiplier(
             "trials on average, more noise on the score, or a larger epsilon"
         )
 
-    def exactly(sigma: float) -> float:
-        return epsilon(selection, noise_multiplier=sigma, **steps)
+    def spent(sigma: float, orders: tuple[float, ...] | None = None) -> float:
+        return epsilon(selection, noise_multiplier=sigma, orders=orders, **steps)
 
     # What is cheap finds where to begin with what is dear.
-    mechanism = (sampling_prob, num_steps, delta, accounting.FEW_ORDERS)
-    by_few_orders = lambda s: _epsilon(selection, s, *mechanism)  # noqa: E731
-    near = accounting.least_noise(by_few_orders, target_epsilon, 1.0, 1e-2)
-    return accounting.least_noise(exactly, target_epsilon, near, 1e-5)
+    near = accounting.least_noise(
+        lambda sigma: spent(sigma, accounting.FEW_ORDERS), target_epsilon, 1.0, 1e-2
+    )
+    return accounting.least_noise(spent, target_epsilon, near, 1e-5)
 
 
 @functools.lru_cache(maxsize=64)
@@ -210,12 +189,8 @@ def _trial(
     score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
         return score
-    step = dp_accounting.PoissonSampledDpEvent(
-        sampling_prob, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    return dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(step, num_steps), score]
-    )
+    training = accounting.poisson_event(noise_multiplier, sampling_prob, num_steps)
+    return dp_accounting.ComposedDpEvent([training, score])
 
 
 def _mean(gamma: float, shape: float) -> float:

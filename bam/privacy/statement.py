@@ -3,7 +3,6 @@
 Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 """
 
-import decimal
 import math
 import warnings
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from bam.privacy import accounting, nist, pld, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.recheck import check
+from bam.privacy.rounding import rounded
 from bam.privacy.tradeoff import most_power
 from bam.privacy.units import neighbours_of, unit_of, worded
 
-DIGITS = 4
 NOT_RECORDED = "not recorded"
 # How often a test accuses wrongly, where the best test is stated.
 FALSE_ALARMS = (0.001, 0.01, 0.05)
@@ -30,19 +29,6 @@ CLIPS = {
     "normalize": "scaled, up or down, to an L2 norm of at most C",
     "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
 }
-
-
-def rounded(value: float, *, up: bool, digits: int = DIGITS) -> str:
-    """A number of at least 0 in a few significant digits, rounded up or down (towards 0) as told.
-
-    Examples:
-      >>> rounded(2.9996, up=True), rounded(2.9996, up=False), rounded(1.4e-5, up=True)
-      ('3', '2.999', '1.4e-05')
-    """
-    side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
-    exact = decimal.Decimal(repr(float(value)))  # the shortest text that is this number
-    short = decimal.Context(prec=digits, rounding=side).plus(exact).normalize()
-    return f"{short:f}" if value == 0 or 1e-3 <= value < 1e6 else str(float(short))
 
 
 def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:

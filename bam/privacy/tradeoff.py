@@ -34,19 +34,13 @@ def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: in
         return math.inf
 
 
-def deltas_of_mu(mu: float, epsilons: ArrayLike) -> np.ndarray:
-    """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism; 0 for μ = 0."""
-    epsilons = np.atleast_1d(np.asarray(epsilons, float))
+def delta_of_mu(mu: float, epsilon: ArrayLike) -> np.ndarray:
+    """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism, at each ε; 0 for μ = 0."""
+    epsilon = np.asarray(epsilon, float)
     if mu == 0 or math.isinf(mu):
-        return np.full(epsilons.shape, float(mu > 0))
-    second = np.exp(np.minimum(0.0, epsilons + special.log_ndtr(-epsilons / mu - mu / 2)))
-    deltas: np.ndarray = np.maximum(0.0, special.ndtr(-epsilons / mu + mu / 2) - second)
-    return deltas
-
-
-def delta_of_mu(mu: float, epsilon: float) -> float:
-    """The same at one ε."""
-    return float(deltas_of_mu(mu, epsilon)[0])
+        return np.full(epsilon.shape, float(mu > 0))
+    second = np.exp(np.minimum(0.0, epsilon + special.log_ndtr(-epsilon / mu - mu / 2)))
+    return np.asarray(np.maximum(0.0, special.ndtr(-epsilon / mu + mu / 2) - second))
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
@@ -54,14 +48,15 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
     To an absolute accuracy of 1e-10, for δ in (0, 1); `inf` for infinite μ.
     """
+    excess = lambda epsilon: float(delta_of_mu(mu, epsilon)) - delta  # noqa: E731
     if math.isinf(mu):
         return math.inf
-    if delta_of_mu(mu, 0.0) <= delta:
+    if excess(0.0) <= 0:
         return 0.0
     upper = 1.0
-    while delta_of_mu(mu, upper) > delta:
+    while excess(upper) > 0:
         upper *= 2
-    return float(optimize.brentq(lambda e: delta_of_mu(mu, e) - delta, 0.0, upper, xtol=1e-10))
+    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-10))
 
 
 Tradeoff: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -130,7 +125,7 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-15)
     at_fixed = float(one_sided(np.array([fixed]))[0])
 
-    def inverse(beta: np.ndarray) -> np.ndarray:
+    def inverse(beta: np.ndarray) -> np.ndarray:  # of a whole array, as no search of SciPy's is
         low, high = np.zeros_like(beta), np.ones_like(beta)
         for _ in range(80):  # f_p falls: bisect
             middle = (low + high) / 2
@@ -161,6 +156,4 @@ def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
       >>> round(most_power(1.0, 1e-5, 0.01), 5)
       0.02719
     """
-    straight = math.exp(epsilon) * false_alarm + delta
-    reversed_ = 1 - math.exp(-epsilon) * (1 - delta - false_alarm)
-    return min(1.0, straight, reversed_)
+    return best_true_positive_rate(epsilon_delta_tradeoff(epsilon, delta), false_alarm)

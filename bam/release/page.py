@@ -11,7 +11,7 @@ from bam.extras import needs
 from bam.files import JsonObject, one_line
 from bam.privacy import recheck, statement
 from bam.privacy.plan import PrivacyPlan
-from bam.privacy.statement import rounded
+from bam.privacy.rounding import rounded
 from bam.privacy.units import unit_of
 from bam.release import export, plots
 from bam.release.plots import Chart, Line
@@ -126,7 +126,6 @@ def _attacker(run: Run, epsilon: float, counted: int) -> JsonObject:
             Chart("Right about a participant, at most", "wrong about others", curves, True, True),
             Chart("ε over training", "steps begun", lines),
         ],
-        "replaced": run.plan["adjacency"] == "replace_one",
         "names": list(limits),
         "rates": {rate: [f(rate) for f in limits.values()] for rate in statement.FALSE_ALARMS},
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bam.files import JsonObject, one_line, read_json
-from bam.privacy.mechanisms import PoissonSteps
+from bam.privacy.accounting import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
 from bam.release import export
 from bam.training import config as base

@@ -54,8 +54,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     data = {"dataset": "", "source": "", "path": "", "num_classes": 0}
     config.public_clip = ConfigDict({"quantile": 0.0, **data, "num_steps": 20})
     config.expected_batch_size = 256  # l
-    # How batches are drawn, and so who neighbours are and what ε a noise earns: "poisson" with
-    # q = l/N, "fixed_size", "full_batch" or "random_allocation" (see bam/privacy/mechanisms.py).
+    # How batches are drawn, and so what ε a noise earns: "poisson" with q = l/N, "full_batch" or
+    # "random_allocation" (see bam/privacy/mechanisms.py).
     # "banded" also correlates the noise of so many steps.
     config.mechanism = ConfigDict({"name": "poisson", "bands": config_dict.placeholder(int)})
 

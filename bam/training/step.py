@@ -17,7 +17,7 @@ from bam.core.clipping import BoundedTransformation
 from bam.core.engine import plain_sum
 from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import LossFn, Oracle
-from bam.core.privatize import PrivatizeState, private_mean
+from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
@@ -82,16 +82,13 @@ def private_step(
     """
     key = step_key(state)
     private_grad, norms, after = private_mean(
-        oracle._replace(grad=lambda params, row: oracle.grad(params, example_at(key, row))),
+        lambda params, row: oracle.grad(params, example_at(key, row)),
         clip,
-        state.params,
+        oracle.ascend(state.params, state.private_grad),
         rows,
         PrivatizeState(state.clip, state.noise),
-        previous=state.private_grad,
+        NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
         mask=mask,
-        noise_multiplier=plan.noise_multiplier,
-        expected_batch_size=plan.expected_batch_size,
-        strategy=plan.mechanism.strategy,
         microbatch_size=microbatch_size,
         mesh=mesh,
     )

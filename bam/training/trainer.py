@@ -21,7 +21,7 @@ from bam.data import datasets, users
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import layers, losses
-from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.privacy.plan import Population, PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
 from bam.training import (
     devices,
@@ -330,18 +330,19 @@ def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPla
     )
     # Only a trial of a private search has that section.
     section = config.get("selection")
-    return make_plan(
-        num_examples=num_examples,
+    plan = make_plan(
+        num_examples=Population(
+            num_examples,
+            group_size=users.group_size(config),
+            num_examples_given=config.num_examples is not None,
+        ),
         expected_batch_size=config.expected_batch_size,
         num_steps=training_steps + config.spare_steps,
-        spare_steps=config.spare_steps,
         target_epsilon=config.epsilon if private else math.inf,
         delta=config.delta,
         clip_norm=float(clip_norm) if private else math.inf,
         accountant=config.accountant,
-        mechanism=config.mechanism.name,
-        mechanism_options=registry.set_keys(config.mechanism, "name"),
+        mechanism=registry.set_keys(config.mechanism, ""),
         selection=Selection(**section) if section else None,
-        group_size=users.group_size(config),
-        num_examples_given=config.num_examples is not None,
     )
+    return dataclasses.replace(plan, spare_steps=config.spare_steps)

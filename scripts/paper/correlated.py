@@ -15,7 +15,7 @@ from absl import flags
 from bam.cli import console, sweeps, tables
 from bam.cli.study import Study, carry_out
 from bam.core import strategy
-from bam.privacy.accounting import rounded_up
+from bam.privacy.rounding import rounded_up
 from bam.training import loop
 
 _BANDS = flags.DEFINE_list("bands", "2,4", "steps to correlate noise over, besides 1")

@@ -2,8 +2,7 @@
 
 python -m scripts.paper.mechanisms --out=docs/results/batches/mechanisms
 
-All have the config's ε, δ and number of steps, and its batches but for the full batch. Neighbours
-differ in one example that is added or removed; of fixed_size, in one that is replaced. A second
+All have the config's ε, δ and number of steps, and its batches but for the full batch. A second
 table sets ε of random allocation beside both bounds of `PLD_accounting`, whose upper one we compute
 with a spacing of our own.
 """
@@ -20,8 +19,8 @@ from bam import provenance
 from bam.cli import configs, console, tables
 from bam.data.catalogue import DATASETS
 from bam.files import JsonMapping, JsonObject, read_json, write_json
-from bam.privacy.accounting import rounded_down
 from bam.privacy.random_allocation import epsilon_of_random_allocation
+from bam.privacy.rounding import rounded_down
 
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md")
 _CONFIGS = flags.DEFINE_list(
@@ -29,7 +28,7 @@ _CONFIGS = flags.DEFINE_list(
 )
 console.require("out", "configs")
 
-MECHANISMS = ("poisson", "random_allocation", "fixed_size", "full_batch")
+MECHANISMS = ("poisson", "random_allocation", "full_batch")
 COLUMNS: tables.Columns = {
     "config": lambda row: row["config"],
     "N": lambda row: f"{row['num_examples']:,}",
@@ -98,7 +97,6 @@ def _row(name: str, config: ConfigDict, known: JsonMapping) -> JsonObject:
             expected_batch_size=num_examples if mechanism == "full_batch" else batch_size,
             target_epsilon=config.epsilon,
             clip_norm=1.0,
-            accountant="rdp" if mechanism == "fixed_size" else "pld",
             mechanism=mechanism,
         )
         row[mechanism] = plan.noise_multiplier

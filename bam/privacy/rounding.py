@@ -1,0 +1,40 @@
+"""Numbers as text that is rounded to one side, so that what is printed is no stronger claim."""
+
+import decimal
+
+
+def rounded_up(value: float, form: str) -> str:
+    """A number as text that is never below it, as ε, δ and q must be.
+
+    Its shortest decimal form counts as the number itself; `form` is a format of `float`, as ".4g".
+
+    Examples:
+      >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
+      ('2e-05', '3', '1e-05')
+    """
+    return _formatted(value, form, decimal.ROUND_CEILING)
+
+
+def rounded_down(value: float, form: str) -> str:
+    """A number as text that is never above it, as a claim of noise must be; as `rounded_up`."""
+    return _formatted(value, form, decimal.ROUND_FLOOR)
+
+
+def rounded(value: float, *, up: bool, digits: int = 4) -> str:
+    """A number of at least 0 in a few significant digits, rounded up or down (towards 0) as told.
+
+    Examples:
+      >>> rounded(2.9996, up=True), rounded(2.9996, up=False), rounded(1.4e-5, up=True)
+      ('3', '2.999', '1.4e-05')
+    """
+    text = (rounded_up if up else rounded_down)(value, f".{digits}g")
+    plain = value == 0 or 1e-3 <= value < 1e6
+    return f"{decimal.Decimal(text):f}" if plain else str(float(text))
+
+
+def _formatted(value: float, form: str, rounding: str) -> str:
+    with decimal.localcontext() as context:
+        context.rounding = rounding
+        exact = decimal.Decimal(repr(float(value)))  # the shortest text that is this number
+        shown = format(exact, form)
+    return format(float(shown), form)
