@@ -217,7 +217,8 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(file.read_text())
     assert answer["compiles"] and answer["fits"] and answer["num_devices"] == 8
-    (found,) = answer["collectives"]
+    found, *norms = answer["collectives"]
     assert found["kind"] == "all-reduce" and found["count"] == 1
     assert 0 <= found["bytes"] - 8 * answer["num_params"] <= 64
+    assert all(x["kind"] == "all-gather" and x["bytes"] <= 2**12 for x in norms)  # of each row
     assert answer["loops_counted_once"] == [] and answer["estimated_cycles_per_step"] > 0
