@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import files
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import loop, rundir
 from bam.training.checkpoint import Checkpoints
@@ -101,17 +100,6 @@ def test_resuming_with_another_config_is_refused_naming_the_key(stopped, key, va
     with pytest.raises(ValueError, match=f"holds a run with {key} = .*, not {value!r}"):
         loop.train(loop.build(tiny("dp_sgd", **{key: value})), 0, stopped)
     assert (stopped / "metrics.jsonl").read_text() == before
-
-
-def test_a_run_from_before_there_were_mechanisms_is_poissons_and_goes_on(experiment, stopped):
-    for name in ("config", "plan"):
-        recorded = files.read_json(stopped / f"{name}.json")
-        del recorded["mechanism"]
-        files.write_json(stopped / f"{name}.json", recorded)
-    other = tiny("dp_sgd", **{"mechanism.name": "fixed_size"})
-    with pytest.raises(ValueError, match=r"mechanism.name = 'poisson', not 'fixed_size'"):
-        loop.train(loop.build(other), 0, stopped)
-    assert loop.train(experiment, 0, stopped).summary["mechanism"] == "poisson"
 
 
 def test_resuming_with_another_seed_or_method_is_refused(experiment, stopped):

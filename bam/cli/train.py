@@ -45,13 +45,15 @@ def main() -> None:
     with console.one_line_errors():
         config = _CONFIG.value
         console.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        plan = None
         if not config.dry_run:
             rundir.check_resumable(Path(_WORKDIR.value), config)
             config = rundir.with_recorded(config, Path(_WORKDIR.value))
+            plan = rundir.recorded_plan(Path(_WORKDIR.value), config)
         console.use_compilation_cache()
         # Progress is shown once.
         show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
-        experiment = loop.build(config, log=show)
+        experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:
         with console.one_line_errors():

@@ -20,7 +20,7 @@ from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
 from bam.training.ledger import Ledger, lost_in_words
-from bam.training.rundir import RunFiles, as_recorded, check_plan, finite
+from bam.training.rundir import RunFiles, check_plan, finite
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
@@ -64,7 +64,8 @@ def train(
     first alone writes; `workdir` must be one folder that all of them see.
 
     Args:
-      trainer: from `bam.training.trainer.build`.
+      trainer: from `bam.training.trainer.build`, with the plan that the run in `workdir`, if there
+        is one, has recorded.
       seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
         resumed or not. Runs of different methods with one seed share batches and noise, which
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
@@ -75,8 +76,7 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      log: called with one line if steps of this run were lost and count, and with one if its plan
-        is not what the accountant would choose here.
+      log: called with one line if steps of this run were lost and count.
 
     Returns:
       A `Result`.
@@ -85,8 +85,8 @@ def train(
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
       ValueError: if the run in `workdir` is of another config, plan or data set, or began from
-        other weights, the ε of its plan does not hold when it is computed again, its checkpoint
-        cannot be read or is of another step, or its ledger is not whole.
+        other weights, its checkpoint cannot be read or is of another step, or its ledger is not
+        whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
@@ -157,9 +157,6 @@ def _begin(
     log: Callable[[str], None],
 ) -> _Run:
     """A run before its next step: the first, or that after its last checkpoint."""
-    if files.plan != trainer.plan:
-        log(as_recorded(files.plan, trainer.plan))
-        trainer = trainer.with_plan(files.plan)
     plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
     feed = Feed(trainer)
     first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
@@ -209,10 +206,11 @@ def _check_restored(
     where: Path | None, done: int, state: TrainState, identity: JsonObject, trainer: Trainer
 ) -> None:
     """Refuses a checkpoint that is not of this run, or not of the step that it is named after."""
+    assert where is not None
     check_plan(where, identity["plan"], trainer.plan)
     if int(state.step) != done:
         raise ValueError(f"{where}/{done} is renamed: it is of step {state.step}")
-    if identity.get("init", "") != trainer.weights.digest:
+    if identity["init"] != trainer.weights.digest:
         raise ValueError(
             f"{where} is of a run that began from other weights than those in "
             f"{trainer.config.init_from} now; choose another --workdir"

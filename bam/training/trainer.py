@@ -21,7 +21,7 @@ from bam.data import datasets, users
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import layers, losses
-from bam.privacy.plan import PrivacyPlan, make_plan
+from bam.privacy.plan import OVERFLOW_SHARE, PrivacyPlan, make_plan
 from bam.privacy.selection import Selection
 from bam.training import (
     devices,
@@ -235,10 +235,6 @@ class Trainer:
         """S of the per-example transform: the noise on the sum has deviation σ·S."""
         return self.clip.sensitivity if self.plan.private else 0.0
 
-    def with_plan(self, plan: PrivacyPlan) -> "Trainer":
-        """The same run by another plan."""
-        return dataclasses.replace(self, **_parts_of(self.config, plan))
-
     def with_step(self, step: Callable[..., TrainState]) -> "Trainer":
         """The same run with another function for its step, for whoever watches or breaks it."""
         changed = dataclasses.replace(self)
@@ -251,11 +247,13 @@ def build(
     dataset: datasets.Dataset | None = None,
     hardware: Sequence[jax.Device] | None = None,
     log: Callable[[str], None] = lambda line: None,
+    plan: PrivacyPlan | None = None,
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
-    Before the plan is made nothing is compiled, and after it only what chooses a clip norm from
-    public data or an "auto" key by timing; the functions are compiled when they are first called.
+    Before the plan is made nothing is compiled but what chooses a clip norm from public data, and
+    after it only what sets an "auto" key by timing; the functions are compiled when they are first
+    called.
 
     Args:
       config: as `bam/training/config.py` makes it.
@@ -263,9 +261,11 @@ def build(
       hardware: devices to share the work; None: all that are visible. The functions can be
         compiled, not run, for devices that are not there; no config key can be "auto" then.
       log: called with a line on what takes time.
+      plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
 
     Raises:
-      ValueError: for any value that cannot be; the message names the fix.
+      ValueError: for any value that cannot be, or a plan that is not of this config and data; the
+        message names the fix.
     """
     check(config)
     if dataset is None:
@@ -276,7 +276,6 @@ def build(
     shape, num_examples = dataset.train.images.shape[-3:], users.num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
-    plan = _plan(config, num_examples, config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
     module = registry.make_model(config.model, dataset.num_classes)
     network = functools.partial(
@@ -289,21 +288,21 @@ def build(
         loss=criterion,
     )
     model = network(convolution=config.convolution)
+    plan, clip = _decided(config, num_examples, shape, plan)
     trainer = Trainer(
         config=config,
         dataset=dataset,
+        plan=plan,
         criterion=criterion,
         model=model,
         dense_model=network(convolution="xla"),
+        clip=clip,
+        optimizer=registry.make_optimizer(config.optimizer, plan),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         features_digest=finetune.digest(config.features.get("weights")),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
-        **_parts_of(config, plan),
     )
-    traced.check(config, trainer.plan, dataset, model, criterion, trainer.clip)
-    if plan.private and config.public_clip.quantile:
-        plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
-        trainer = trainer.with_plan(plan)
+    traced.check(config, plan, dataset, model, criterion, clip)
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
@@ -313,35 +312,49 @@ def _shapes(model: models.Model) -> PyTree:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> JsonObject:
-    """The plan with the sensitivity of its clip, and what of a run depends on it."""
-    clip = clip_by_l2_norm(math.inf)
-    if plan.private:
-        clip = registry.make_clip(config.clip, plan)
-        plan = dataclasses.replace(plan, sensitivity=clip.sensitivity)
-    optimizer = registry.make_optimizer(config.optimizer, plan)
-    return {"plan": plan, "clip": clip, "optimizer": optimizer}
+def _decided(
+    config: ConfigDict, num_examples: int, shape: tuple[int, ...], recorded: PrivacyPlan | None
+) -> tuple[PrivacyPlan, BoundedTransformation]:
+    """The plan of a run, with the sensitivity of its clip, and the clip; decided once.
 
-
-def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPlan:
+    A recorded plan has its own σ and ε; ValueError, in one line, if any other fact is not that of
+    the config and the data.
+    """
     private = registry.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    # Only a trial of a private search has that section.
-    section = config.get("selection")
-    return make_plan(
-        num_examples=num_examples,
-        expected_batch_size=config.expected_batch_size,
-        num_steps=training_steps + config.spare_steps,
-        spare_steps=config.spare_steps,
-        target_epsilon=config.epsilon if private else math.inf,
-        delta=config.delta,
-        clip_norm=float(clip_norm) if private else math.inf,
-        accountant=config.accountant,
-        mechanism=config.mechanism.name,
-        mechanism_options=registry.set_keys(config.mechanism, "name"),
-        selection=Selection(**section) if section else None,
-        group_size=users.group_size(config),
-        num_examples_given=config.num_examples is not None,
-    )
+    clip_norm = config.clip_norm
+    if not private:
+        clip_norm = math.inf
+    elif config.public_clip.quantile:
+        clip_norm = recorded.clip_norm if recorded else public_clip.clip_norm(config, shape)
+    section = config.get("selection")  # only a trial of a private search has it
+    wanted: JsonObject = {
+        "num_examples": num_examples,
+        "expected_batch_size": config.expected_batch_size,
+        "num_steps": training_steps + config.spare_steps,
+        "spare_steps": config.spare_steps,
+        "delta": config.delta,
+        "clip_norm": float(clip_norm),
+        "accountant": config.accountant,
+        "mechanism": config.mechanism.name,
+        "mechanism_options": registry.set_keys(config.mechanism, "name"),
+        "selection": Selection(**section) if section else None,
+        "group_size": users.group_size(config),
+        "num_examples_given": config.num_examples is not None,
+    }
+    plan = recorded or make_plan(target_epsilon=config.epsilon if private else math.inf, **wanted)
+    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+    sensitivity = clip.sensitivity if plan.private else 0.0
+    if recorded is None:
+        return dataclasses.replace(plan, sensitivity=sensitivity), clip
+    wanted |= {"sensitivity": sensitivity, "overflow": OVERFLOW_SHARE * config.delta}
+    facts = vars(plan) | {"mechanism": plan.mechanism_name}
+    for key, value in wanted.items():
+        if facts[key] != value:
+            raise ValueError(
+                f"the workdir is of a run with the privacy plan's {key} = {facts[key]!r}, not "
+                f"{value!r}; choose another --workdir"
+            )
+    return plan, clip
