@@ -1,14 +1,15 @@
 """What a loss is given: one example with this step's views of it, or one user with several."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from bam.core import sampling
 from bam.data import augment, datasets, users
 from bam.extras import needs
-from bam.training.step import ExampleAt
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -37,7 +38,7 @@ def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
 
 def example_at(
     config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
-) -> ExampleAt:
+) -> Callable[[Array, PyTree], PyTree]:
     """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
 
     An example has `image`, this step's K views of it, prepared; its `label`; and for oracles of
