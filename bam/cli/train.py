@@ -17,6 +17,7 @@ from ml_collections import config_flags
 from bam.cli import console
 from bam.privacy.accounting import rounded_up
 from bam.training import devices, loop, rundir
+from bam.training.config import KEYS
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD"
@@ -144,4 +145,7 @@ def describe_row(row: dict) -> str:
 
 
 if __name__ == "__main__":
+    __doc__ = "\n  ".join(
+        [f"{__doc__}\nkeys of a config, for --config.KEY=VALUE:", *map(str, KEYS)]
+    )
     console.run(main)
