@@ -42,7 +42,7 @@ METRICS = "metrics.jsonl"
 
 
 class RunFiles:
-    """Writes the files of one run; a context manager.
+    """Writes the files of one run, whose metrics are its `rows`; a context manager.
 
     They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
     TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
@@ -58,6 +58,7 @@ class RunFiles:
         Raises ValueError, which says what differs, for a run of another config or plan,
         `FinishedError`, and BlockingIOError if another process is writing there.
         """
+        self.rows: list[JsonObject] = []
         self._workdir = workdir
         self._plan = plan
         self._writes = workdir is not None and devices.writes()
@@ -111,18 +112,18 @@ class RunFiles:
             key = bytes.fromhex(text)
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
-    def start_after(self, step: int) -> list[JsonObject]:
-        """Opens the metrics after `step` (-1: a fresh start), drops later rows, returns others."""
+    def start_after(self, step: int) -> None:
+        """Opens the metrics after `step` (-1: a fresh start) and drops later rows."""
         if self._workdir is None:
-            return []
-        rows = [row for row in read_rows(self._workdir) if row.get("step", math.inf) <= step]
+            return
+        rows = read_rows(self._workdir)
+        self.rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
-            return rows
+            return
         path = self._workdir / METRICS
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._metrics = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
-        return rows
 
     def __enter__(self) -> "RunFiles":
         return self
@@ -133,7 +134,8 @@ class RunFiles:
                 getattr(self, name).close()
 
     def add_row(self, row: JsonObject) -> None:
-        """Appends a row to `metrics.jsonl` and, but for what is None, to TensorBoard."""
+        """Appends a row to `rows`, `metrics.jsonl` and, but for what is None, to TensorBoard."""
+        self.rows.append(row)
         if not self._writes:
             return
         self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
