@@ -10,22 +10,13 @@ import pytest
 from bam import files
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.training import loop, rundir, trainer
-from configs import digits
-from tests.cases import assert_same_bits, run_command
+from tests.cases import assert_same_bits, run_command, stop_after, tiny_digits
 
 NUM_STEPS = 3
 
 
 def tiny(method="dp_sgd"):
-    config = digits.get_config(method)
-    settings = {"model.name": "linear", "accountant": "rdp", "num_steps": NUM_STEPS}
-    config.update_from_flattened_dict(settings | {"checkpoint.every": 1})
-    return config
-
-
-def stop_after(num_steps):
-    calls = iter(range(num_steps))
-    return lambda: next(calls, None) is None
+    return tiny_digits(method, num_steps=NUM_STEPS, checkpoint__every=1)
 
 
 def stop(experiment, workdir, seed=None):

@@ -9,15 +9,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from bam.core.chacha import seeded_key
+from bam.core.chacha import host_key, seeded_key
 from bam.core.clipping import BoundedTransformation
 from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.pytree import Grads, Params
 from bam.training import devices
-
-# Separate random streams of one seed, by JAX. Noise and batches have keys of their own, which are
-# cryptographic (bam.core.chacha).
-INIT_STREAM, AUGMENT_STREAM = 0, 2
 
 
 class TrainState(NamedTuple):
@@ -89,7 +85,7 @@ def first_state(
 
     `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
     """
-    params, frozen = init(stream_key(seed, INIT_STREAM))
+    params, frozen = init(stream_key(seed, "weights"))
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -98,7 +94,7 @@ def first_state(
         noise=first_noise(seeded_key(seed), clip, params, strategy),
         clip=jax.tree.map(jnp.copy, clip.init(params)),
         private_grad=optax.tree.zeros_like(params),
-        augment_key=stream_key(seed, AUGMENT_STREAM),
+        augment_key=stream_key(seed, "views"),
         num_nonfinite=jnp.zeros((), jnp.int32),
         frozen=frozen,
     )
@@ -109,14 +105,9 @@ def step_key(state: TrainState) -> Array:
     return jax.random.fold_in(state.augment_key, state.step)
 
 
-def stream_key(seed: int, stream: int) -> Array:
-    """JAX's key, of 64 bits, of the initial weights or of the views of a seed.
-
-    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
-    apart from each other. JAX's default generator does not matter.
-    """
-    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
-    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+def stream_key(seed: int, label: str) -> Array:
+    """JAX's key of a stream of a seed, "weights" or "views", whatever its default generator is."""
+    return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")
 
 
 def with_noise_key(
