@@ -218,8 +218,8 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     users.check(config)
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "mixtures")))
-    of_pixels = config.augment.views == 1 and config.augment.shift == 0
-    if config.features.name and not (of_pixels and config.augment.flip == "none"):
+    as_stored = config.augment.views == 1 and config.augment.shift == 0
+    if config.features.name and not (as_stored and config.augment.flip == "none"):
         raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
     if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
         raise ValueError("labels of pixels are not moved with them: set augment.shift=0, flip=none")

@@ -217,9 +217,10 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
         settled = key in AUTOMATIC and wanted.get(key) == "auto"
-        if settled or key.startswith(CHANGEABLE) or recorded.get(key) == wanted.get(key):
-            continue
-        return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
+        younger = key not in recorded and not wanted.get(key)  # than the run, and asks for nothing
+        same = recorded.get(key) == wanted.get(key)
+        if not (same or settled or younger or key.startswith(CHANGEABLE)):
+            return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
 
 
@@ -278,10 +279,10 @@ def as_json(config: ConfigDict) -> JsonObject:
 
 def flat(nested: JsonObject, prefix: str = "") -> JsonObject:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    found: JsonObject = {}
+    flattened: JsonObject = {}
     for key, value in nested.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
-    return found
+            flattened[prefix + key] = value
+    return flattened

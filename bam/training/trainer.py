@@ -42,21 +42,21 @@ from bam.training.step import TrainState, descend, first_state, step_key
 with needs("train"):
     from ml_collections import ConfigDict
 
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 
 
 def compiled(
-    method: Callable[..., Made], *, donate: tuple[int, ...] = ()
-) -> functools.cached_property[Callable[..., Made]]:
+    method: Callable[..., Output], *, donate: tuple[int, ...] = ()
+) -> functools.cached_property[Callable[..., Output]]:
     """A method that is compiled once for each object, when it is first called.
 
     `donate` are those arguments, counted without `self`, whose memory the result may take.
     """
 
-    def of_object(self: object) -> Callable[..., Made]:
+    def bound(self: object) -> Callable[..., Output]:
         return jax.jit(functools.partial(method, self), donate_argnums=donate)
 
-    return functools.cached_property(of_object)
+    return functools.cached_property(bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,15 +167,15 @@ class Trainer:
         inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
         outputs = self.dense_model.logits(params, inputs)
         right = self.criterion.right or (lambda output, label: jnp.zeros(()))
-        of_each, is_right = (
+        losses, is_right = (
             jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (self.criterion.of_output, right)
         )
-        finite = jnp.isfinite(of_each) & jnp.isfinite(is_right)
+        finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
         num_right = jnp.sum(jnp.where(finite, is_right, 0))
         if self.mesh:  # all rows in every process
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
-        return num_right, jnp.sum(of_each), outputs
+        return num_right, jnp.sum(losses), outputs
 
     @compiled
     def means(
