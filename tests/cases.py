@@ -23,6 +23,7 @@ from PIL import Image
 
 import bam
 from bam.data import datasets
+from configs import digits
 
 
 def random_images(name, num_train, num_test, mean, std):
@@ -36,6 +37,20 @@ def random_images(name, num_train, num_test, mean, std):
     ]
     scale = np.full(1, mean, np.float32), np.full(1, std, np.float32)
     return datasets.Dataset(name, *splits, 3, *scale)
+
+
+def tiny_digits(method="dp_sgd", **settings):
+    """Four steps of logistic regression on digits, quick to plan; `a__b` is the key `a.b`."""
+    config = digits.get_config(method)
+    tiny = {"model.name": "linear", "accountant": "rdp", "num_steps": 4, "eval.every": 0}
+    config.update_from_flattened_dict(tiny | {k.replace("__", "."): v for k, v in settings.items()})
+    return config
+
+
+def stop_after(num_steps):
+    """A `should_stop` that says so after that many steps (it is first asked at step 0)."""
+    calls = iter(range(num_steps))
+    return lambda: next(calls, None) is None
 
 
 def first_leaf(params):

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from bam.cli import console
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
 from configs import digits
@@ -153,28 +154,34 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loop.train(experiment.with_plan(plan), None, workdir, on_row=crash)
+        loop.train(dataclasses.replace(experiment, plan=plan), None, workdir, on_row=crash)
     with two_processes(workdir, seed="") as processes:
         done = [process.wait() for process in processes]
     assert [process.returncode for process in done] == [0, 0], done
     assert "3 steps were lost and count: the run ends after step 21 of 24" in done[0].stdout
-    assert f"goes on with its own noise multiplier, {sigma}" in done[0].stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps_taken"], summary["steps_begun"]) == (21, 24)
     assert summary["noise_multiplier"] == sigma
 
 
+def test_processes_that_cannot_be_are_refused():
+    for given, message in (
+        (("", 2), "need --coordinator=HOST:PORT"),
+        (("localhost:1",), "needs --num_processes and --process_id"),
+        (("nowhere", 2, 0), "needs --num_processes and --process_id"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            console.join_processes(*given)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_processes=2"], "need --coordinator=HOST:PORT"),
-        (["--coordinator=localhost:1"], "needs --num_processes and --process_id"),
-        (["--coordinator=nowhere", "--num_processes=2", "--process_id=0"], "needs --num_proc"),
         (["--coordinator=localhost:9", "--num_processes=2", "--process_id=2"], "process_id"),
         (["--coordinator=auto"], "no SLURM, Kubernetes, Cloud TPU or MPI here"),
     ],
 )
-def test_processes_that_cannot_be_are_one_line(tmp_path, arguments, message):
+def test_processes_that_do_not_find_each_other_are_one_line(tmp_path, arguments, message):
     done = run_command(
         "bam", "train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
     )

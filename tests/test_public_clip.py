@@ -91,19 +91,18 @@ def test_the_plan_states_it_and_the_private_images_do_not_change_it():
     assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
 
 
-def test_the_private_data_are_not_taken_for_public_ones():
+@pytest.mark.parametrize(
+    ("private", "public", "message"),
+    [
+        ("digits", "", "name the public data"),
+        ("digits", "digits", "'digits' is the private data set"),
+        # A function of one's own has one name and is one data set.
+        ("examples.own_dataset:parity", "examples.own_dataset:parity", "is the private data set"),
+    ],
+)
+def test_the_private_data_are_not_taken_for_public_ones(private, public, message):
     config = digits.get_config("dp_sgd")
+    config.dataset.name, config.public_clip.dataset = private, public
     config.public_clip.quantile = 0.5
-    with pytest.raises(ValueError, match="name the public data"):
-        loop.build(config)
-    config.public_clip.dataset = "digits"
-    with pytest.raises(ValueError, match="'digits' is the private data set"):
-        loop.build(config)
-
-
-def test_a_function_of_ones_own_is_not_both_the_private_and_the_public_data():
-    config = digits.get_config("dp_sgd")
-    config.dataset.name = config.public_clip.dataset = "examples.own_dataset:parity"
-    config.public_clip.quantile = 0.5
-    with pytest.raises(ValueError, match="is the private data set"):
+    with pytest.raises(ValueError, match=message):
         loop.build(config)

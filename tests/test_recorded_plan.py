@@ -3,30 +3,31 @@
 import dataclasses
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
 
 from bam import files
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.training import loop, trainer
-from configs import digits
-from tests.cases import assert_same_bits, run_command
+from bam.training import loop, rundir, trainer
+from tests.cases import assert_same_bits, run_command, stop_after, tiny_digits
 
 NUM_STEPS = 3
 
 
-def tiny(**overrides):
-    config = digits.get_config("dp_sgd")
-    settings = {"model.name": "linear", "accountant": "rdp", "num_steps": NUM_STEPS}
-    config.update_from_flattened_dict(settings | {"checkpoint.every": 1} | overrides)
-    return config
+def tiny(method="dp_sgd"):
+    return tiny_digits(method, num_steps=NUM_STEPS, checkpoint__every=1)
 
 
-def stop_after(num_steps):
-    calls = iter(range(num_steps))
-    return lambda: next(calls, None) is None
+def stop(experiment, workdir, seed=None):
+    with pytest.raises(loop.StoppedError):
+        loop.train(experiment, seed, workdir, should_stop=stop_after(1))
+
+
+def resume(workdir, seed=None, config=None, dataset=None, **options):
+    config = config or tiny()
+    plan = rundir.recorded_plan(workdir, config)
+    return loop.train(loop.build(config, dataset, plan=plan), seed, workdir, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +50,19 @@ def before(now, request):
         return loop.build(tiny())
 
 
-def recorded(workdir, name="plan"):
-    return files.read_json(workdir / f"{name}.json")
-
-
 def change(workdir, **values):
-    files.write_json(workdir / "plan.json", recorded(workdir) | values)
+    path = workdir / "plan.json"
+    path.write_text(json.dumps(files.read_json(path) | values))  # with NaN, which `json` reads
 
 
 @pytest.mark.parametrize("seed", [0, None])
-def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp_path, seed):
-    with pytest.raises(loop.StoppedError):
-        loop.train(before, seed, tmp_path / "run", should_stop=stop_after(2))
-    said = []
-    result = loop.train(now, seed, tmp_path / "run", log=said.append)
+def test_an_interrupted_run_goes_on_by_its_own_plan(now, before, tmp_path, seed):
+    stop(before, tmp_path / "run", seed)
     sigma = before.plan.noise_multiplier
-    (line,) = said
-    assert f"goes on with its own noise multiplier, {sigma}," in line
-    assert line.endswith(f"which choose {now.plan.noise_multiplier}") and "\n" not in line
-    assert recorded(tmp_path / "run")["noise_multiplier"] == sigma
+    with pytest.raises(ValueError, match=f"privacy plan's noise_multiplier = {sigma}, not "):
+        loop.train(now, seed, tmp_path / "run")
+    result = resume(tmp_path / "run", seed)
+    assert files.read_json(tmp_path / "run/plan.json") == before.plan.to_json()
     assert result.summary["noise_multiplier"] == sigma
     if seed is not None:  # then what is drawn is known, too
         whole = loop.train(before, seed, tmp_path / "whole")
@@ -75,12 +70,6 @@ def test_an_interrupted_run_goes_on_by_its_own_plan_and_says_so(now, before, tmp
         others = loop.train(now, seed, tmp_path / "now").state.params["weight"]
         same = np.array_equal(others, whole.state.params["weight"])
         assert same == (sigma < 1.001 * now.plan.noise_multiplier)  # the control
-
-
-def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
-    with pytest.raises(loop.StoppedError):
-        loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    assert loop.train(now, None, tmp_path, log=pytest.fail).summary["steps_taken"] == NUM_STEPS
 
 
 @pytest.mark.parametrize(
@@ -94,74 +83,69 @@ def test_of_a_run_that_is_as_planned_nothing_is_said(now, tmp_path):
         ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the config's 3"),
         ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the config's 3"),
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
-        ({"sampling_prob": 0.5}, "privacy plan's sampling_prob = "),
+        ({"sampling_prob": 0.5}, "the records disagree: on q = l/N"),
+        ({"num_steps": 2}, "is claimed, but its plan gives"),
         ({"delta": 10.0}, "privacy plan's delta = "),
         ({"clip_norm": 0.5}, "privacy plan's clip_norm = "),
-        ({"num_steps": 2}, "privacy plan's num_steps = 6, not 3"),
+        ({"sensitivity": 2}, "privacy plan's sensitivity = "),
+        ({"overflow": 0.5}, "privacy plan's overflow = "),
+        ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "privacy plan's num_steps = 1, not 3"),
+        ({"noise_multiplier": 2}, "checkpoints is of a run with the privacy plan's noise"),
     ],
 )
 def test_a_plan_that_was_edited_is_refused_before_any_step(now, tmp_path, factors, message):
-    with pytest.raises(loop.StoppedError):
-        loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    plan = recorded(tmp_path)
-    edited = plan | {key: plan[key] * factor for key, factor in factors.items()}
-    (tmp_path / "plan.json").write_text(json.dumps(edited))  # with NaN, which `json` reads
+    stop(now, tmp_path)
+    plan = now.plan.to_json()
+    edited = {key: plan[key] * factor for key, factor in factors.items()}
+    change(tmp_path, **edited | {k: int(x) for k, x in edited.items() if k == "num_steps"})
     content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731
     with pytest.raises(ValueError, match=message) as refused:
-        loop.train(now, None, tmp_path, on_row=never)
+        resume(tmp_path, on_row=never)
     assert "\n" not in str(refused.value)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == content
+    if "checkpoints" not in message:
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == content
 
 
+@pytest.mark.usefixtures("without_the_tests_type_checks")
 @pytest.mark.parametrize(
     "values",
     [{"noise_multiplier": None}, {"noise_multiplier": "3"}, {"epsilon": None}, {"epsilon": [3.0]}],
 )
 def test_a_plan_without_its_numbers_is_refused(now, tmp_path, values):
-    with pytest.raises(loop.StoppedError):
-        loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    change(tmp_path, **values)
-    with pytest.raises(ValueError, match=f"privacy plan's {next(iter(values))} = "):
-        loop.train(now, None, tmp_path)
+    files.write_json(tmp_path / "plan.json", now.plan.to_json() | values)
+    with pytest.raises(ValueError, match=r"plan\.json: .*choose another --workdir"):
+        rundir.recorded_plan(tmp_path, tiny())
 
 
-def test_a_larger_noise_than_the_checkpoints_were_made_with_is_refused(now, tmp_path):
-    with pytest.raises(loop.StoppedError):
-        loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    change(tmp_path, noise_multiplier=2 * now.plan.noise_multiplier)
-    with pytest.raises(ValueError, match="checkpoints is of a run with the privacy plan's noise"):
-        loop.train(now, None, tmp_path)
+def test_a_run_on_another_number_of_examples_is_refused(now, tmp_path):
+    stop(now, tmp_path)
+    train = now.dataset.train
+    fewer = now.dataset._replace(train=train._replace(images=train[0][1:], labels=train[1][1:]))
+    with pytest.raises(ValueError, match="privacy plan's num_examples = 1437, not 1436"):
+        resume(tmp_path, dataset=fewer)
 
 
 def test_ordinary_training_has_no_plan_to_edit(tmp_path):
-    config = digits.get_config("non_private")
-    config.update_from_flattened_dict({"model.name": "linear", "num_steps": NUM_STEPS})
-    ordinary = loop.build(config)
-    with pytest.raises(loop.StoppedError):
-        loop.train(ordinary, 0, tmp_path, should_stop=stop_after(1))
-    change(tmp_path, noise_multiplier=1.0, epsilon=2.0)
-    with pytest.raises(ValueError, match=r"privacy plan's noise_multiplier = 1\.0, not 0"):
-        loop.train(ordinary, 0, tmp_path)
+    config = tiny("non_private")
+    stop(loop.build(config), tmp_path, 0)
+    change(tmp_path, noise_multiplier=10.0, epsilon=2.0)
+    with pytest.raises(ValueError, match="clip_norm inf would need noise of inf"):
+        resume(tmp_path, 0, config)
+    change(tmp_path, clip_norm=1.0, sensitivity=1.0)
+    with pytest.raises(ValueError, match=r"privacy plan's clip_norm = 1\.0, not inf"):
+        resume(tmp_path, 0, config)
 
 
-def test_a_command_says_so_too_and_refuses_in_one_line(now, tmp_path):
-    with pytest.raises(loop.StoppedError):
-        loop.train(now, None, tmp_path, should_stop=stop_after(1))
-    command = [
+def test_a_command_refuses_an_edited_plan_in_one_line(now, tmp_path):
+    stop(now, tmp_path)
+    change(tmp_path, noise_multiplier=0.9 * now.plan.noise_multiplier)
+    refused = run_command(
         "bam", "train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
         "--config.accountant=rdp", "--config.num_steps=3", f"--workdir={tmp_path}",
-    ]  # fmt: skip
-    sigma = now.plan.noise_multiplier
-    change(tmp_path, noise_multiplier=0.9 * sigma)
-    refused = run_command(*command)
+    )  # fmt: skip
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "is claimed, but its plan gives" in refused.stderr
-    shutil.rmtree(tmp_path / "checkpoints")  # as if it had been killed before its first one
-    change(tmp_path, noise_multiplier=1.1 * sigma)
-    done = run_command(*command)
-    assert done.returncode == 0, done.stderr
-    assert "this run goes on with its own noise multiplier" in done.stdout
 
 
 ODD = [True, 2.5, "9", None, [], {}, math.nan, math.inf, -1, 0, 10**400, 5e-324]

@@ -19,7 +19,7 @@ from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
 from bam.privacy import accounting, mechanisms, tradeoff
 from bam.training import config as base
-from bam.training import ledger, loop, rundir, trainer
+from bam.training import ledger, loop, trainer
 from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
@@ -383,15 +383,6 @@ def test_noise_without_room_for_the_parameters_is_refused_before_any_step():
     config = small(bands=8, epsilon=1e-3, delta=1e-6, accountant="rdp")
     with pytest.raises(ValueError, match="too many for noise"):
         trainer.build(config)
-
-
-def test_an_older_runs_plan_has_no_options():
-    plan = bam.make_plan(
-        num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, accountant="rdp",
-    )  # fmt: skip
-    older = {k: v for k, v in plan.to_json().items() if k != "mechanism_options"}
-    assert rundir.same_plan(older, plan.to_json())
 
 
 # Audits.

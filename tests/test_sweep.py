@@ -30,7 +30,9 @@ def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
 ):
     built, events = [], []
     build = loop.build
-    monkeypatch.setattr(loop, "build", lambda config: built.append(1) or build(config))
+    monkeypatch.setattr(
+        loop, "build", lambda *given, **options: built.append(1) or build(*given, **options)
+    )
 
     def run(all_cells):
         sweeps.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))

@@ -7,6 +7,7 @@ of the others, so nothing of them is shown, nor how far the search is.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import math
 import secrets
@@ -235,15 +236,18 @@ def _keep(path: Path, drawn: JsonObject) -> None:
 
 def _as_drawn(path: Path, experiment: loop.Trainer) -> loop.Trainer:
     """The experiment with the noise that the search has, whatever the accountant chooses today."""
-    plan = experiment.plan
-    recorded = files.read_json(path).get("plan", {}) | {"clip_norm": plan.clip_norm}
+    recorded, config = files.read_json(path).get("plan", {}), experiment.config
+    noise = {key: recorded.get(key) for key in ("noise_multiplier", "epsilon")}
     try:
-        settled = rundir.settled(path, recorded, plan, experiment.config.epsilon)
-    except ValueError as error:
+        plan = dataclasses.replace(experiment.plan, **noise)
+        if not plan.epsilon <= config.epsilon:
+            raise ValueError(f"epsilon {plan.epsilon} is above the config's {config.epsilon}")
+        plan.check_epsilon()
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path} is of another search; choose another --workdir ({error})"
         ) from None
-    return experiment if settled == plan else experiment.with_plan(settled)
+    return experiment if plan == experiment.plan else loop.build(config, plan=plan)
 
 
 def noised_score(experiment: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bam import files
 from bam.cli import configs, console
 from bam.files import JsonMapping, JsonObject
+from bam.privacy.plan import PrivacyPlan
 from bam.training import checkpoint, loop, registry, rundir
 from bam.training.step import TrainState
 
@@ -71,10 +72,15 @@ def finished(wanted: Configs, workdir: Path) -> dict[str, Run]:
     return runs
 
 
-def build(wanted: Configs, should_stop: Callable[[], bool]) -> dict[str, loop.Trainer]:
+def build(
+    wanted: Configs,
+    should_stop: Callable[[], bool],
+    plans: Mapping[str, PrivacyPlan | None] = {},
+) -> dict[str, loop.Trainer]:
     """The trainers of some runs; those that differ by their seed alone share one.
 
-    They share what it compiled, too. `should_stop` is asked after each.
+    They share what it compiled, too. `should_stop` is asked after each. `plans` are those that
+    unfinished runs have recorded.
     """
     built: dict[str, loop.Trainer] = {}
     of_run = {}
@@ -84,7 +90,10 @@ def build(wanted: Configs, should_stop: Callable[[], bool]) -> dict[str, loop.Tr
         same = config.copy_and_resolve_references()
         same.seed = 0
         key = str(same.to_json_best_effort(sort_keys=True))
-        built[key] = of_run[name] = built[key] if key in built else loop.build(config)
+        plan = plans.get(name)
+        if key not in built or (plan and plan != built[key].plan):
+            built[key] = loop.build(config, plan=plan)
+        of_run[name] = built[key]
         if should_stop():
             break
     return of_run
@@ -114,7 +123,8 @@ def run(
     done = finished(wanted, workdir)
     missing = [name for name in wanted if name not in done]
     configs = {name: rundir.with_recorded(wanted[name], workdir / name) for name in missing}
-    built = build(configs, should_stop)
+    plans = {name: rundir.recorded_plan(workdir / name, configs[name]) for name in missing}
+    built = build(configs, should_stop, plans)
     if len(built) < len(missing):
         return
     on_built(built)

@@ -17,6 +17,7 @@ from ml_collections import config_flags
 from bam.cli import console
 from bam.privacy.rounding import rounded_up
 from bam.training import devices, loop, rundir
+from bam.training.config import KEYS
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD"
@@ -45,13 +46,15 @@ def main() -> None:
     with console.one_line_errors():
         config = _CONFIG.value
         console.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        plan = None
         if not config.dry_run:
             rundir.check_resumable(Path(_WORKDIR.value), config)
             config = rundir.with_recorded(config, Path(_WORKDIR.value))
+            plan = rundir.recorded_plan(Path(_WORKDIR.value), config)
         console.use_compilation_cache()
         # Progress is shown once.
         show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
-        experiment = loop.build(config, log=show)
+        experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:
         with console.one_line_errors():
@@ -142,4 +145,7 @@ def describe_row(row: dict) -> str:
 
 
 if __name__ == "__main__":
+    __doc__ = "\n  ".join(
+        [f"{__doc__}\nkeys of a config, for --config.KEY=VALUE:", *map(str, KEYS)]
+    )
     console.run(main)

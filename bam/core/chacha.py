@@ -30,6 +30,9 @@ CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
 
 SEED_BITS = 256  # of a seed, at most: a key has no more
+# Labels of a seed's streams that are JAX's own, of 64 bits and not cryptographic: no guarantee
+# rests on initial weights or random views. All others have keys of ChaCha20, see docs/privacy.md.
+JAX_STREAMS = {"weights": 0, "views": 2}
 
 Words = TypeVar("Words", np.ndarray, Array)
 StepLike = TypeVar("StepLike", bound=int | Array | np.integer)
@@ -174,12 +177,21 @@ def _check_untraced(function: str) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def host_key(seed: int, label: str) -> UInt32[np.ndarray, "8"]:
-    """`seeded_key`, for the host: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label."""
+def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
+    """What a seed gives a stream, by its label: all that is drawn of a seed is drawn of these.
+
+    It is `seeded_key`, for the host, of 8 words, HKDF-SHA-256 (RFC 5869) of the seed's bytes and
+    the label; of `JAX_STREAMS` the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of a
+    seed counts (a JAX key made from it directly would keep 32).
+    """
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**SEED_BITS:
         raise ValueError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
-    derived = hkdf(int(seed).to_bytes(SEED_BITS // 8, "little"), b"bam", label.encode())
-    key = np.frombuffer(derived, "<u4").astype(np.uint32)
+    if label in JAX_STREAMS:
+        sequence = np.random.SeedSequence(int(seed), spawn_key=(0xA5, JAX_STREAMS[label]))
+        key = sequence.generate_state(2)
+    else:
+        derived = hkdf(int(seed).to_bytes(SEED_BITS // 8, "little"), b"bam", label.encode())
+        key = np.frombuffer(derived, "<u4").astype(np.uint32)
     key.flags.writeable = False
     return key
 

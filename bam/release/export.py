@@ -32,7 +32,6 @@ from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.release.load import Released, Shapes, build, check_shapes, load
 from bam.training import checkpoint, finetune, registry
-from bam.training.rundir import same_plan
 
 with needs("train"):
     import safetensors
@@ -277,7 +276,7 @@ def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
         )
     state, facts = newest
     taken = run.summary.get("steps_taken", run.plan["num_steps"])
-    if int(state["step"]) != taken or not same_plan(facts["identity"]["plan"], run.plan):
+    if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
         raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
     params = finetune.merge(state["averaged"], state.get("frozen", {}))
     check_shapes(workdir, params, like)

@@ -46,7 +46,7 @@ def backbone(
         pixels = jax.image.resize(images, (n, size, size, channels), "bilinear")
         if channels == 1:
             pixels = jnp.broadcast_to(pixels, (n, *shape))
-        made: Array = headless.apply({"params": params}, (pixels - mean) / std)  # type: ignore[assignment]
-        return made[:, None, None]
+        outputs: Array = headless.apply({"params": params}, (pixels - mean) / std)  # type: ignore[assignment]
+        return outputs[:, None, None]
 
     return features

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, _saved(state))),
+                    state=ocp.args.StandardSave(jax.tree.map(_key_to_data, state)),
                     facts=ocp.args.JsonSave(facts),
                 ),
             )
@@ -104,8 +104,7 @@ class Checkpoints:
         step = self._manager.latest_step() if self._manager else None
         if self._manager is None or step is None:
             return None
-        saved = _saved(like)
-        data_like = jax.tree.map(_key_to_data, saved)
+        data_like = jax.tree.map(_key_to_data, like)
         try:
             restored = self._manager.restore(
                 step,
@@ -119,10 +118,7 @@ class Checkpoints:
                 f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
                 "move that folder away to resume from the one before it"
             ) from None
-        state: PyTree = jax.tree.map(_data_to_key, saved, restored.state)
-        if saved is not like:
-            state = cast(PyTree, like)._replace(**state)
-        return step, state, restored.facts
+        return step, jax.tree.map(_data_to_key, like, restored.state), restored.facts
 
 
 def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], JsonObject] | None:
@@ -167,17 +163,6 @@ def _reserve(file: int, num_bytes: int) -> None:
         os.posix_fallocate(file, 0, num_bytes)
     elif os.fstatvfs(file).f_bavail * os.fstatvfs(file).f_frsize < num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _saved(state: PyTree) -> PyTree:
-    """What is saved of a state: its fields, but for empty dicts.
-
-    So a run that freezes nothing has the checkpoints of a time when nothing could be frozen.
-    """
-    if not hasattr(state, "_asdict"):
-        return state
-    is_empty = lambda x: isinstance(x, dict) and not x  # noqa: E731
-    return {name: x for name, x in state._asdict().items() if not is_empty(x)}
 
 
 def _key_to_data(leaf: PyTree) -> PyTree:

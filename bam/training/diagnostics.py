@@ -163,8 +163,8 @@ def clipping_bias(
     **sharing: Any,
 ) -> Bias:
     """The `bias` of a batch's clipped mean against its unclipped one; arguments as of `means`."""
-    of_batch = means(grad_fn, clip, params, batch, **sharing)
-    return bias(of_batch.clipped, of_batch.gradient)
+    batch_means = means(grad_fn, clip, params, batch, **sharing)
+    return bias(batch_means.clipped, batch_means.gradient)
 
 
 def bias_by_batch_size(
@@ -188,10 +188,10 @@ def bias_by_batch_size(
         waiting.append((size, batch))
     return {
         str(size): {
-            name: float(jnp.mean(jnp.array([getattr(x, name) for x in of_size])))
+            name: float(jnp.mean(jnp.array([getattr(x, name) for x in same_size])))
             for name in Bias._fields
         }
-        for size, of_size in sorted(biases.items())
+        for size, same_size in sorted(biases.items())
     }
 
 
@@ -215,23 +215,23 @@ def describe(
     σC/l (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's directions; and
     `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
     """
-    said: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
+    measured: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
     for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
-        of_this = bias(clipped, plain.gradient)._asdict()
-        said |= {f"{prefix}/{name}": value for name, value in of_this.items()}
-    said["fraction_clipped"] = own.fraction_clipped
+        fields = bias(clipped, plain.gradient)._asdict()
+        measured |= {f"{prefix}/{name}": value for name, value in fields.items()}
+    measured["fraction_clipped"] = own.fraction_clipped
     for level, norm in zip(
         QUANTILES, jnp.nanquantile(own.norms, jnp.array(QUANTILES)), strict=True
     ):
-        said[f"norm_quantile_{100 * level:02.0f}"] = norm
-    said["plain/mean_norm"] = jnp.nanmean(plain.norms)
+        measured[f"norm_quantile_{100 * level:02.0f}"] = norm
+    measured["plain/mean_norm"] = jnp.nanmean(plain.norms)
     noise_norm = noise_std * math.sqrt(pytree.num_params(own.clipped))
     if noise_norm:
-        said["snr"] = pytree.l2_norm(own.clipped) / noise_norm
+        measured["snr"] = pytree.l2_norm(own.clipped) / noise_norm
     toward = pytree.unit(plain.gradient)
-    said["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
-    said["cosine_previous"] = optax.tree.vdot(pytree.unit(previous_private_grad), toward)
-    return said
+    measured["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
+    measured["cosine_previous"] = optax.tree.vdot(pytree.unit(previous_private_grad), toward)
+    return measured
 
 
 def bias_aware_objective(

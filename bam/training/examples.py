@@ -1,14 +1,15 @@
 """What a loss is given: one example with this step's views of it, or one user with several."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from bam.core import sampling
 from bam.data import augment, datasets, users
 from bam.extras import needs
-from bam.training.step import ExampleAt
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -25,8 +26,8 @@ def rows(
     Of data in memory, where the split is all of them, it is the indices alone; of data that are
     streamed the split is these rows.
     """
-    found: tuple[Array, ...] = (jnp.asarray(indices),)
-    return (*found, *map(jnp.asarray, split[:2])) if datasets.streams(dataset) else found
+    numbers: tuple[Array, ...] = (jnp.asarray(indices),)
+    return (*numbers, *map(jnp.asarray, split[:2])) if datasets.streams(dataset) else numbers
 
 
 def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
@@ -37,14 +38,14 @@ def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
 
 def example_at(
     config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
-) -> ExampleAt:
+) -> Callable[[Array, PyTree], PyTree]:
     """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
 
     An example has `image`, this step's K views of it, prepared; its `label`; and for oracles of
     one's own a `key` and the `step`, which no loss reads. A user has the views of all its examples
     in `image`, a label for each, and `present`, which of them are there (`users.grouped`).
     """
-    shape, of_users = dataset.train.images.shape[-3:], users.group_size(config) > 0
+    shape, are_users = dataset.train.images.shape[-3:], users.group_size(config) > 0
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 
@@ -53,11 +54,11 @@ def example_at(
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         # A padded row names no example: it is one of zeros, which counts for nothing.
         named = index < (sampling.PADDING if given else len(split.labels))
-        found = given or [x[index] for x in split[:2]]
-        images, labels = (jnp.where(named, x, 0) for x in found)
+        arrays = given or [x[index] for x in split[:2]]
+        images, labels = (jnp.where(named, x, 0) for x in arrays)
         images = images.reshape(-1, *shape)
         example = {"key": own_key, "step": step}
-        if of_users:
+        if are_users:
             keys = users.keys_of(views_key, len(images))
             views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)
             inputs, labels, example["present"] = users.in_one_row(views, labels)

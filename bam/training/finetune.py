@@ -162,7 +162,7 @@ def _file_of(weights: str) -> Path:
 
 def _found(key: str, pattern: str, named: JsonMapping) -> set[str]:
     """The names that a regular expression is found in; a `key` of the config needs one at least."""
-    names = {name for name, found in pytree.matching(pattern)(dict(named)).items() if found}
+    names = {name for name, matches in pytree.matching(pattern)(dict(named)).items() if matches}
     if key and not names:
         raise ValueError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
     return names

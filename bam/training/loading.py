@@ -19,7 +19,7 @@ SAID = 2**28  # bytes of images from which on it is said where they are
 
 def make_dataset(
     section: ConfigDict,
-    of_images: ConfigDict | None = None,
+    features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> datasets.Dataset:
     """The data that a config's `dataset` section names; the last two are kept in memory.
@@ -28,15 +28,15 @@ def make_dataset(
     it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
     called with a line if they are computed. Raises ValueError as `datasets.load`.
     """
-    described = {"dataset": section, "features": of_images or ConfigDict()}
+    described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = finetune.digest(described["features"].get("weights"))
     wanted = FrozenConfigDict(described)
     if wanted not in _datasets:
-        made = _dataset(wanted, log)
+        dataset = _dataset(wanted, log)
         while len(_datasets) > 1:
             del _datasets[next(iter(_datasets))]
-        _datasets[wanted] = made
+        _datasets[wanted] = dataset
     return _datasets[wanted]
 
 
@@ -69,8 +69,8 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     facts = registry.set_keys(wanted.features, "cache")
     if wanted.digest:
         facts["weights"] = wanted.digest
-    made = features.extract(loaded, feature_map, facts, folder, log)
-    return datasets.hold_out(made, holdout, of=loaded.train)
+    extracted = features.extract(loaded, feature_map, facts, folder, log)
+    return datasets.hold_out(extracted, holdout, of=loaded.train)
 
 
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:

@@ -1,9 +1,8 @@
 """Private training: take the planned steps of a run, and not one more."""
 
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
-from bam.training.ledger import Ledger, lost_in_words
-from bam.training.rundir import RunFiles, as_recorded, check_plan, finite
+from bam.training.ledger import lost_in_words
+from bam.training.rundir import RunFiles, check_plan, finite
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
@@ -64,7 +63,8 @@ def train(
     first alone writes; `workdir` must be one folder that all of them see.
 
     Args:
-      trainer: from `bam.training.trainer.build`.
+      trainer: from `bam.training.trainer.build`, with the plan that the run in `workdir`, if there
+        is one, has recorded.
       seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
         resumed or not. Runs of different methods with one seed share batches and noise, which
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
@@ -75,8 +75,7 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      log: called with one line if steps of this run were lost and count, and with one if its plan
-        is not what the accountant would choose here.
+      log: called with one line if steps of this run were lost and count.
 
     Returns:
       A `Result`.
@@ -85,8 +84,8 @@ def train(
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
       ValueError: if the run in `workdir` is of another config, plan or data set, or began from
-        other weights, the ε of its plan does not hold when it is computed again, its checkpoint
-        cannot be read or is of another step, or its ledger is not whole.
+        other weights, its checkpoint cannot be read or is of another step, or its ledger is not
+        whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
@@ -96,11 +95,11 @@ def train(
     config.seed = seed
     files = RunFiles(workdir, config, trainer.plan)
     with files, Checkpoints(files.checkpoints) as checkpoints:
-        run = _begin(trainer, seed, files, checkpoints, log)
+        run = _Run(trainer, seed, files, checkpoints, log)
         for step in range(run.done + 1, run.end + 1):
             if step > 0:  # at step 0 there is only the bias to measure
-                _take(run, step)
-            if measured := _measured(run, step):
+                run.take_step()
+            if measured := run.measure(step):
                 on_row(run.add_row(step, measured))
             stopping = step < run.end and devices.any_of(should_stop())
             every = config.checkpoint.every
@@ -108,159 +107,136 @@ def train(
                 checkpoints.save(step, *run.to_save())
             if stopping:
                 raise StoppedError(f"stopped after step {step} of {run.end}")
-        return _finish(run, seed)
+        return run.finish(seed)
 
 
-@dataclasses.dataclass
 class _Run:
-    """A run that goes on: what `train` begins, changes in every step and finishes."""
+    """A run that goes on: what `train` begins or resumes, changes in every step and finishes.
 
-    trainer: Trainer
-    files: RunFiles
-    ledger: Ledger
-    state: TrainState
-    feed: Feed
-    steps: Iterator[tuple[datasets.Split, sampling.PaddedBatch]]
-    sampling_seed: int
-    from_system: bool  # whether its randomness is the operating system's, which is not saved
-    identity: JsonObject  # what a checkpoint must agree with to be of this run
-    done: int  # steps done before; -1: it begins
-    end: int
-    seconds: float
-    rows: list[JsonObject]
-    given: tuple[datasets.Split, sampling.PaddedBatch] | None  # to the next step, if there is one
+    Attributes:
+      done: steps done before; -1: it begins.
+      end: the step that it ends after.
+      state: what a step changes.
+      facts: what a checkpoint records beside the state: the `seconds` taken and the `identity`,
+        which it must agree with to be of this run.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        seed: int | None,
+        files: RunFiles,
+        checkpoints: Checkpoints,
+        log: Callable[[str], None],
+    ) -> None:
+        """Stands before the next step: the first, or that after the last checkpoint."""
+        plan, dataset = trainer.plan, trainer.dataset
+        self._trainer, self._files, self._secret = trainer, files, seed is None
+        self._feed = Feed(trainer)
+        first_seed, sampling_seed = (
+            _seed_from_system() if seed is None else seed for _ in range(2)
+        )
+        self.state, self.done, steps_begun = trainer.init(first_seed), -1, 0
+        data = files.checkpoints and datasets.fingerprint(files.data_key(), dataset.train)
+        identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
+        self.facts: JsonObject = {"seconds": 0.0, "identity": identity}
+        same_data = True
+        if restored := checkpoints.restore(self.state):
+            self.done, self.state, facts = restored
+            _check_restored(files.checkpoints, self.done, self.state, facts["identity"], trainer)
+            same_data = facts["identity"]["data"] == data
+            self.facts["seconds"], steps_begun = facts["seconds"], facts["steps_begun"]
+        taken = max(0, self.done)
+        self._ledger = files.open_ledger(taken, steps_begun)
+        self._ledger.end_period(plan.mechanism.period)
+        self.end = self._ledger.last_step(taken)
+        if taken < self.end and not same_data:
+            raise ValueError(
+                f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
+                "gone; choose another --workdir"
+            )
+        if self._ledger.begun > taken:
+            log(lost_in_words(plan, self._ledger.begun - taken, self.end))
+        if self._secret:
+            self.state = with_noise_key(self.state, devices.random_bits(8))
+        if trainer.config.checkpoint.every:
+            checkpoints.check_room(self.state)
+        files.start_after(self.done)
+        steps = range(taken + 1, self.end + 1)
+        self._batches = self._feed.steps(sampling_seed, steps, taken if self._secret else 0)
+        self._batch = next(self._batches, None)  # of the next step, if there is one
+
+    def take_step(self) -> None:
+        """Takes a step: in the ledger before it begins, and on disk before anything is shown."""
+        started = time.perf_counter()
+        self._ledger.begin()
+        assert self._batch is not None
+        self.state = self._trainer.step(self.state, *self._batch)
+        self._batch = next(self._batches, None)  # while the devices are busy
+        self._ledger.force()
+        jax.block_until_ready(self.state.step)
+        self.facts["seconds"] += time.perf_counter() - started
+
+    def measure(self, step: int) -> dict[str, float]:
+        """What is to be measured after a step, if anything."""
+        config = self._trainer.config
+        at_end_or_due = step == self.end or (step > 0 and _due(step, config.eval.every))
+        measured = self._judge() if at_end_or_due else {}
+        if _due(step, config.diagnostics.every):
+            measured |= not_private(self._trainer, self.state, self._feed)
+        return measured
+
+    def _judge(self) -> dict[str, float]:
+        """What test data say of the weights.
+
+        Nothing in a trial of a private search that is scored on held-out images, which stand in for
+        test data: ε covers the noised score alone, no other figure of them.
+        """
+        if self._trainer.plan.selection and self._trainer.config.dataset.holdout:
+            return {}
+        return evaluate(self._trainer, whole_model(self.state))
 
     def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
         """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private.
 
         What is measured and not finite, such as the loss of a run that diverged, is None.
         """
-        plan, begun = self.trainer.plan, self.ledger.begun
+        plan, begun = self._trainer.plan, self._ledger.begun
         spent = plan.epsilon_after(begun) if plan.private else None
         row: JsonObject = {"step": step, "steps_begun": begun, "epsilon": spent}
-        self.rows.append(finite(row | measured | {"seconds": self.seconds}))
-        self.files.add_row(self.rows[-1])
-        return self.rows[-1]
+        row = finite(row | measured | {"seconds": self.facts["seconds"]})
+        self._files.add_row(row)
+        return row
 
     def to_save(self) -> tuple[TrainState, JsonObject]:
         """What a checkpoint holds: no secret randomness, and the facts that resuming needs."""
-        state = without_noise_key(self.state) if self.from_system else self.state
-        facts = {"seconds": self.seconds, "identity": self.identity}
-        return state, facts | {"steps_begun": self.ledger.begun}
+        state = without_noise_key(self.state) if self._secret else self.state
+        return state, self.facts | {"steps_begun": self._ledger.begun}
 
-
-def _begin(
-    trainer: Trainer,
-    seed: int | None,
-    files: RunFiles,
-    checkpoints: Checkpoints,
-    log: Callable[[str], None],
-) -> _Run:
-    """A run before its next step: the first, or that after its last checkpoint."""
-    if files.plan != trainer.plan:
-        log(as_recorded(files.plan, trainer.plan))
-        trainer = trainer.with_plan(files.plan)
-    plan, dataset, from_system = trainer.plan, trainer.dataset, seed is None
-    feed = Feed(trainer)
-    first_seed, sampling_seed = (_seed_from_system() if seed is None else seed for _ in range(2))
-    state = trainer.init(first_seed)
-    data = files.checkpoints and datasets.fingerprint(files.data_key(), dataset.train)
-    identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
-    done, seconds, saved, theirs = -1, 0.0, 0, identity
-    if restored := checkpoints.restore(state):
-        done, state, facts = restored
-        seconds, saved, theirs = facts["seconds"], facts["steps_begun"], facts["identity"]
-        _check_restored(files.checkpoints, done, state, theirs, trainer)
-    taken = max(0, done)
-    ledger = files.open_ledger(taken, saved)
-    ledger.end_period(plan.mechanism.period)
-    end = ledger.last_step(taken)
-    if taken < end and theirs["data"] != data:
-        raise ValueError(
-            f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
-            "gone; choose another --workdir"
-        )
-    if ledger.begun > taken:
-        log(lost_in_words(plan, ledger.begun - taken, end))
-    if from_system:
-        state = with_noise_key(state, devices.random_bits(8))
-    if trainer.config.checkpoint.every:
-        checkpoints.check_room(state)
-    steps = feed.steps(sampling_seed, range(taken + 1, end + 1), taken if from_system else 0)
-    return _Run(
-        trainer=trainer,
-        files=files,
-        ledger=ledger,
-        state=state,
-        feed=feed,
-        steps=steps,
-        sampling_seed=sampling_seed,
-        from_system=from_system,
-        identity=identity,
-        done=done,
-        end=end,
-        seconds=seconds,
-        rows=files.start_after(done),
-        given=next(steps, None),
-    )
+    def finish(self, seed: int | None) -> Result:
+        """Writes the summary, after the last row if that was lost, or steps that count were."""
+        rows = self._files.rows
+        last = rows[-1] if rows else {"step": -1}
+        if (last["step"], last.get("steps_begun")) != (self.end, self._ledger.begun):
+            last = self.add_row(self.end, self._judge())
+        summary = summarize(self._trainer, seed, last)
+        self._files.finish(summary)
+        return Result(self.state, rows, summary)
 
 
 def _check_restored(
     where: Path | None, done: int, state: TrainState, identity: JsonObject, trainer: Trainer
 ) -> None:
     """Refuses a checkpoint that is not of this run, or not of the step that it is named after."""
+    assert where is not None
     check_plan(where, identity["plan"], trainer.plan)
     if int(state.step) != done:
         raise ValueError(f"{where}/{done} is renamed: it is of step {state.step}")
-    if identity.get("init", "") != trainer.weights.digest:
+    if identity["init"] != trainer.weights.digest:
         raise ValueError(
             f"{where} is of a run that began from other weights than those in "
             f"{trainer.config.init_from} now; choose another --workdir"
         )
-
-
-def _take(run: _Run, step: int) -> None:
-    """Takes a step. It is in the ledger before it begins, and on disk before anything is shown."""
-    started = time.perf_counter()
-    run.ledger.begin()
-    assert run.given is not None
-    run.state = run.trainer.step(run.state, *run.given)
-    run.given = next(run.steps, None)  # while the devices are busy
-    run.ledger.force()
-    jax.block_until_ready(run.state.step)
-    run.seconds += time.perf_counter() - started
-
-
-def _measured(run: _Run, step: int) -> dict[str, float]:
-    """What is to be measured after a step, if anything."""
-    config = run.trainer.config
-    found: dict[str, float] = {}
-    if step == run.end or (step > 0 and _due(step, config.eval.every)):
-        found |= _judged(run)
-    if _due(step, config.diagnostics.every):
-        found |= not_private(run.trainer, run.state, run.feed)
-    return found
-
-
-def _judged(run: _Run) -> dict[str, float]:
-    """What test data say of the weights.
-
-    Nothing in a trial of a private search that is scored on held-out images, which stand in for
-    test data: ε covers the noised score alone, no other figure of them.
-    """
-    if run.trainer.plan.selection and run.trainer.config.dataset.holdout:
-        return {}
-    return evaluate(run.trainer, whole_model(run.state))
-
-
-def _finish(run: _Run, seed: int | None) -> Result:
-    """Writes the summary, after the last row if that was lost, or steps that count were."""
-    last = run.rows[-1] if run.rows else {"step": -1}
-    if (last["step"], last.get("steps_begun")) != (run.end, run.ledger.begun):
-        last = run.add_row(run.end, _judged(run))
-    summary = summarize(run.trainer, seed, last)
-    run.files.finish(summary)
-    return Result(run.state, run.rows, summary)
 
 
 def estimate_seconds(trainer: Trainer) -> float:

@@ -227,8 +227,8 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
 
 def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTransformation:
     """What follows the noise, as a config's `optimizer` section says: post-processing."""
-    made: optax.GradientTransformation = make("optimizer", OPTIMIZERS, section.to_dict(), plan)
-    return made
+    optimizer: optax.GradientTransformation = make("optimizer", OPTIMIZERS, section.to_dict(), plan)
+    return optimizer
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:
@@ -241,8 +241,8 @@ def make_model(section: ConfigDict, num_classes: int) -> models.Network:
 
 def make_loss(section: ConfigDict) -> losses.Loss:
     """The loss that a config's `loss` section describes."""
-    made: losses.Loss = make("loss", losses.LOSSES, set_keys(section, ""))
-    return made
+    loss: losses.Loss = make("loss", losses.LOSSES, set_keys(section, ""))
+    return loss
 
 
 def example_like(
@@ -253,20 +253,20 @@ def example_like(
     """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
     inputs = num_inputs(config)
     each = (inputs,) if users.group_size(config) else ()
-    of_users = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
+    present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
     return {
         "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
         "label": jax.ShapeDtypeStruct((*each, *label.shape), label.dtype),
         "key": jax.eval_shape(lambda: jax.random.key(0)),
         "step": jax.ShapeDtypeStruct((), jnp.int32),
-        **of_users,
+        **present,
     }
 
 
 def num_inputs(config: ConfigDict) -> int:
     """How many inputs a network is given at once: of a user, those of k examples."""
-    of_each = config.augment.views + config.augment.mixtures
-    return int(of_each * max(1, users.group_size(config)))
+    inputs_each = config.augment.views + config.augment.mixtures
+    return int(inputs_each * max(1, users.group_size(config)))
 
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:
@@ -274,8 +274,8 @@ def make_features(section: ConfigDict) -> features.FeatureMap | None:
     options = set_keys(section, "cache")
     if not any(options.values()):  # neither a name nor anything that needs one
         return None
-    made: features.FeatureMap = make("features", FEATURES, {"name": "", **options})
-    return made
+    feature_map: features.FeatureMap = make("features", FEATURES, {"name": "", **options})
+    return feature_map
 
 
 def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
@@ -293,10 +293,10 @@ def make(
         raise ValueError(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
         )
-    made = named.call(f"{section} {name}", maker, *given, **options)
-    if missing := [needed for needed in RETURNED[section] if not hasattr(made, needed)]:
+    part = named.call(f"{section} {name}", maker, *given, **options)
+    if missing := [needed for needed in RETURNED[section] if not hasattr(part, needed)]:
         raise ValueError(
-            f"{section} {name} returns a {type(made).__name__}, without {', '.join(missing)}: see "
+            f"{section} {name} returns a {type(part).__name__}, without {', '.join(missing)}: see "
             "the table in bam/training/registry.py"
         )
-    return made
+    return part

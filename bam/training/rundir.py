@@ -1,7 +1,6 @@
 """The files a run writes into its workdir."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import math
@@ -24,7 +23,7 @@ from bam.files import (
     write_text,
 )
 from bam.privacy.plan import PrivacyPlan
-from bam.training import devices, ledger
+from bam.training import devices, ledger, registry
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -39,25 +38,11 @@ class FinishedError(FileExistsError):
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
-# Keys of config and plan that came later, and what they stand for in runs that do not have them.
-BEFORE: JsonObject = {
-    "mechanism.name": "poisson", "mechanism": "poisson", "mechanism_options": {}, "selection": None,
-    "loss.name": "cross_entropy", "dataset.memory": "auto", "unit": "example", "group_size": 0,
-    "overflow": 0.0, "num_examples_given": False,
-}  # fmt: skip
-# Keys that were 0 or False where they were not set, and are None there now.
-ZERO_BEFORE = ("features.groups", "features.mirror", "features.whiten", "mechanism.bands")
-
-
 METRICS = "metrics.jsonl"
-# What follows from other keys of config and plan, and is not in the plans of earlier versions.
-DERIVED = ("adjacency", "sensitivity")
-# What an accountant chooses of a plan: another version of it may choose another last digit.
-COMPUTED = ("noise_multiplier", "epsilon")
 
 
 class RunFiles:
-    """Writes the files of one run; a context manager. Its `plan` is the one to train by.
+    """Writes the files of one run, whose metrics are its `rows`; a context manager.
 
     They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
     TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
@@ -70,36 +55,36 @@ class RunFiles:
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
         """Creates the workdir and writes config and plan, or enters an unfinished run's.
 
-        An unfinished run goes on by the plan that it has recorded, see `settled`. Raises
-        ValueError, which says what differs, for a run of another config or plan, `FinishedError`,
-        and BlockingIOError if another process is writing there.
+        Raises ValueError, which says what differs, for a run of another config or plan,
+        `FinishedError`, and BlockingIOError if another process is writing there.
         """
+        self.rows: list[JsonObject] = []
         self._workdir = workdir
+        self._plan = plan
         self._writes = workdir is not None and devices.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
-        self.plan = plan
         lost_steps_count = config.seed is None and plan.private
         self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
         if workdir is None:
             return
-        check_resumable(workdir, config)
-        self.plan = self._recorded(plan, config.epsilon)
+        self._check(workdir, config)
         if not self._writes:
             return
         make_folder(workdir, mode=0o700)
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context(lock(workdir))
-            check_resumable(workdir, config)  # once more: it may have begun or finished meanwhile
-            self.plan = self._recorded(plan, config.epsilon)
+            self._check(workdir, config)  # once more: it may have begun or finished meanwhile
             if self._ledger_path and not (workdir / "config.json").exists():
                 ledger.create(self._ledger_path)  # first: a run without its ledger is refused
             write_json(workdir / "config.json", as_json(config))
-            write_json(workdir / "plan.json", self.plan.to_json())
+            write_json(workdir / "plan.json", plan.to_json())
             on_error.pop_all()
 
-    def _recorded(self, plan: PrivacyPlan, target: float) -> PrivacyPlan:
-        path = self._workdir and self._workdir / "plan.json"
-        return settled(path, read_json(path), plan, target) if path and path.exists() else plan
+    def _check(self, workdir: Path, config: ConfigDict) -> None:
+        check_resumable(workdir, config)
+        path = workdir / "plan.json"
+        if path.exists():
+            check_plan(path, read_json(path), self._plan)
 
     def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
         """The run's ledger, as `Ledger` takes them; it has a file if lost steps count.
@@ -108,7 +93,7 @@ class RunFiles:
         """
         rows = read_rows(self._workdir) if self._workdir else []
         at_least = max(at_least, *(row.get("steps_begun", 0) for row in rows), 0)
-        self._ledger = ledger.Ledger(self._ledger_path, self.plan, step, at_least)
+        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least)
         return self._ledger
 
     def data_key(self) -> bytes:
@@ -127,18 +112,18 @@ class RunFiles:
             key = bytes.fromhex(text)
         return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
-    def start_after(self, step: int) -> list[JsonObject]:
-        """Opens the metrics after `step` (-1: a fresh start), drops later rows, returns others."""
+    def start_after(self, step: int) -> None:
+        """Opens the metrics after `step` (-1: a fresh start) and drops later rows."""
         if self._workdir is None:
-            return []
-        rows = [row for row in read_rows(self._workdir) if row.get("step", math.inf) <= step]
+            return
+        rows = read_rows(self._workdir)
+        self.rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
-            return rows
+            return
         path = self._workdir / METRICS
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._metrics = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(self._workdir / "tensorboard"), purge_step=step + 1)
-        return rows
 
     def __enter__(self) -> "RunFiles":
         return self
@@ -149,7 +134,8 @@ class RunFiles:
                 getattr(self, name).close()
 
     def add_row(self, row: JsonObject) -> None:
-        """Appends a row to `metrics.jsonl` and, but for what is None, to TensorBoard."""
+        """Appends a row to `rows`, `metrics.jsonl` and, but for what is None, to TensorBoard."""
+        self.rows.append(row)
         if not self._writes:
             return
         self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
@@ -168,7 +154,7 @@ class RunFiles:
 def read_rows(workdir: Path) -> list[JsonObject]:
     """The rows of a run's `metrics.jsonl`, without one that a killed process has half written.
 
-    NaN, which earlier versions wrote, is None.
+    NaN, which 0.2.0 wrote, is None.
     """
     path = workdir / METRICS
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -204,7 +190,7 @@ def lock(workdir: Path) -> IO[str]:
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
     """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`.
 
-    A finished run needs its `data_key` no more: one that an earlier version left is removed.
+    A finished run needs its `data_key` no more: one that 0.2.0 left is removed.
     """
     finished = (workdir / "summary.json").exists()
     if finished:
@@ -229,70 +215,47 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
     recorded, wanted = flat(recorded), flat(as_json(config))
     # Names first: with another method other keys differ, too, which say less.
-    keys = recorded.keys() | wanted.keys()
-    for key in sorted(keys, key=lambda key: (not key.endswith(".name"), key)):
-        if key in AUTOMATIC and wanted.get(key) == "auto":
-            continue
-        theirs, ours = recorded.get(key, BEFORE.get(key)), wanted.get(key)
-        if key not in recorded and not ours:
-            continue  # a key that is younger than the run, and asks for nothing
-        if key in ZERO_BEFORE and theirs == 0 and ours is None:
-            continue
-        if theirs != ours and not key.startswith(CHANGEABLE):
-            return f"{key} = {theirs!r}, not {ours!r}"
+    for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
+        settled = key in AUTOMATIC and wanted.get(key) == "auto"
+        younger = key not in recorded and not wanted.get(key)  # than the run, and asks for nothing
+        same = recorded.get(key) == wanted.get(key)
+        if not (same or settled or younger or key.startswith(CHANGEABLE)):
+            return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
 
 
-def same_plan(first: JsonObject, second: JsonObject) -> bool:
-    """Whether two recorded plans, of any versions, are the same."""
-    ours, theirs = (
-        {k: v for k, v in (BEFORE | plan).items() if k not in DERIVED} for plan in (first, second)
-    )
-    return ours == theirs
-
-
-def check_plan(where: Path | None, recorded: JsonObject, plan: PrivacyPlan) -> None:
+def check_plan(where: Path, recorded: JsonObject, plan: PrivacyPlan) -> None:
     """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
-        theirs = recorded.get(key, BEFORE.get(key))
-        if theirs != wanted and key not in DERIVED:
+        if recorded.get(key) != wanted:
             raise ValueError(
-                f"{where} is of a run with the privacy plan's {key} = {theirs!r}, not {wanted!r}; "
-                "choose another --workdir"
+                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
+                f"{wanted!r}; choose another --workdir"
             )
 
 
-def settled(where: Path, recorded: JsonObject, plan: PrivacyPlan, target: float) -> PrivacyPlan:
-    """The recorded plan, by which a run goes on.
+def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
+    """The plan that an unfinished run in `workdir` goes on by; None if there is none.
 
-    Its σ and ε may be others than those of `plan`, which the accountant makes of the config here
-    and now; all else must agree. ValueError, in one line, for what does not, or for an ε that does
-    not hold when it is computed again, or is above the config's, `target`.
+    Another version of the accountant may choose another σ today, so the plan is not made anew; but
+    its ε must hold when it is computed again, and be at most the config's: a ValueError in one line
+    otherwise, and for what is no plan. A mechanism of one's own is code that is not run here: its
+    plan is made anew, and `RunFiles` refuses it if it is another.
     """
-    ours = {key: plan.to_json()[key] for key in COMPUTED}
-    theirs: JsonObject = {key: recorded.get(key) for key in COMPUTED}
-    check_plan(where, recorded | ours, plan)
-    if theirs == ours:
-        return plan
-    if plan.epsilon == math.inf or not all(isinstance(x, float) for x in theirs.values()):
-        check_plan(where, recorded, plan)  # says what differs
-    made = dataclasses.replace(plan, **theirs)
-    if made.epsilon > target:
-        raise ValueError(f"{where}: epsilon {made.epsilon} is above the config's {target}")
+    path = workdir / "plan.json"
+    if not path.exists():
+        return None
+    record = read_json(path)
+    if ":" in str(record.get("mechanism")):
+        return None
     try:
-        made.check_epsilon()
+        plan = PrivacyPlan.from_json(record)
+        if registry.is_private(config.method.name) and plan.epsilon > config.epsilon:
+            raise ValueError(f"epsilon {plan.epsilon} is above the config's {config.epsilon}")
+        plan.check_epsilon()
     except ValueError as error:
-        raise ValueError(f"{where}: {error}; choose another --workdir") from None
-    return made
-
-
-def as_recorded(recorded: PrivacyPlan, plan: PrivacyPlan) -> str:
-    """That a run goes on by its own plan, in one line."""
-    return (
-        f"this run goes on with its own noise multiplier, {recorded.noise_multiplier}, whose "
-        "epsilon still holds; other versions of dp-accounting or SciPy chose it than those here, "
-        f"which choose {plan.noise_multiplier}"
-    )
+        raise ValueError(f"{path}: {error}; choose another --workdir") from None
+    return plan
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
@@ -316,10 +279,10 @@ def as_json(config: ConfigDict) -> JsonObject:
 
 def flat(nested: JsonObject, prefix: str = "") -> JsonObject:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    found: JsonObject = {}
+    flattened: JsonObject = {}
     for key, value in nested.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
-    return found
+            flattened[prefix + key] = value
+    return flattened

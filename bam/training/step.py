@@ -1,7 +1,4 @@
-"""One step of training: Algorithm 2 of arXiv 2308.12018, and what it carries to the next.
-
-`private_step` is the algorithm for any method, `ordinary_step` what it is compared with.
-"""
+"""What a run carries from step to step, and how a gradient moves it: see `Trainer.step`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,24 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from bam.core.chacha import host_key
 from bam.core.clipping import BoundedTransformation
-from bam.core.engine import plain_sum
 from bam.core.noise import NoiseState, first_noise, renewed
-from bam.core.oracles import LossFn, Oracle
-from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
-from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
-
-# Separate random streams of one seed, by JAX. Noise and batches have keys of their own, which are
-# cryptographic (bam.core.chacha).
-INIT_STREAM, AUGMENT_STREAM = 0, 2
-
-# `(key of the step, row) -> example`: one training example, with this step's views.
-ExampleAt = Callable[[Array, PyTree], PyTree]
 
 
 class TrainState(NamedTuple):
@@ -59,76 +45,9 @@ class TrainState(NamedTuple):
     frozen: Params
 
 
-def private_step(
-    state: TrainState,
-    rows: PyTree,
-    mask: Bool[Array, " rows"],
-    example_at: ExampleAt,
-    oracle: Oracle,
-    clip: BoundedTransformation,
-    plan: PrivacyPlan,
-    descend: Callable[[TrainState, Grads], TrainState],
-    *,
-    microbatch_size: int,
-    mesh: jax.sharding.Mesh | None,
-) -> TrainState:
-    """A batch of examples -> the private gradient -> the next weights.
-
-    `example_at` makes an example of a row, so that only a microbatch of views exists at a time. The
-    clip bounds an example's gradient by S; the noise on the sum has a deviation of σ·S, and is
-    correlated over steps as the plan's strategy says; the sum is divided by the plan's l, which is
-    public. `descend` takes the step along the private gradient. Microbatches and mesh are as in
-    `bam.clipped_sum`.
-    """
-    key = step_key(state)
-    private_grad, norms, after = private_mean(
-        lambda params, row: oracle.grad(params, example_at(key, row)),
-        clip,
-        oracle.ascend(state.params, state.private_grad),
-        rows,
-        PrivatizeState(state.clip, state.noise),
-        NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
-        mask=mask,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
-    )
-    # From here on everything is post-processing of private_grad.
-    return descend(state, private_grad)._replace(
-        noise=after.noise,
-        clip=after.clip,
-        num_nonfinite=state.num_nonfinite + jnp.sum(~jnp.isfinite(norms)),
-    )
-
-
-def ordinary_step(
-    state: TrainState,
-    rows: PyTree,
-    mask: Bool[Array, " rows"],
-    example_at: ExampleAt,
-    loss: LossFn,
-    expected_batch_size: int,
-    descend: Callable[[TrainState, Grads], TrainState],
-    *,
-    microbatch_size: int,
-    mesh: jax.sharding.Mesh | None,
-) -> TrainState:
-    """The step without clipping and noise, on the same batches: NOT private."""
-    key = step_key(state)
-    total = plain_sum(
-        lambda params, row: loss(params, example_at(key, row)),
-        state.params,
-        rows,
-        mask=mask,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
-    )
-    return descend(state, jax.tree.map(lambda x: x / expected_batch_size, total))
-
-
 def descend(
     state: TrainState,
     gradient: Grads,
-    *,
     optimizer: optax.GradientTransformation,
     ema_decay: float,
 ) -> TrainState:
@@ -166,7 +85,7 @@ def first_state(
 
     `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
     """
-    params, frozen = init(stream_key(seed, INIT_STREAM))
+    params, frozen = init(stream_key(seed, "weights"))
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -175,7 +94,7 @@ def first_state(
         noise=first_noise(jnp.asarray(host_key(seed, "noise")), clip, params, strategy),
         clip=jax.tree.map(jnp.copy, clip.init(params)),
         private_grad=optax.tree.zeros_like(params),
-        augment_key=stream_key(seed, AUGMENT_STREAM),
+        augment_key=stream_key(seed, "views"),
         num_nonfinite=jnp.zeros((), jnp.int32),
         frozen=frozen,
     )
@@ -186,14 +105,9 @@ def step_key(state: TrainState) -> Array:
     return jax.random.fold_in(state.augment_key, state.step)
 
 
-def stream_key(seed: int, stream: int) -> Array:
-    """JAX's key, of 64 bits, of the initial weights or of the views of a seed.
-
-    All bits of the seed count (a JAX key made from it directly would keep 32), and streams are
-    apart from each other. JAX's default generator does not matter.
-    """
-    words = np.random.SeedSequence(seed, spawn_key=(0xA5, stream)).generate_state(2)
-    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+def stream_key(seed: int, label: str) -> Array:
+    """JAX's key of a stream of a seed, "weights" or "views", whatever its default generator is."""
+    return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")
 
 
 def with_noise_key(

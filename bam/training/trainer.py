@@ -15,8 +15,11 @@ from jaxtyping import Array, Float, Num, PyTree
 
 from bam import models
 from bam.core import oracles, pytree, sampling, strategy
-from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
-from bam.core.pytree import Params
+from bam.core.clipping import BoundedTransformation, clip_by_l2_norm, finish
+from bam.core.engine import plain_sum
+from bam.core.noise import first_noise, next_noise
+from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
+from bam.core.pytree import Grads, Params
 from bam.data import datasets, users
 from bam.extras import needs
 from bam.files import JsonObject
@@ -31,37 +34,29 @@ from bam.training import (
     loading,
     public_clip,
     registry,
-    traced,
     tuning,
 )
 from bam.training.config import check
-from bam.training.step import (
-    TrainState,
-    descend,
-    first_state,
-    ordinary_step,
-    private_step,
-    step_key,
-)
+from bam.training.step import TrainState, descend, first_state, step_key
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 
 
 def compiled(
-    method: Callable[..., Made], *, donate: tuple[int, ...] = ()
-) -> functools.cached_property[Callable[..., Made]]:
+    method: Callable[..., Output], *, donate: tuple[int, ...] = ()
+) -> functools.cached_property[Callable[..., Output]]:
     """A method that is compiled once for each object, when it is first called.
 
     `donate` are those arguments, counted without `self`, whose memory the result may take.
     """
 
-    def of_object(self: object) -> Callable[..., Made]:
+    def bound(self: object) -> Callable[..., Output]:
         return jax.jit(functools.partial(method, self), donate_argnums=donate)
 
-    return functools.cached_property(of_object)
+    return functools.cached_property(bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,6 +70,8 @@ class Trainer:
       criterion: the loss of an image, and how outputs are judged.
       model: the network as functions of its parameters, for per-example gradients.
       dense_model: the same with XLA's own convolution, the fastest outside of loops and of those.
+      loss: that of an example as a function of the trained parameters; it has the `frozen` ones.
+      oracle: the method, of that loss.
       clip: the per-example transform; of a run that is not private one that bounds nothing.
       optimizer: what follows the noise.
       weights: those that training begins from, if they are not random.
@@ -88,6 +85,8 @@ class Trainer:
     criterion: losses.Loss
     model: models.Model
     dense_model: models.Model
+    loss: oracles.LossFn
+    oracle: oracles.Oracle
     clip: BoundedTransformation
     optimizer: optax.GradientTransformation
     weights: finetune.Weights
@@ -117,21 +116,39 @@ class Trainer:
     def step(
         self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
-        """One step, of a train split on the devices. It does not check the plan: the loop does.
+        """One step, of a train split on the devices: Algorithm 2 of arXiv 2308.12018.
 
-        Of data that are streamed the split holds the batch's rows, in their order.
+        The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which
+        is public. Without privacy it is the sum of gradients over l, of the same batches. Of data
+        that are streamed the split holds the batch's rows, in their order. It does not check the
+        plan: the loop does.
         """
-        loss, example_at = self.loss(state), self._examples(state, train)
+        oracle, example_at = self.oracle, self._example_at(state, train)
         rows = examples.rows(self.dataset, train, batch.indices)
-        given = state, rows, jnp.asarray(batch.mask), example_at
-        after = functools.partial(
-            descend, optimizer=self.optimizer, ema_decay=self.config.ema_decay
-        )
-        if not self.plan.private:
-            size = self.plan.expected_batch_size
-            return ordinary_step(*given, loss, size, after, **self._sharing)
-        oracle = registry.make_oracle(self.config.method, loss)
-        return private_step(*given, oracle, self.clip, self.plan, after, **self._sharing)
+        sharing: JsonObject = {"mask": jnp.asarray(batch.mask), **self._sharing}
+        plan, strategy = self.plan, self.plan.mechanism.strategy
+        if plan.private:
+            gradient, norms, after = private_mean(
+                lambda params, row: oracle.grad(params, example_at(row)),
+                self.clip,
+                oracle.ascend(state.params, state.private_grad),
+                rows,
+                PrivatizeState(state.clip, state.noise),
+                NoisedMean(plan.noise_multiplier, plan.expected_batch_size, strategy),
+                **sharing,
+            )
+            num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
+            state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
+        else:
+            total = plain_sum(
+                lambda params, row: self.loss(params, example_at(row)),
+                state.params,
+                rows,
+                **sharing,
+            )
+            gradient = jax.tree.map(lambda x: x / self.plan.expected_batch_size, total)
+        # From here on everything is post-processing of the private gradient.
+        return descend(state, gradient, self.optimizer, self.config.ema_decay)
 
     @compiled
     def evaluate(
@@ -148,15 +165,15 @@ class Trainer:
         inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
         outputs = self.dense_model.logits(params, inputs)
         right = self.criterion.right or (lambda output, label: jnp.zeros(()))
-        of_each, is_right = (
+        losses, is_right = (
             jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (self.criterion.of_output, right)
         )
-        finite = jnp.isfinite(of_each) & jnp.isfinite(is_right)
+        finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
         num_right = jnp.sum(jnp.where(finite, is_right, 0))
         if self.mesh:  # all rows in every process
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
-        return num_right, jnp.sum(of_each), outputs
+        return num_right, jnp.sum(losses), outputs
 
     @compiled
     def means(
@@ -167,23 +184,22 @@ class Trainer:
         The train split is on the devices; `indices` are its rows. Of data that are streamed it
         holds these rows alone.
         """
-        example_at = functools.partial(self._examples(state, train), step_key(state))
-        rows = examples.rows(self.dataset, train, indices)
+        example_at = self._example_at(state, train)
 
         def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
             return diagnostics.means(
                 lambda params, row: oracle.grad(params, example_at(row)),
                 self.clip,
                 oracle.ascend(state.params, state.private_grad),
-                rows,
+                examples.rows(self.dataset, train, indices),
                 clip_state=state.clip,
                 **self._sharing,
             )
 
-        own = means_of(registry.make_oracle(self.config.method, self.loss(state)))
+        own = means_of(self.oracle)
         if registry.is_plain(self.config.method.name):
             return own, own
-        return own, means_of(oracles.dp_sgd(self.loss(state)))
+        return own, means_of(oracles.dp_sgd(self.loss))
 
     @compiled
     def diagnose(
@@ -191,7 +207,7 @@ class Trainer:
     ) -> dict[str, Float[Array, ""]]:
         """What `diagnostics.describe` says of `means`, and `plain/loss`, the loss. NOT PRIVATE."""
         own, plain = self.means(state, train, indices)
-        example_at = functools.partial(self._examples(state, train), step_key(state))
+        example_at = self._example_at(state, train)
         params = finetune.merge(state.params, state.frozen)
         losses = jax.lax.map(
             lambda row: self.dense_model.loss(params, example_at(row)),
@@ -204,12 +220,11 @@ class Trainer:
         measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
         return measured | {"plain/loss": jnp.mean(losses)}
 
-    def loss(self, state: TrainState) -> oracles.LossFn:
-        """The loss of one example as a function of the trained parameters."""
-        return finetune.with_frozen(self.model.loss, state.frozen)
-
-    def _examples(self, state: TrainState, train: datasets.Split) -> examples.ExampleAt:
-        return examples.example_at(self.config, self.dataset, train, state.step)
+    def _example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
+        """Makes an example of a row, so that only a microbatch of views exists at a time."""
+        at = examples.example_at(self.config, self.dataset, train, state.step)
+        key = step_key(state)
+        return lambda row: at(key, row) | {"frozen": state.frozen}
 
     @property
     def _sharing(self) -> JsonObject:
@@ -235,10 +250,6 @@ class Trainer:
         """S of the per-example transform: the noise on the sum has deviation σ·S."""
         return self.clip.sensitivity if self.plan.private else 0.0
 
-    def with_plan(self, plan: PrivacyPlan) -> "Trainer":
-        """The same run by another plan."""
-        return dataclasses.replace(self, **_parts_of(self.config, plan))
-
     def with_step(self, step: Callable[..., TrainState]) -> "Trainer":
         """The same run with another function for its step, for whoever watches or breaks it."""
         changed = dataclasses.replace(self)
@@ -251,11 +262,13 @@ def build(
     dataset: datasets.Dataset | None = None,
     hardware: Sequence[jax.Device] | None = None,
     log: Callable[[str], None] = lambda line: None,
+    plan: PrivacyPlan | None = None,
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
-    Before the plan is made nothing is compiled, and after it only what chooses a clip norm from
-    public data or an "auto" key by timing; the functions are compiled when they are first called.
+    Before the plan is made nothing is compiled but what chooses a clip norm from public data, and
+    after it only what sets an "auto" key by timing; the functions are compiled when they are first
+    called.
 
     Args:
       config: as `bam/training/config.py` makes it.
@@ -263,9 +276,11 @@ def build(
       hardware: devices to share the work; None: all that are visible. The functions can be
         compiled, not run, for devices that are not there; no config key can be "auto" then.
       log: called with a line on what takes time.
+      plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
 
     Raises:
-      ValueError: for any value that cannot be; the message names the fix.
+      ValueError: for any value that cannot be, or a plan that is not of this config and data; the
+        message names the fix.
     """
     check(config)
     if dataset is None:
@@ -276,7 +291,6 @@ def build(
     shape, num_examples = dataset.train.images.shape[-3:], users.num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
-    plan = _plan(config, num_examples, config.clip_norm)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
     module = registry.make_model(config.model, dataset.num_classes)
     network = functools.partial(
@@ -289,60 +303,131 @@ def build(
         loss=criterion,
     )
     model = network(convolution=config.convolution)
+    plan, clip = _decided(config, num_examples, shape, plan)
+
+    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
+        return model.loss(finetune.merge(params, example["frozen"]), example)
+
     trainer = Trainer(
         config=config,
         dataset=dataset,
+        plan=plan,
         criterion=criterion,
         model=model,
         dense_model=network(convolution="xla"),
+        loss=loss,
+        oracle=registry.make_oracle(config.method, loss),
+        clip=clip,
+        optimizer=registry.make_optimizer(config.optimizer, plan),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         features_digest=finetune.digest(config.features.get("weights")),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
-        **_parts_of(config, plan),
     )
-    traced.check(config, trainer.plan, dataset, model, criterion, trainer.clip)
-    if plan.private and config.public_clip.quantile:
-        plan = _plan(config, num_examples, public_clip.clip_norm(config, shape))
-        trainer = trainer.with_plan(plan)
+    _check_shapes(trainer)
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
+
+
+def _check_shapes(trainer: Trainer) -> None:
+    """Raises ValueError for outputs, a loss, gradients or a clip of shapes that do not fit.
+
+    Everything is traced and nothing computed, so faults show before a run.
+    """
+    config, plan, clip, dataset = trainer.config, trainer.plan, trainer.clip, trainer.dataset
+    label = examples.label_of(dataset)
+    example = registry.example_like(config, dataset.train.images.shape[-3:], label)
+    logits = jax.eval_shape(trainer.model.logits, _shapes(trainer.model), example["image"])
+    inputs, like = registry.num_inputs(config), logits.shape[1:-1]
+    if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
+        raise ValueError(
+            f"model {config.model.name} makes logits {logits.shape} of {inputs} "
+            f"inputs: one row of {dataset.num_classes} for each is needed"
+        )
+    output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
+    if jax.eval_shape(trainer.criterion.of_output, output, label).shape:
+        raise ValueError(f"loss {config.loss.name} makes no single number of {output.shape}")
+    trained, frozen = trainer.shapes
+
+    def gradient(params: Params, example: PyTree) -> Grads:
+        at = trainer.oracle.ascend(params, optax.tree.zeros_like(params))
+        return trainer.oracle.grad(at, example)
+
+    grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
+    if not pytree.same_structure(grads, trained):
+        raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
+
+    def clipped(params: Params, grads: Grads) -> Grads:
+        state = clip.init(params)
+        return finish(clip, clip.update(grads, state, params)[0], state)[0]
+
+    def drawn(params: Params) -> Array | None:
+        correlated = plan.mechanism.strategy
+        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, correlated)
+        return next_noise(state, plan.noise_multiplier, clip.sensitivity, correlated)[0].drawn
+
+    if plan.private:
+        jax.eval_shape(drawn, trained)  # it has room for so many parameters
+    if not pytree.same_structure(jax.eval_shape(clipped, trained, grads), trained):
+        raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
 
 
 def _shapes(model: models.Model) -> PyTree:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _parts_of(config: ConfigDict, plan: PrivacyPlan) -> JsonObject:
-    """The plan with the sensitivity of its clip, and what of a run depends on it."""
-    clip = clip_by_l2_norm(math.inf)
-    if plan.private:
-        clip = registry.make_clip(config.clip, plan)
-        plan = dataclasses.replace(plan, sensitivity=clip.sensitivity)
-    optimizer = registry.make_optimizer(config.optimizer, plan)
-    return {"plan": plan, "clip": clip, "optimizer": optimizer}
+def _decided(
+    config: ConfigDict, num_examples: int, shape: tuple[int, ...], recorded: PrivacyPlan | None
+) -> tuple[PrivacyPlan, BoundedTransformation]:
+    """The plan of a run, with the sensitivity of its clip, and the clip; decided once.
 
-
-def _plan(config: ConfigDict, num_examples: int, clip_norm: float) -> PrivacyPlan:
+    A recorded plan has its own σ and ε; ValueError, in one line, if any other fact is not that of
+    the config and the data.
+    """
     private = registry.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    # Only a trial of a private search has that section.
-    section = config.get("selection")
-    plan = make_plan(
-        num_examples=Population(
-            num_examples,
-            group_size=users.group_size(config),
-            num_examples_given=config.num_examples is not None,
-        ),
-        expected_batch_size=config.expected_batch_size,
-        num_steps=training_steps + config.spare_steps,
-        target_epsilon=config.epsilon if private else math.inf,
-        delta=config.delta,
-        clip_norm=float(clip_norm) if private else math.inf,
-        accountant=config.accountant,
-        mechanism=registry.set_keys(config.mechanism, ""),
-        selection=Selection(**section) if section else None,
+    clip_norm = config.clip_norm
+    if not private:
+        clip_norm = math.inf
+    elif config.public_clip.quantile:
+        clip_norm = recorded.clip_norm if recorded else public_clip.clip_norm(config, shape)
+    section = config.get("selection")  # only a trial of a private search has it
+    population = Population(
+        num_examples,
+        group_size=users.group_size(config),
+        num_examples_given=config.num_examples is not None,
     )
-    return dataclasses.replace(plan, spare_steps=config.spare_steps)
+    wanted: JsonObject = {
+        "expected_batch_size": config.expected_batch_size,
+        "num_steps": training_steps + config.spare_steps,
+        "delta": config.delta,
+        "clip_norm": float(clip_norm),
+        "accountant": config.accountant,
+        "selection": Selection(**section) if section else None,
+    }
+    mechanism = registry.set_keys(config.mechanism, "")
+    plan = recorded or make_plan(
+        num_examples=population,
+        target_epsilon=config.epsilon if private else math.inf,
+        mechanism=mechanism,
+        **wanted,
+    )
+    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+    wanted |= {
+        "sensitivity": clip.sensitivity if plan.private else 0.0,
+        "spare_steps": config.spare_steps,
+    }
+    if recorded is None:
+        changed = {key: wanted[key] for key in ("sensitivity", "spare_steps")}
+        return dataclasses.replace(plan, **changed), clip
+    wanted |= vars(population) | {"mechanism_name": config.mechanism.name}
+    wanted["mechanism_config"] = mechanism
+    for key, value in wanted.items():
+        if getattr(plan, key) != value:
+            raise ValueError(
+                f"the workdir is of a run with the privacy plan's {key} = {getattr(plan, key)!r}, "
+                f"not {value!r}; choose another --workdir"
+            )
+    return plan, clip

@@ -1,15 +1,13 @@
 """Fills the pages that list every config key and every flag, from the code itself.
 
-python -m scripts.lib.reference
+python -m scripts.reference
 """
 
 import ast
 import importlib
 import inspect
-import io
 import json
 import re
-import tokenize
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,11 @@ from bam import files, models
 from bam.cli import configs, console
 from bam.cli.main import COMMANDS
 from bam.data import datasets
-from bam.files import JsonMapping
 from bam.models import losses
 from bam.privacy import mechanisms
-from bam.training import config as base
-from bam.training import registry, rundir
+from bam.training import registry
+from bam.training.config import KEYS
 from scripts.lib import pages
-from scripts.lib.meanings import MEANINGS
 
 SECTIONS: dict[str, Mapping[str, Any]] = {
     "method": registry.METHODS,
@@ -40,25 +36,6 @@ SECTIONS: dict[str, Mapping[str, Any]] = {
 }
 # Arguments of what sections name that no config sets.
 GIVEN = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
-
-
-def meanings(keys: Iterable[str]) -> dict[str, str]:
-    """What keys mean, by `MEANINGS` or by their comment: a section's is divided at `key: `."""
-    source = inspect.getsource(base.get_config)
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {x.start[0]: x.string.lstrip("# ") for x in tokens if x.type == tokenize.COMMENT}
-    found: dict[str, str] = {}
-    end = 0
-    for line in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if name := re.match(r"config\.([\w.]+?)(?:\.update\(| = )", ast.unparse(line)):
-            lines, end = range(end + 1, line.end_lineno + 1), line.end_lineno
-            own = [key for key in keys if key == name[1] or key.startswith(f"{name[1]}.")]
-            ends = "|".join(key.rpartition(".")[2] for key in own)
-            text = " ".join(comments[i] for i in lines if i in comments)
-            head, *parts = re.split(rf"(?:^|(?<=[.;] ))({ends}): ", text)
-            found |= {own[0]: head} if head else {}
-            found |= {f"{name[1]}.{k}": v for k, v in zip(parts[::2], parts[1::2], strict=True)}
-    return {k: f"{v[0].upper()}{v[1:]}" for k, v in found.items()} | MEANINGS
 
 
 def options(choice: Any) -> str:
@@ -84,18 +61,16 @@ def table(*rows: Iterable[str]) -> str:
     return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 
 
-def keys(defaults: JsonMapping) -> str:
+def keys() -> str:
     """Every key by its section."""
-    said = meanings(defaults)
-    sections: dict[str, list[tuple[str, str, str]]] = {}
-    for key, value in defaults.items():
-        section, _, name = key.rpartition(".")
-        meaning = said.get(key, f"As `dataset.{name}`.")
-        sections.setdefault(section, []).append((f"`{key}`", shown(value), meaning))
+    rows: dict[str, list[tuple[str, str, str]]] = {}
+    for key in KEYS:
+        section = rows.setdefault(key.name.rpartition(".")[0], [])
+        section.append((f"`{key.name}`", shown(key.default), key.help))
     return "\n".join(
         f"## {f'`{section}`' if section else 'The whole run'}\n\n"
-        + table(("key", "default", "meaning"), *rows)
-        for section, rows in sections.items()
+        + table(("key", "default", "meaning"), *of_section)
+        for section, of_section in rows.items()
     )
 
 
@@ -126,7 +101,7 @@ def tables() -> dict[str, dict[str, str]]:
     docs = {k: ast.get_docstring(ast.parse(f.read_text())) for k, f in configs.shipped().items()}
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     of_config = {
-        "keys": keys(rundir.flat(rundir.as_json(base.get_config()))),
+        "keys": keys(),
         "options": table(("section", "name", "options"), *named),
         "shipped": table(("config", "what it trains"), *shipped),
     }
