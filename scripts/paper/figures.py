@@ -3,9 +3,8 @@
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
-Figures 5 and 6 are of the weights before and after that training (scripts.paper.batches trains with
-each batch size), "lambda" (bias against λ) of DP-SGD's. All of them read private data and are NOT
-PRIVATE. Figure 3 is scripts.benchmarks.depth's; figure 7 was drawn at the tag one-offs.
+Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
+DP-SGD's. All of them read private data and are NOT PRIVATE. Figure 3 is scripts.benchmarks.depth's.
 """
 
 import functools
