@@ -13,8 +13,3 @@ def test_every_picture_is_legible_on_a_phone_and_small(name, tmp_path):
         assert image.width == 720 and image.height < 2 * image.width
         assert len(image.convert("L").getcolors()) > 10
     assert path.stat().st_size < 80_000
-
-
-def test_a_picture_that_there_is_not_is_named_with_those_that_there_are(tmp_path):
-    with pytest.raises(ValueError, match="no picture 'gain'; there are bias, audits"):
-        plots.draw("gain", tmp_path)

@@ -1,6 +1,6 @@
 """Draws pictures of the site from the files that commands leave in docs/ and benchmarks/.
 
-python -m scripts.paper.plots [--only=bias,speed] [--out=docs/figures/site]
+python -m scripts.paper.plots
 
 The other pictures in that folder are of studies that ended, and were drawn at `archive-0.2.0`.
 """
@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 from PIL import Image
 
 from bam.cli import console, plotting
 from bam.cli.plotting import plt
 from bam.training import registry
-
-_ONLY = flags.DEFINE_list("only", "", "pictures to draw, by name; empty: all")
-_OUT = flags.DEFINE_string("out", "docs/figures/site", "folder for NAME.png")
 
 ROOT = Path(__file__).parents[2]
 BLACK, BLUE, RED, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
@@ -148,9 +144,7 @@ PICTURES = {picture.__name__: picture for picture in (bias, audits, speed, hardw
 
 
 def draw(name: str, folder: Path) -> Path:
-    """Draws a picture into a folder; ValueError for one that there is not."""
-    if name not in PICTURES:
-        raise ValueError(f"no picture {name!r}; there are {', '.join(PICTURES)}")
+    """Draws a picture into a folder."""
     path = folder / f"{name}.png"
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
@@ -163,10 +157,9 @@ def draw(name: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Draws what is asked for."""
-    with console.one_line_errors():
-        for name in _ONLY.value or PICTURES:
-            print(draw(name, Path(_OUT.value)))
+    """Draws all of them."""
+    for name in PICTURES:
+        print(draw(name, ROOT / "docs/figures/site"))
 
 
 if __name__ == "__main__":
