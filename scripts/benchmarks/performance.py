@@ -120,9 +120,9 @@ def time_parts(network: Network, trials: int) -> list[JsonObject]:
         changes |= {"trainable": names, "lora.rank": rank, "lora.targets": "qkv|proj|fc"}
         changes["microbatch_size"] = 1
         built = experiment(method, network.batch, changes, network.size)
-        compiled, seconds, state, batch = timing.compiled_step(built, network.batch)
+        compiled, compiling, state, batch = timing.compiled_step(built, network.batch)
         calls[f"{part}, {method}"] = _calls(compiled, state, itertools.repeat(batch))
-        row = {"trained": part, "method": method, "compile_seconds": seconds}
+        row: JsonObject = {"trained": part, "method": method, "compile_seconds": compiling}
         row |= {"num_params": built.num_params, "num_frozen": built.num_frozen}
         row["state_mb"] = sum(x.nbytes for x in jax.tree.leaves(state)) / 1e6
         row["temporary_mb"] = compiled.memory_analysis().temp_size_in_bytes / 1e6
@@ -169,7 +169,7 @@ def time_stream(
             # What is read ahead while the other trains is a small part of so many steps.
             seconds = timing.measure(calls, trials, repeats=8)
         ratios = [a / b for a, b in zip(seconds["stream"], seconds["device"], strict=True)]
-        medians = {memory: statistics.median(found) for memory, found in seconds.items()}
+        medians = {memory: statistics.median(values) for memory, values in seconds.items()}
         ratio, *quartiles = timing.summarize(ratios, 0.0)[:3]
         rows.append({"case": case, **medians, "ratio": ratio, "quartiles": quartiles})
     return rows
@@ -289,10 +289,10 @@ def _spread(values: list[float], form: str = ".2f") -> str:
 
 def _peers(measured: Any) -> str:
     rows = []
-    for name, label in PEERS.items():
+    for name in measured["observations"]:
         observed, error = measured["observations"][name], measured["clipped_sum_error"].get(name)
         median = f"{statistics.median(observed):.1f}"
-        rows.append([label, median, _spread(observed, ".1f"), tables.number(error, ".0e")])
+        rows.append([PEERS[name], median, _spread(observed, ".1f"), tables.number(error, ".0e")])
     return _table(("step", "ms per example", "quartiles", "clipped sum, relative error"), rows)
 
 
