@@ -58,8 +58,8 @@ def main() -> None:
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
     observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted}
-    found = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
-    for name, row in found.items():
+    timings = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
+    for name, row in timings.items():
         print(f"{name:<22} {row.median:8.3f} ms per example", flush=True)
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
@@ -71,11 +71,11 @@ def main() -> None:
         **{name: flags.FLAGS[name].value for name in settings},
         "microbatch": sizes,
         "convolution": built.config.convolution,
-        **{name: row.median for name, row in found.items()},
+        **{name: row.median for name, row in timings.items()},
         "matmul_gflops": float(np.median(matmul)),
-        "dp_sgd_gflops": flops / found["dp_sgd_ms"].median / 1e6,
+        "dp_sgd_gflops": flops / timings["dp_sgd_ms"].median / 1e6,
         "flops_per_example": flops,
-        "quartiles_ms": {name: [row.low, row.high] for name, row in found.items()},
+        "quartiles_ms": {name: [row.low, row.high] for name, row in timings.items()},
         "observations_ms": observed,
         "matmul_observations_gflops": matmul,
         "compile_seconds": compiling,
