@@ -62,11 +62,15 @@ ALLOCATION: tables.Columns = {
 def main() -> None:
     """Plans the noise of every config and mechanism, and writes and prints the tables."""
     with console.one_line_errors():
-        found = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
-        rows = [_row(name, file["get_config"]("dp_sgd")) for name, file in found.items()]
-        made = {"commit": provenance.git_commit(), "versions": provenance.versions(), "rows": rows}
+        modules = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
+        rows = [_row(name, file["get_config"]("dp_sgd")) for name, file in modules.items()]
+        content = {
+            "commit": provenance.git_commit(),
+            "versions": provenance.versions(),
+            "rows": rows,
+        }
         out = Path(_OUT.value)
-        write_json(out.with_name(f"{out.name}.json"), made)
+        write_json(out.with_name(f"{out.name}.json"), content)
         for columns, name in ((COLUMNS, out.name), (ALLOCATION, f"{out.name}_epsilon")):
             tables.show(columns, rows, left=("config",), keep=out.with_name(f"{name}.md"))
 

@@ -17,7 +17,6 @@ from PIL import Image
 
 from bam.cli import console, plotting
 from bam.cli.plotting import plt
-from bam.training import registry
 
 ROOT = Path(__file__).parents[2]
 BLACK, BLUE, RED, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
@@ -61,26 +60,6 @@ def _effects(folder: str, quantity: str) -> np.ndarray:
     ours = [row for row in rows if row["method"].startswith("BAM (SAM)")]
     cells = [(x["method"].split(" = ")[1], x["effect"], x["low"], x["high"]) for x in ours]
     return np.array(cells, dtype=float).T
-
-
-def audits() -> None:
-    """The lower bounds of audits, and the claims."""
-    rows = {}
-    _, axis = plt.subplots(figsize=(5, 4.2))
-    for y, row in enumerate(_read("docs/audit.json")):
-        low, claimed = row["empirical_epsilon_lower"], row["claimed_epsilon"]
-        axis.plot((low, claimed), (y, y), color=BLUE, lw=7, solid_capstyle="butt", alpha=0.35)
-        axis.plot(low, y, "o", color=BLUE, ms=6)
-        axis.plot(claimed, y, "|", color=BLACK, ms=16, mew=2.5)
-        axis.text(low - 0.1, y, f"{low:.2f}", ha="right", va="center", color=BLUE)
-        setting = (
-            f"one run, {row['dataset'].replace('mnist', 'MNIST')}"
-            if "kind" in row
-            else f"q = {row['sampling_prob']:g}"
-        )
-        rows[f"{registry.label(row['method'])}, {setting}"] = row
-    _name_rows(axis, rows)
-    axis.set(title="● lower bound by audit    ┃ claim", xlim=(0, 4.4), xlabel="ε")
 
 
 def speed() -> None:
@@ -140,7 +119,7 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
         label.set_fontweight("normal" if value else "bold")
 
 
-PICTURES = {picture.__name__: picture for picture in (bias, audits, speed, hardware)}
+PICTURES = {picture.__name__: picture for picture in (bias, speed, hardware)}
 
 
 def draw(name: str, folder: Path) -> Path:
