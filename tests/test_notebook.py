@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
-from bam.cli.plotting import plt
 from scripts.lib import site
 
 STORED = json.loads(Path("docs/clipping_bias.ipynb").read_text(encoding="utf-8"))
@@ -21,6 +21,7 @@ CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 @pytest.fixture(scope="module")
 def run():
     """What each cell prints, how many figures it draws, and the names that all defined."""
+    plt.switch_backend("Agg")
     names, outputs = {"__name__": "__main__"}, []
     for cell in CODE:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
