@@ -48,10 +48,10 @@ def main() -> None:
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
-        runs = sweeps.run_missing({s.slug: s.configs for s in series})
-        if any(len(runs[s.slug]) < len(s.configs) for s in series):
+        trained = sweeps.run_missing({s.slug: s.configs for s in series})
+        if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
-        FIGURES[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
+        FIGURES[figure]([s._replace(rows=_rows(s, trained[s.slug])) for s in series], path)
     print(f"{path}.png and .csv")
 
 
@@ -101,19 +101,19 @@ def _series(name: str) -> Series:
     return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), trainer)
 
 
-def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[JsonObject]]:
+def _rows(series: Series, trained: Mapping[int, sweeps.Run]) -> list[list[JsonObject]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
     it. `cosine_others` is mean_i ⟨g_i/‖g_i‖, ĝ − g_i/n⟩/‖ĝ‖, which is 0 for those on average.
     """
     for config in series.configs.values():
-        for row in runs[config.seed].rows:
+        for row in trained[config.seed].rows:
             if row.get("not_private/cosine_examples") is not None:
                 n = config.diagnostics.num_examples
                 own = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
                 row["not_private/cosine_others"] = row["not_private/cosine_examples"] - own / n
-    return [runs[config.seed].rows for config in series.configs.values()]
+    return [trained[config.seed].rows for config in series.configs.values()]
 
 
 class Picture:
@@ -196,9 +196,9 @@ def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequenc
     for stage, when in STAGES.items():
         for quantity in quantities:
             points: dict[str, Points] = {}
-            for label, runs in measured.items():
-                sizes = [int(size) for size in runs[0][stage]]
-                values = [[run[stage][str(n)][quantity] for n in sizes] for run in runs]
+            for label, per_seed in measured.items():
+                sizes = [int(size) for size in per_seed[0][stage]]
+                values = [[run[stage][str(n)][quantity] for n in sizes] for run in per_seed]
                 points[label] = sizes, np.array(values)
             heading = f"{BIAS[quantity]}\n{when}"
             picture.panel(f"{quantity} {stage}", heading, "batch size", points)
@@ -239,15 +239,15 @@ def bias_by_strength(series: Sequence[Series], path: Path) -> None:
             line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", x, values, style)
             picture.panels.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
         for quantity in measured[at.label][0][stage]:
-            for label, runs in measured.items():
-                values = np.array([[run[stage][quantity]] for run in runs])
+            for label, per_seed in measured.items():
+                values = np.array([[run[stage][quantity]] for run in per_seed])
                 picture.note(f"{quantity} {stage}", label, "strength", ([strengths[label]], values))
     picture.write(path, "BAM's bias at the same weights", 4)
     for stage in STAGES:
         for prefix, kind in (("", ""), ("against_plain/", "_against_plain")):
             at_stage = {
-                label: {name: [run[stage][prefix + name] for run in runs] for name in BIAS}
-                for label, runs in measured.items()
+                label: {name: [run[stage][prefix + name] for run in per_seed] for name in BIAS}
+                for label, per_seed in measured.items()
             }
             effects.write(path.with_name(f"{path.name}_{stage}{kind}"), at_stage)
 
