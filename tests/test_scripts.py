@@ -127,16 +127,9 @@ def test_the_demo_trains_what_its_search_chose_in_the_home_folder(tmp_path):
     reported = re.search(r"bam report --workdir=runs/demo/(\S+)", (ROOT / "Makefile").read_text())
     assert (tmp_path / reported.group(1) / "summary.json").exists()
 
-    tried = json.loads((ROOT / "docs/demo/settings.json").read_text())["rows"]
-    for label, (method, _, rate) in trained.items():
-        of_label = [row for row in tried if row["entry"] == label]
-        best = max(of_label, key=lambda row: sum(row["accuracies"]))
-        strength = f":{method['radius']:g}" if "radius" in method else ""
-        assert (best["method"], best["learning_rate"]) == (method["name"] + strength, rate)
-
 
 def test_the_demos_settings_were_chosen_with_other_seeds():
     tried = json.loads((ROOT / "docs/demo/settings.json").read_text())
     searched = {seed for row in tried["rows"] for seed in row["seeds"]}
-    assert tried["held_out"] > 0
+    assert tried["held_out"] > 0 and searched
     assert searched.isdisjoint(seed for row in DEMO["rows"] for seed in row["seeds"])
