@@ -1,14 +1,12 @@
-r"""The demo: what the clip norm C and BAM do to the bias of clipping, and to accuracy, on digits.
+"""The demo: what the clip norm C and BAM do to the bias of clipping, and to accuracy, on digits.
 
 python -m scripts.demo                                      (make demo, once .venv is there)
-python -m scripts.demo --search --workdir=runs/demo_search
 
 It trains logistic regression on scikit-learn's digits with 10 seeds, and writes a table and a
-picture. With --search it tries learning rates and λ with other seeds on training images that are
-set aside, and writes docs/demo/settings: what the demo uses.
+picture. Its learning rates and λ are the best of docs/demo/settings.json: tried at `archive-0.2.0`
+with other seeds, on training images that were set aside.
 """
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from bam.cli import console, plotting, sweeps, tables
 from bam.cli.study import Runs, Study, carry_out
 from bam.files import JsonMapping, JsonObject
 
-_SEARCH = flags.DEFINE_bool("search", False, "choose the settings on images that are set aside")
 flags.adopt_module_key_flags(sweeps)
 DEFAULTS = (
     "--config=digits", "--workdir=runs/demo", "--num_seeds=10", "--config.model.name=linear",
@@ -28,23 +25,19 @@ DEFAULTS = (
     "--config.diagnostics.num_examples=1437",
 )  # fmt: skip
 
-# What is compared, the baseline first: C, the methods to choose from, colour.
+# What is compared, the baseline first: C, colour.
 ENTRIES = {
-    "DP-SGD C=3": (3.0, ["dp_sgd"], "#000000"),
-    "DP-SGD C=1": (1.0, ["dp_sgd"], "#E69F00"),
-    "DP-SGD C=10": (10.0, ["dp_sgd"], "#CC79A7"),
-    "BAM C=3": (3.0, ["bam_sam:0.2", "bam_sam:0.5", "bam_sam:1"], "#0072B2"),
+    "DP-SGD C=3": (3.0, "#000000"),
+    "DP-SGD C=1": (1.0, "#E69F00"),
+    "DP-SGD C=10": (10.0, "#CC79A7"),
+    "BAM C=3": (3.0, "#0072B2"),
 }
-RATES = (0.005, 0.01, 0.02, 0.05)
-HELD_OUT, FIRST_SEED = 300, 1000  # of the search: images, and seeds that the demo does not use
 SETTINGS = Path(__file__).parents[1] / "docs/demo/settings.json"
 
 
 def main() -> None:
-    """Trains and shows the entries, or searches their settings."""
+    """Trains and shows the entries."""
     with console.one_line_errors():
-        if _SEARCH.value:
-            return search()
         workdir = Path(sweeps.WORKDIR.value)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         groups = {name: config_of(setting) for name, setting in chosen().items()}
@@ -52,22 +45,6 @@ def main() -> None:
         draw(rows, found, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
-
-
-def search() -> None:
-    """Tries every setting of every entry, and keeps the accuracies on the held-out images."""
-    settings = {
-        f"{name} {method} {rate}": {"entry": name, "method": method, "learning_rate": rate}
-        for name, (_, methods, _) in ENTRIES.items()
-        for method, rate in itertools.product(methods, RATES)
-    }
-    groups = {label: config_of(setting) for label, setting in settings.items()}
-    for config in groups.values():
-        config.dataset.holdout, config.diagnostics.every, config.eval.every = HELD_OUT, 0, 0
-    tried = Study(groups, lambda label: None, first_seed=FIRST_SEED)
-    rows, _ = carry_out(tried, SETTINGS.with_suffix(""))
-    kept = [{**settings[x["label"]], **{k: x[k] for k in ("seeds", "accuracies")}} for x in rows]
-    files.write_json(SETTINGS, {"held_out": HELD_OUT, "rows": kept})
 
 
 def chosen() -> dict[str, JsonMapping]:
@@ -102,7 +79,7 @@ def draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
     rows = sorted(rows, key=lambda row: row["relative_bias"]["mean"])
     for y, row in enumerate(rows):
         name, mean, half = row["label"], row["accuracy"]["mean"], row["accuracy"]["half_width"]
-        color, runs = ENTRIES[name][2], [run.rows for run in found[name].values()]
+        color, runs = ENTRIES[name][1], [run.rows for run in found[name].values()]
         steps, bias = plotting.over_seeds(runs, "not_private/relative_bias")
         near: JsonObject = {"textcoords": "offset points", "color": color}
         above.plot(steps, bias.mean(axis=0), color=color, linewidth=2)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from bam import named
+from bam.data import datasets
 from bam.training import loading, loop, registry
 from configs import extensions
 from examples import dead_leaves, with_equinox, with_flax, with_jax_privacy, with_nnx
 from examples.own_images import walk
+from examples.some_classes import some_classes
 from tests.cases import mostly, refused, run_command
 
 
@@ -185,6 +187,19 @@ def test_a_model_and_a_data_set_of_ones_own_are_trained_from_their_config():
     assert built.dataset.num_classes == 2
     assert built.plan.num_examples == 1437 - 37
     assert loop.train(built, 0).summary["test_accuracy"] > 0.6
+
+
+def test_some_classes_are_those_examples_in_their_order():
+    whole, part = datasets.load("digits"), some_classes("digits", (8, 3))
+    datasets.check(part)
+    assert part.num_classes == 2 and part.name == "digits, classes 8, 3"
+    for split, of in ((part.train, whole.train), (part.test, whole.test)):
+        rows = np.isin(of.labels, (3, 8))
+        np.testing.assert_array_equal(split.images, of.images[rows])
+        np.testing.assert_array_equal(np.array([8, 3])[split.labels], of.labels[rows])
+    for classes in ((1, 1), (3, 10), (-1, 2)):
+        with pytest.raises(ValueError, match="of digits are not some of 0 to 9"):
+            some_classes("digits", classes)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The figures' numbers and pictures, and the tables of effects."""
 
 import csv
-import math
-from pathlib import Path
 
 import pytest
 
@@ -44,22 +42,6 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
     assert table.count("[") == 5
 
 
-def test_figure_7_is_an_actual_decomposition():
-    rows = {
-        row["arrow"]: (float(row["first"]), float(row["second"]))
-        for row in read_csv(Path(__file__).parents[1] / "docs/figures/figure7.csv")
-    }
-    clipped = [value for name, value in rows.items() if name.startswith("clip(")]
-    assert max(math.hypot(*value) for value in clipped) <= 0.5 + 1e-5
-    for axis in (0, 1):
-        mean = sum(value[axis] for value in clipped) / len(clipped)
-        assert rows["ĝ_clip = a·ĝ + c"][axis] == pytest.approx(mean, abs=1e-5)
-        assert rows["a·ĝ"][axis] + rows["c"][axis] == pytest.approx(mean, abs=1e-5)
-    assert sum(a * c for a, c in zip(rows["ĝ"], rows["c"], strict=True)) == pytest.approx(
-        0, abs=1e-5
-    )
-
-
 def test_effects_are_paired_and_ratios_multiply_to_the_ratio_of_the_bias():
     names = ("bias_norm", "gradient_norm", "test_accuracy")
     measured = {
@@ -70,12 +52,12 @@ def test_effects_are_paired_and_ratios_multiply_to_the_ratio_of_the_bias():
         quantities["relative_bias"] = [
             b / g for b, g in zip(quantities["bias_norm"], quantities["gradient_norm"], strict=True)
         ]
-    found = {r["quantity"]: r for r in effects.rows(measured, "DP-SGD") if r["method"] == "other"}
+    found = {r["quantity"]: r for r in effects.rows(measured) if r["method"] == "other"}
     assert found["bias_norm"]["effect"] == pytest.approx(0.5)  # in both seeds: no uncertainty
     assert found["bias_norm"]["low"] == pytest.approx(0.5)
     assert found["gradient_norm"]["effect"] * found["relative_bias"]["effect"] == pytest.approx(0.5)
     assert found["test_accuracy"]["effect"] == pytest.approx(0.01)
-    table = effects.markdown(effects.rows(measured, "DP-SGD"), "DP-SGD")
+    table = effects.markdown(effects.rows(measured))
     assert "| other | 1.250 | 0.500 [0.500, 0.500] |" in table
     assert "+1.00 [+1.00, +1.00]" in table
 

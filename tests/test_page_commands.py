@@ -22,7 +22,7 @@ EVERYWHERE = {"config", "workdir", "debug", "help", "max_seconds"}  # of bam.cli
 
 def commands(text: str) -> list[list[str]]:
     """The words of every command in a page's blocks."""
-    blocks = [block for block in BLOCK.findall(text) if "# at commit" not in block]
+    blocks = [block for block in BLOCK.findall(text) if "# at " not in block]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     words = [shlex.split(x, comments=True) for x in lines if x.startswith((".venv/bin/", "make "))]
     return [[w.removeprefix(".venv/bin/") for w in line] for line in words]

@@ -6,7 +6,7 @@ python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerato
 In this order: tests of what a device computes, times of a step and of depths, other libraries where
 they are installed, CIFAR-10 at the paper's scale by DP-SGD and BAM at ε = 2. A command has the
 seconds that are left; what is cut off is begun again by the next call, and a training goes on.
-FOLDER holds CIFAR-10 in Parquet. With --reduced everything is small, to try the script on a CPU.
+FOLDER holds CIFAR-10 in Parquet.
 """
 
 import shutil
@@ -28,7 +28,6 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and what is
 _OUT = flags.DEFINE_string("out", "benchmarks", "folder for results")
 _DATA = flags.DEFINE_string("data", "", "folder with CIFAR-10 in Parquet; '': no training")
 _SECONDS = flags.DEFINE_float("seconds", 540, "for this call", lower_bound=1)
-_REDUCED = flags.DEFINE_bool("reduced", False, "small sizes, to try this script")
 console.require("device", "workdir")
 
 TESTS = (
@@ -52,30 +51,24 @@ class Piece(NamedTuple):
 
 def pieces() -> Iterator[Piece]:
     """All of them, in order."""
-    small, out, device = _REDUCED.value, Path(_OUT.value), _DEVICE.value
-    for test in TESTS[:2] if small else TESTS:
+    out, device = _OUT.value, _DEVICE.value
+    for test in TESTS:
         yield Piece(f"test_{test}", ["-m", "pytest", "-q", f"tests/test_{test}.py"])
-    bench = "scripts.benchmarks."
-    sizes = ["--batch=4", "--width=4", "--views=1", "--trials=1", "--memory_batches=8"]
-    step = ["-m", f"{bench}step", f"--out={out}/step_{device}.json"]
-    yield Piece("step", step + (sizes if small else ["--batch=512", "--precision=bfloat16"]))
-    depth = ["-m", f"{bench}depth", f"--out={out}/depth_{device}"]
-    yield Piece("depth", depth + ["--depths=2", "--trials=1", "--repeats=1"] * small)
-    peers = ["-m", f"{bench}peers", f"--out={out}/peers_{device}.json"]
-    peers += ["--batch=4", "--width=4", "--trials=1"] if small else []
-    timed = [name for name, module in OTHERS.items() if find_spec(module)]
-    yield Piece("peers", [*peers, f"--only={','.join(timed)}"] + ["--batch=512"] * (not small))
+    timed = ",".join(name for name, module in OTHERS.items() if find_spec(module))
+    for name, flag, more in (
+        ("step", f"{out}/step_{device}.json", ["--batch=512", "--precision=bfloat16"]),
+        ("depth", f"{out}/depth_{device}", []),
+        ("peers", f"{out}/peers_{device}.json", [f"--only={timed}", "--batch=512"]),
+    ):
+        yield Piece(name, ["-m", f"scripts.benchmarks.{name}", f"--out={flag}", *more])
+    config = {
+        "epsilon": 2, "seed": 0, "dataset.source": "parquet", "dataset.path": _DATA.value,
+        "precision": "bfloat16", "checkpoint.every": 50,
+    }  # fmt: skip
     for method in ("dp_sgd", "bam_sam") if _DATA.value else ():
         train = ["-m", "bam", "train", f"--config=configs/cifar10.py:{method}"]
-        train += [f"--workdir={_WORKDIR.value}/{method}", "--config.epsilon=2", "--config.seed=0"]
-        train += ["--config.dataset.source=parquet", f"--config.dataset.path={_DATA.value}"]
-        if small:
-            train += ["--config.model.width=4", "--config.augment.views=1"]
-            train += ["--config.num_steps=2", "--config.expected_batch_size=8"]
-            train += ["--config.microbatch_size=1"]
-        else:
-            train += ["--config.precision=bfloat16", "--config.checkpoint.every=50"]
-        yield Piece(method, train)
+        train += [f"--workdir={_WORKDIR.value}/{method}"]
+        yield Piece(method, train + [f"--config.{key}={value}" for key, value in config.items()])
 
 
 def run(piece: Piece, seconds: float) -> dict[str, object]:
@@ -118,8 +111,8 @@ def main() -> None:
         timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": known})
         for method in ("dp_sgd", "bam_sam"):
             for name in ("summary.json", "metrics.jsonl"):
-                if (made := workdir / method / name).exists():
-                    shutil.copy(made, out / f"{method}_{_DEVICE.value}_{name}")
+                if (file := workdir / method / name).exists():
+                    shutil.copy(file, out / f"{method}_{_DEVICE.value}_{name}")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from absl import flags
 
 from bam import models
 from bam.cli import console, timing
-from bam.data import datasets
+from bam.files import JsonMapping
 from bam.training import trainer
-from configs import cifar10
+from scripts.benchmarks import performance
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)
@@ -32,34 +32,34 @@ console.require("out")
 
 MATMUL_SIZE = 2048
 # Key in the JSON file -> method and its options.
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+METHODS: dict[str, tuple[str, JsonMapping]] = {
     "nonprivate_ms": ("non_private", {}),
     **{f"{method}_ms": (method, {}) for method in ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")},
 }
-VIEW_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+VIEW_METHODS: dict[str, tuple[str, JsonMapping]] = {
     "dp_sgd_views_ms": ("dp_sgd", {}),
     "bam_sam_views_ms": ("bam_sam", {}),
-    "bam_sam_one_view_ms": ("bam_sam", {"ascent_views": 1}),
+    "bam_sam_one_view_ms": ("bam_sam", {"method.ascent_views": 1}),
 }
 
 
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
     console.use_compilation_cache()
-    wanted = {name: (*method, 1) for name, method in METHODS.items()}
-    if _VIEWS.value > 1:
-        wanted |= {name: (*method, _VIEWS.value) for name, method in VIEW_METHODS.items()}
+    wanted = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
     calls, compiling, sizes, batches = {}, {}, {}, {}
-    for name, (method, options, views) in wanted.items():
-        batches[name] = _BATCH.value if views == 1 else max(1, _BATCH.value // 4)
-        built = experiment_of(method, options, views, batches[name], _WIDTH.value)
+    for name, (method, options) in wanted.items():
+        one_view = name in METHODS
+        batches[name] = _BATCH.value if one_view else max(1, _BATCH.value // 4)
+        views = performance.ONE_VIEW if one_view else {"augment.views": _VIEWS.value}
+        built = experiment_of(method, {**options, **views}, batches[name])
         calls[name], compiling[name] = timing.step_of(built, batches[name])
         sizes[name] = built.config.microbatch_size
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
     observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted}
-    found = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
-    for name, row in found.items():
+    timings = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
+    for name, row in timings.items():
         print(f"{name:<22} {row.median:8.3f} ms per example", flush=True)
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
@@ -71,11 +71,11 @@ def main() -> None:
         **{name: flags.FLAGS[name].value for name in settings},
         "microbatch": sizes,
         "convolution": built.config.convolution,
-        **{name: row.median for name, row in found.items()},
+        **{name: row.median for name, row in timings.items()},
         "matmul_gflops": float(np.median(matmul)),
-        "dp_sgd_gflops": flops / found["dp_sgd_ms"].median / 1e6,
+        "dp_sgd_gflops": flops / timings["dp_sgd_ms"].median / 1e6,
         "flops_per_example": flops,
-        "quartiles_ms": {name: [row.low, row.high] for name, row in found.items()},
+        "quartiles_ms": {name: [row.low, row.high] for name, row in timings.items()},
         "observations_ms": observed,
         "matmul_observations_gflops": matmul,
         "compile_seconds": compiling,
@@ -84,35 +84,16 @@ def main() -> None:
     timing.keep(Path(_OUT.value), results)
 
 
-def experiment_of(
-    method: str, options: dict[str, Any], views: int, batch: int, width: int
-) -> trainer.Trainer:
-    """ResNet-9 on random images of CIFAR-10's shape, as many as the largest batch needs."""
-    config = cifar10.get_config(method)
-    config.method.update(options)
-    config.model.width = width
-    config.augment.views = views
-    if views == 1:
-        config.augment.update({"shift": 0, "flip": "none"})
-    config.update({"expected_batch_size": batch, "num_steps": 1, "accountant": "rdp"})
-    config.microbatch_size = _MICROBATCH.value or "auto"
-    config.precision = _PRECISION.value
-    return trainer.build(config, _random_images())
-
-
-@functools.cache
-def _random_images() -> datasets.Dataset:
-    rng = np.random.default_rng(0)
-    size = 2 * max(_BATCH.value, *(int(batch) for batch in _MEMORY_BATCHES.value))
-    images = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
-    split = datasets.Split(images, rng.integers(0, 10, size, dtype=np.int32))
-    channels = np.full(3, 0.5, np.float32)
-    return datasets.Dataset("random", split, split, 10, channels, channels / 2)
+def experiment_of(method: str, changes: JsonMapping, batch: int) -> trainer.Trainer:
+    """ResNet-9 on random images of CIFAR-10's shape."""
+    size = _MICROBATCH.value or "auto"
+    common = {"model.width": _WIDTH.value, "microbatch_size": size, "precision": _PRECISION.value}
+    return performance.experiment(method, batch, common | dict(changes))
 
 
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
-    built = experiment_of("dp_sgd", {}, 1, batch, _WIDTH.value)
+    built = experiment_of("dp_sgd", performance.ONE_VIEW, batch)
     compiled, *_ = timing.compiled_step(built, batch)
     plan = compiled.memory_analysis()
     return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6

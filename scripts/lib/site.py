@@ -1,27 +1,48 @@
-"""A hook of `mkdocs`: pictures from `benchmarks/`, outside of `docs/`, and formulas as MathML."""
+"""A hook of `mkdocs`: pictures from `benchmarks/`, the notebook as a page, formulas as MathML."""
 
 import html
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 FIGURES = ("benchmarks/depth_cpu.png",)
+NOTEBOOK = "clipping_bias"
 FORMULA = re.compile(
     r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL
 )
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the figures to the site."""
+    """Adds the figures and the notebook to the site."""
     from mkdocs.structure.files import File
 
     for figure in FIGURES:
         files.append(File.generated(config, figure, abs_src_path=figure))
+    notebook = json.loads(Path(config.docs_dir, f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
+    files.append(File.generated(config, f"{NOTEBOOK}.md", content=as_markdown(notebook)))
     return files
+
+
+def as_markdown(notebook: Any) -> str:
+    """A notebook's text, code, and what its cells printed and drew."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                image = output["data"]["image/png"].strip()
+                parts.append(f"![{cell['metadata']['alt']}](data:image/png;base64,{image})")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, **unused: Any) -> str:
     """Points to them where they are on the site; a folder itself is named, not linked."""
     markdown = re.sub(r"\[(\w+/)\]\((?:\.\./)?\w+\)", r"`\1`", markdown)
+    markdown = markdown.replace(f"({NOTEBOOK}.ipynb)", f"({NOTEBOOK}.md)")
     return markdown.replace("](../benchmarks/", "](benchmarks/")
 
 

@@ -15,7 +15,6 @@ search looks at private images, and no ε here covers that.
 import fcntl
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +39,6 @@ _METHODS = flags.DEFINE_list("methods", "", "of METHODS; empty: all that the dat
 _OUT = flags.DEFINE_string(
     "out", "docs/results/benchmark/benchmark", "files, less .json, .md and _DATA.png"
 )
-_CORE_HOURS = flags.DEFINE_float("core_hours", 0, "of this process, then it stops; 0: none", 0)
 _TIME = flags.DEFINE_bool(
     "time", False, "train nothing: time a step of every method, in turn, with nothing else running"
 )
@@ -155,9 +153,9 @@ class Cell(NamedTuple):
         path = f"configs/{data.config}.py"
         config = sweeps.method_config(method.base, {"epsilon", *data.changes}, path)
         config.update_from_flattened_dict(data.changes)
-        of_sgd = config.optimizer.name == "sgd"
+        uses_sgd = config.optimizer.name == "sgd"
         config = extended(config, method.sections)
-        if of_sgd and config.optimizer.name != "sgd":  # a rate of plain steps is none of Adam's
+        if uses_sgd and config.optimizer.name != "sgd":  # a rate of plain steps is none of Adam's
             config.optimizer.learning_rate = 2e-3
         config.epsilon, config.dataset.holdout = self.epsilon, holdout
         config.expected_batch_size *= method.batch
@@ -168,92 +166,86 @@ class Cell(NamedTuple):
 
 
 RATE, CLIP = "optimizer.learning_rate", "clip_norm"
+LEFT_OUT = ("dataset.path", "features.cache")  # of a record's config
 
 
 class Results:
-    """The finished runs of the JSON file; what is missing is trained and added to it."""
+    """The finished runs of the JSON file; what is missing is trained and added to it.
+
+    Attributes:
+      runs: name -> accuracy in %, seconds, what differs from the base config, and the commit.
+    """
 
     def __init__(self, path: Path, stop: Callable[[], bool]) -> None:
         """`stop` is asked after every step."""
         self.path, self.stop = path, stop
+        self.runs: JsonObject = files.read_json(path)["runs"] if path.exists() else {}
 
-    def runs(self) -> dict[str, JsonObject]:
-        """Name -> accuracy in %, seconds, what differs from the base config, and the commit."""
-        return dict(files.read_json(self.path)["runs"]) if self.path.exists() else {}
-
-    def of(self, wanted: Mapping[str, ConfigDict]) -> dict[str, JsonObject]:
-        """The records of these runs, in order; SystemExit when time is up."""
-        known, folder, started = self.runs(), Path(sweeps.WORKDIR.value), [time.process_time()]
-        missing = {name: config for name, config in wanted.items() if name not in known}
+    def train(self, wanted: Mapping[str, ConfigDict]) -> None:
+        """Trains those of these runs that are not there; SystemExit when time is up."""
+        missing = {name: config for name, config in wanted.items() if name not in self.runs}
         if not missing:
-            return {name: known[name] for name in wanted}
-
-        def keep(name: str, text: str) -> None:
-            sweeps.print_event(name, text)
-            for run in sweeps.finished({name: missing[name]}, folder).values():
-                self._add(name, run, time.process_time() - started[-1])
-            started.append(time.process_time())
-
-        for name, run in sweeps.finished(missing, folder).items():  # of another process
-            self._add(name, run, 0.0)
+            return
+        folder = Path(sweeps.WORKDIR.value)
         if not self.stop():
-            sweeps.run(missing, folder, self.stop, keep)
-        known = self.runs()
-        if not wanted.keys() <= known.keys():
+            sweeps.run(missing, folder, self.stop, sweeps.print_event)
+        self._add(sweeps.finished(missing, folder))
+        if not missing.keys() <= self.runs.keys():
             raise SystemExit(console.STOPPED)
-        return {name: known[name] for name in wanted}
 
-    def _add(self, name: str, run: sweeps.Run, core_seconds: float) -> None:
-        flat, base = (rundir.flat(x) for x in (run.config, _base(name).to_dict()))
-        differs = {k: v for k, v in flat.items() if base.get(k) != v and k not in LEFT_OUT}
-        record = {
-            "accuracy": 100 * run.summary["test_accuracy"],
-            "seconds": run.summary["seconds"],
-            "core_seconds": core_seconds,
-            "noise_multiplier": run.summary["noise_multiplier"],
-            "epsilon": run.summary["epsilon"],
-            "config": differs,
-            "commit": run.summary["commit"],
-        }
-        made = {record["commit"]: {key: run.summary[key] for key in ("versions", "device")}}
+    def _add(self, finished: Mapping[str, sweeps.Run]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = files.read_json(self.path) if self.path.exists() else {"runs": {}, "made": {}}
-            for key, new in (("runs", {name: record}), ("made", made)):
-                kept[key] |= new
+            for name, run in finished.items():
+                summary = run.summary
+                kept["runs"][name] = {
+                    "accuracy": 100 * summary["test_accuracy"],
+                    **{key: summary[key] for key in ("seconds", "noise_multiplier", "epsilon")},
+                    "config": _differences(name, run.config),
+                    "commit": summary["commit"],
+                }
+                kept["made"][summary["commit"]] = {x: summary[x] for x in ("versions", "device")}
             files.write_json(self.path, kept)
+        self.runs = kept["runs"]
+
+    def accuracies(self, cell: Cell) -> dict[int, float]:
+        """Seed -> accuracy of the cell's final runs."""
+        before = f"{cell.name}/seed"
+        return {
+            int(name.removeprefix(before)): run["accuracy"]
+            for name, run in self.runs.items()
+            if name.startswith(before)
+        }
 
 
-LEFT_OUT = ("dataset.path", "features.cache")
+def _differences(name: str, config: JsonObject) -> JsonObject:
+    """What of a run's config differs from DP-SGD's on that data, at its file's ε."""
+    path = f"configs/{DATA[name.split('/')[0]].config}.py"
+    base = rundir.flat(sweeps.method_config("dp_sgd", path=path).to_dict())
+    flat = rundir.flat(config)
+    return {k: v for k, v in flat.items() if base.get(k) != v and k not in LEFT_OUT}
 
 
-def _base(name: str) -> ConfigDict:
-    """The config that a record's differs from: DP-SGD's on that data, at its file's ε."""
-    return sweeps.method_config("dp_sgd", path=f"configs/{DATA[name.split('/')[0]].config}.py")
-
-
-def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObject], list[str]]:
-    """The learning rate and C with the best held-out accuracy; what was tried; keys at an end."""
+def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[str]]:
+    """The learning rate and C with the best held-out accuracy; which stayed at an end."""
     if cell.epsilon == FIRST:
         first = cell.config()
         chosen = {RATE: float(first.optimizer.learning_rate), CLIP: float(first.clip_norm)}
     else:
         chosen = search(cell._replace(epsilon=FIRST), results)[0]
-    tried: dict[tuple[float, float], float] = {}
 
-    def accuracy(**changed: float) -> float:
-        setting = chosen | changed
-        if (known := tried.get((setting[RATE], setting[CLIP]))) is not None:
-            return known
+    def accuracy(key: str, value: float) -> float:
+        setting = chosen | {key: value}
         name = f"{cell.name}/search/{setting[RATE]:.3g},{setting[CLIP]:.3g}"
-        record = results.runs().get(name) or results.of({name: _searched(cell, setting)})[name]
-        tried[setting[RATE], setting[CLIP]] = record["accuracy"]
-        return float(record["accuracy"])
+        if name not in results.runs:
+            results.train({name: _searched(cell, setting)})
+        return float(results.runs[name]["accuracy"])
 
     def best_of(key: str, grid: Sequence[float]) -> float:
         """Of equals the one at hand: where a method does not depend on C, say."""
-        return max(grid, key=lambda value: (accuracy(**{key: value}), value == chosen[key]))
+        return max(grid, key=lambda value: (accuracy(key, value), value == chosen[key]))
 
     at_end = []
     for key, factor in ((RATE, RATE_FACTOR), (CLIP, CLIP_FACTOR)):
@@ -267,8 +259,7 @@ def search(cell: Cell, results: Results) -> tuple[dict[str, float], list[JsonObj
         if best in (grid[0], grid[-1]):
             at_end.append(key)
         chosen[key] = best
-    rows = [{RATE: rate, CLIP: clip, "accuracy": x} for (rate, clip), x in tried.items()]
-    return chosen, rows, at_end
+    return chosen, at_end
 
 
 def _searched(cell: Cell, setting: Mapping[str, float]) -> ConfigDict:
@@ -281,13 +272,15 @@ def _searched(cell: Cell, setting: Mapping[str, float]) -> ConfigDict:
     return config
 
 
-def seeds_of(cell: Cell, chosen: Mapping[str, float], seeds: range) -> dict[str, ConfigDict]:
-    """The final runs of a cell."""
+def train_seeds(cells: Iterable[Cell], results: Results, num: int) -> None:
+    """Trains cells at the settings that their searches chose, seed by seed."""
+    chosen = {cell: search(cell, results)[0] for cell in cells}
     wanted = {}
-    for seed in seeds:
-        wanted[f"{cell.name}/seed{seed}"] = config = cell.config(chosen)
-        config.seed = seed
-    return wanted
+    for seed in range(num):
+        for cell, setting in chosen.items():
+            wanted[f"{cell.name}/seed{seed}"] = config = cell.config(setting)
+            config.seed = seed
+    results.train(wanted)
 
 
 def methods_of(data: str) -> list[str]:
@@ -300,48 +293,28 @@ def methods_of(data: str) -> list[str]:
 def train(data: str, epsilon: float, results: Results, times: JsonObject) -> list[Cell]:
     """Trains what is missing of a data set at an ε, but for further seeds; returns its cells."""
     cells = [Cell(data, epsilon, method) for method in methods_of(data)]
-    chosen = {cell: search(cell, results)[0] for cell in cells}
-    results.of(
-        {
-            name: config
-            for seed in range(SEEDS)
-            for cell in cells
-            for name, config in seeds_of(cell, chosen[cell], range(seed, seed + 1)).items()
-        }
-    )
-    for cell in cells:
-        larger = cell._replace(method=counterpart(cell, times))
-        if larger not in chosen and larger.method != "dp_sgd":
-            chosen[larger] = search(larger, results)[0]
-            results.of(seeds_of(larger, chosen[larger], range(SEEDS)))
-    return list(chosen)
+    train_seeds(cells, results, SEEDS)
+    larger = [cell._replace(method=counterpart(cell, times)) for cell in cells]
+    for cell in dict.fromkeys(larger):
+        if cell not in cells and cell.method != "dp_sgd":
+            train_seeds([cell], results, SEEDS)
+            cells.append(cell)
+    return cells
 
 
 def train_more(cells: Iterable[Cell], results: Results, times: JsonObject) -> None:
     """Further seeds for cells near the best of their data and ε, and for what they stand beside."""
-    runs = results.runs()
-    for cell in cells:
-        best = max(_mean(cell._replace(method=method), runs) for method in METHODS)
-        if _mean(cell, runs) >= best - NEAR_BEST:
+    means = {cell: _mean(cell, results) for cell in cells}
+    for cell, mean in means.items():
+        best = max(_mean(cell._replace(method=method), results) for method in METHODS)
+        if mean >= best - NEAR_BEST:
             for method in dict.fromkeys([cell.method, "dp_sgd", counterpart(cell, times)]):
-                compared = cell._replace(method=method)
-                chosen = search(compared, results)[0]
-                results.of(seeds_of(compared, chosen, range(MORE_SEEDS)))
+                train_seeds([cell._replace(method=method)], results, MORE_SEEDS)
 
 
-def accuracies(cell: Cell, runs: Mapping[str, JsonObject]) -> dict[int, float]:
-    """Seed -> accuracy of the cell's final runs."""
-    before = f"{cell.name}/seed"
-    return {
-        int(name.removeprefix(before)): run["accuracy"]
-        for name, run in runs.items()
-        if name.startswith(before)
-    }
-
-
-def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
-    found = stats.estimate(list(accuracies(cell, runs).values()))
-    return found.mean if found else 0.0
+def _mean(cell: Cell, results: Results) -> float:
+    estimate = stats.estimate(list(results.accuracies(cell).values()))
+    return estimate.mean if estimate else 0.0
 
 
 def time_steps(data: str) -> JsonObject:
@@ -374,29 +347,21 @@ def counterpart(cell: Cell, times: JsonObject) -> str:
     return min(PLAIN, key=lambda name: abs(ratios[name] - own))
 
 
-def row(
-    cell: Cell,
-    runs: Mapping[str, JsonObject],
-    times: JsonObject,
-    at_end: Sequence[str],
-    chosen: JsonObject,
-) -> JsonObject:
+def row(cell: Cell, results: Results, times: JsonObject) -> JsonObject:
     """What the table says of a cell."""
-    own, time_of = accuracies(cell, runs), slowdown(cell, times)
-    found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
-    found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
-    found["accuracy"] = as_json(stats.estimate(list(own.values())))
-    others = {"gain": "dp_sgd", "gain_in_time": counterpart(cell, times)}
+    chosen, at_end = search(cell, results)
+    own, rival = results.accuracies(cell), counterpart(cell, times)
+    facts: JsonObject = {**cell._asdict(), **chosen, "at_end": at_end, "seeds": len(own)}
+    facts |= {"slowdown": slowdown(cell, times), "counterpart": rival}
+    facts["accuracy"] = as_json(stats.estimate(list(own.values())))
+    others = {"gain": "dp_sgd", "gain_in_time": rival}
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
     for key, other in others.items():
-        if other == cell.method:
-            found[key] = None
-            continue
-        gain = stats.paired_difference(own, accuracies(cell._replace(method=other), runs))
-        found[key] = as_json(gain)
-        found[f"{key}_mde"] = gain and stats.minimum_detectable_effect(gain)
-    return found | {"counterpart": others["gain_in_time"]}
+        theirs = results.accuracies(cell._replace(method=other))
+        gain = None if other == cell.method else stats.paired_difference(own, theirs)
+        facts |= {key: as_json(gain), f"{key}_mde": gain and stats.minimum_detectable_effect(gain)}
+    return facts
 
 
 def _gain(row: JsonObject, key: str, other: str) -> str:
@@ -418,7 +383,7 @@ COLUMNS: tables.Columns = {
     "detectable there": lambda row: tables.number(row.get("gain_in_time_mde"), ".2f"),
 }
 # What BAM adds, where it is used beside something else.
-OF_BAM: tables.Columns = {
+BAM_COLUMNS: tables.Columns = {
     **{key: COLUMNS[key] for key in ("data", "ε")},
     "BAM added to": lambda row: METHODS[METHODS[row["method"]].without].title,
     "pairs": lambda row: f"{row['gain_of_bam']['num']}",
@@ -429,22 +394,20 @@ OF_BAM: tables.Columns = {
 
 def report(results: Results, out: Path, times: JsonObject) -> None:
     """Writes the table, the figure and the rows of all cells that have final runs."""
-    runs = results.runs()
-    cells = dict.fromkeys(
+    names = [name.split("/")[:4] for name in results.runs]
+    cells = {
         Cell(data, float(epsilon.removeprefix("epsilon=")), method)
-        for data, epsilon, method, what in (name.split("/")[:4] for name in runs)
-        if what.startswith("seed")
-    )
+        for data, epsilon, method, run in names
+        if run.startswith("seed")
+    }
     order = list(METHODS)
-    rows = []
-    for cell in sorted(cells, key=lambda x: (x.data, x.epsilon, order.index(x.method))):
-        chosen, _, at_end = search(cell, results)
-        rows.append(row(cell, runs, times, at_end, chosen))
-    made = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
-    files.write_json(out.with_name(f"{out.name}_rows.json"), made)
+    in_order = sorted(cells, key=lambda x: (x.data, x.epsilon, order.index(x.method)))
+    rows = [row(cell, results, times) for cell in in_order]
+    content = {"device": devices.name(), "versions": provenance.versions(), "rows": rows}
+    files.write_json(out.with_name(f"{out.name}_rows.json"), content)
     tables.show(COLUMNS, rows, left=("data", "method"), keep=out.with_name(f"{out.name}.md"))
-    of_bam = [x for x in rows if x.get("gain_of_bam")]
-    tables.show(OF_BAM, of_bam, left=("data",), keep=out.with_name(f"{out.name}_bam.md"))
+    with_bam = [x for x in rows if x.get("gain_of_bam")]
+    tables.show(BAM_COLUMNS, with_bam, left=("data",), keep=out.with_name(f"{out.name}_bam.md"))
     for data in dict.fromkeys(x["data"] for x in rows):
         draw([x for x in rows if x["data"] == data], out.with_name(f"{out.name}_{data}.png"))
 
@@ -453,18 +416,18 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     """Each method's gain over DP-SGD, beside that of the batch that takes as long."""
     epsilons = sorted({x["epsilon"] for x in rows})
     gains = {(x["epsilon"], x["method"]): x["gain"] or {"mean": 0.0} for x in rows}
-    of_method: dict[str, list[JsonObject]] = {}
+    by_method: dict[str, list[JsonObject]] = {}
     for x in rows:
         if x["gain"]:
-            of_method.setdefault(x["method"], []).append(x)
+            by_method.setdefault(x["method"], []).append(x)
     # At the top what gains most.
     order = sorted(
-        of_method, key=lambda m: statistics.fmean(x["gain"]["mean"] for x in of_method[m])
+        by_method, key=lambda m: statistics.fmean(x["gain"]["mean"] for x in by_method[m])
     )
     figure, axis = plt.subplots(figsize=(5.2, 1.4 + 0.4 * len(order)), layout="constrained")
     handles: JsonObject = {}
     for place, method in enumerate(order):
-        for x in of_method[method]:
+        for x in by_method[method]:
             which, gain = epsilons.index(x["epsilon"]), x["gain"]
             y, color = place + 0.22 * (len(epsilons) / 2 - which), f"C{which}"
             rival = gains.get((x["epsilon"], x["counterpart"]))
@@ -481,7 +444,7 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
                 gain["mean"], y, xerr=gain["half_width"] or 0.0, fmt="o", ms=5, color=color
             )
     titles = [
-        f"{METHODS[m].title}  {tables.number(of_method[m][0]['slowdown'], '.1f')} ×" for m in order
+        f"{METHODS[m].title}  {tables.number(by_method[m][0]['slowdown'], '.1f')} ×" for m in order
     ]
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
@@ -495,24 +458,22 @@ def main() -> None:
     with console.one_line_errors():
         if unknown := ({*_DATA.value} - {*DATA}) | ({*_METHODS.value} - {*METHODS}):
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
-        out, budget = Path(_OUT.value), 3600 * _CORE_HOURS.value
+        out = Path(_OUT.value)
         asked = console.stop_after(sweeps.MAX_SECONDS.value)
-        spent = lambda: 0 < budget < time.process_time()  # noqa: E731
-        results = Results(
-            out.with_name(f"{out.name}.json"), lambda: _DRAW.value or spent() or asked()
-        )
+        results = Results(out.with_name(f"{out.name}.json"), lambda: _DRAW.value or asked())
         console.use_compilation_cache()
         path = out.with_name(f"{out.name}_times.json")
         times = files.read_json(path)["milliseconds"] if path.exists() else {}
         if _TIME.value:
             times |= {x: time_steps(x) for x in _DATA.value}  # all in turn, or no ratio is right
             return timing.keep(path, {"rounds": ROUNDS, "milliseconds": times})
-        for data in () if _DRAW.value else _DATA.value:
+        datas = () if _DRAW.value else _DATA.value
+        for data in datas:
             if missing := {*PLAIN, *methods_of(data)} - times.get(data, {}).keys():
                 raise ValueError(f"{data}: no time of {', '.join(sorted(missing))}: --time first")
         try:
-            pairs = [(data, float(epsilon)) for data in _DATA.value for epsilon in _EPSILONS.value]
-            for cells in [train(*x, results, times) for x in pairs if not _DRAW.value]:
+            pairs = [(data, float(epsilon)) for data in datas for epsilon in _EPSILONS.value]
+            for cells in [train(*pair, results, times) for pair in pairs]:
                 train_more(cells, results, times)
         finally:
             report(results, out, times)

@@ -3,25 +3,25 @@
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
-Figures 5 and 6 are of the weights before and after that training (scripts.paper.batches trains with
-each batch size), "lambda" (bias against λ) of DP-SGD's. All of them read private data and are NOT
-PRIVATE. Figure 3 is scripts.benchmarks.depth's; figure 7 was drawn at the tag one-offs.
+Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
+DP-SGD's. All of them read private data and are NOT PRIVATE. Figure 3 is scripts.benchmarks.depth's.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, plotting, sweeps, tables
+from bam.files import JsonObject
 from bam.training import diagnostics, loop, registry
 from bam.training.feed import Feed
 from scripts.paper import effects
+from scripts.paper.effects import BIAS
 
 _FIGURE = flags.DEFINE_enum(
     "figure", None, ["2", "4", "5", "6", "lambda"], "the paper's number, or these"
@@ -32,39 +32,13 @@ _METHODS = flags.DEFINE_list(
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
     "what is trained and shown, METHOD or METHOD:STRENGTH; dp_sgd is needed for lambda",
 )
-_EXAMPLES = flags.DEFINE_integer(
-    "examples", 4096, "figures 5 and 6: training examples that make the batches", lower_bound=4096
-)
 flags.adopt_module_key_flags(sweeps)
 console.require("figure", "workdir")
 
-SMALLEST, LARGEST = 64, 4096
+SMALLEST, LARGEST = 64, 4096  # batches of figures 5 and 6, of as many examples as the largest
 STAGES = {"start": "before the first step", "end": "after the last step"}
-Values = Mapping[str, Any]
-
-
-class Series(NamedTuple):
-    """Runs that differ by their seed alone."""
-
-    slug: str  # the folder of the runs
-    method: dict[str, Any]
-    configs: sweeps.Configs  # in the order of the seeds
-    rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
-
-    @property
-    def label(self) -> str:
-        """What legends and tables call it."""
-        return registry.full_label(self.method)
-
-    def measured(self, name: str, measure: Callable[[ConfigDict, Path], Any]) -> list[Any]:
-        """What `measure(config, folder)` says of each run, kept as JSON in the run's folder."""
-        found = []
-        for cell, config in self.configs.items():
-            folder = Path(sweeps.WORKDIR.value) / cell
-            if not (folder / name).exists():
-                files.write_json(folder / name, measure(config, folder))
-            found.append(files.read_json(folder / name))
-        return found
+# Positions `[n]` and a value for each seed `[seeds, n]`.
+Points = tuple[Sequence[float], np.ndarray]
 
 
 def main() -> None:
@@ -74,11 +48,47 @@ def main() -> None:
         path = out / (f"figure{figure}" if figure.isdigit() else figure)
         out.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
-        runs = sweeps.run_missing({s.slug: s.configs for s in series})
-        if any(len(runs[s.slug]) < len(s.configs) for s in series):
+        trained = sweeps.run_missing({s.slug: s.configs for s in series})
+        if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
-        DRAW[figure]([s._replace(rows=_rows(s, runs[s.slug])) for s in series], path)
+        FIGURES[figure]([s._replace(rows=_rows(s, trained[s.slug])) for s in series], path)
     print(f"{path}.png and .csv")
+
+
+class Series(NamedTuple):
+    """Runs that differ by their seed alone."""
+
+    slug: str  # the folder of the runs
+    method: JsonObject
+    configs: sweeps.Configs  # in the order of the seeds
+    trainer: Callable[[], loop.Trainer]  # built when it is first asked for
+    rows: Sequence[Sequence[JsonObject]] = ()  # of metrics, one list per seed, once trained
+
+    @property
+    def label(self) -> str:
+        """What legends and tables call it."""
+        return registry.full_label(self.method)
+
+    def state(self, seed: int, folder: Path, stage: str) -> Any:
+        """The state of a finished run before its first or after its last step."""
+        if stage == "start":
+            return self.trainer().init(seed)
+        state = sweeps.last_state(self.trainer(), seed, folder)
+        if state is None:
+            raise ValueError(f"{folder} has no checkpoint: --config.checkpoint.every must not be 0")
+        return state
+
+    def measured(self, name: str, measure: Callable[[Any], JsonObject]) -> list[JsonObject]:
+        """Per run: stage -> what `measure(state)` says; kept as JSON in the run's folder."""
+        results = []
+        for run, config in self.configs.items():
+            folder = Path(sweeps.WORKDIR.value) / run
+            if not (folder / name).exists():
+                states = {stage: self.state(config.seed, folder, stage) for stage in STAGES}
+                facts = {stage: measure(state) for stage, state in states.items()}
+                files.write_json(folder / name, facts)
+            results.append(files.read_json(folder / name))
+        return results
 
 
 def _series(name: str) -> Series:
@@ -87,243 +97,173 @@ def _series(name: str) -> Series:
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), [])
+    trainer = functools.cache(lambda: loop.build(config))
+    return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), trainer)
 
 
-def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[dict[str, Any]]]:
+def _rows(series: Series, trained: Mapping[int, sweeps.Run]) -> list[list[JsonObject]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
     it. `cosine_others` is mean_i ⟨g_i/‖g_i‖, ĝ − g_i/n⟩/‖ĝ‖, which is 0 for those on average.
     """
     for config in series.configs.values():
-        for row in runs[config.seed].rows:
+        for row in trained[config.seed].rows:
             if row.get("not_private/cosine_examples") is not None:
                 n = config.diagnostics.num_examples
                 own = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
                 row["not_private/cosine_others"] = row["not_private/cosine_examples"] - own / n
-    return [runs[config.seed].rows for config in series.configs.values()]
+    return [trained[config.seed].rows for config in series.configs.values()]
 
 
-# Figures of training.
+class Picture:
+    """Panels, and the numbers of the CSV file beside them."""
+
+    def __init__(self, series: Sequence[Series]) -> None:
+        """`series` are all whose lines have a style."""
+        self.series = series
+        self.styles = plotting.styles([s.method for s in series])
+        self.panels: list[plotting.Panel] = []
+        self.rows: list[JsonObject] = []
+
+    def note(self, quantity: str, label: str, x_name: str, points: Points) -> None:
+        """Adds rows to the CSV file: one per position, with every seed's value."""
+        for at, values in zip(points[0], points[1].T, strict=True):
+            row = {"quantity": quantity, "method": label, x_name: at, "mean": values.mean()}
+            self.rows.append(row | {f"seed {seed}": value for seed, value in enumerate(values)})
+
+    def panel(self, quantity: str, heading: str, x_name: str, points: Mapping[str, Points]) -> None:
+        """Adds a panel of lines by their label, and its numbers."""
+        lines = []
+        for label, (x, values) in points.items():
+            lines.append(plotting.mean_line(label, x, values, self.styles[label]))
+            self.note(quantity, label, x_name, (x, values))
+        self.panels.append(plotting.Panel(heading, x_name, lines, log_x=x_name == "batch size"))
+
+    def write(self, path: Path, title: str, num_columns: int, share_y: bool = False) -> None:
+        """Writes the picture as PNG, and the numbers as CSV."""
+        config = next(iter(self.series[0].configs.values()))
+        title = (
+            f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
+            f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
+            f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
+        )
+        plotting.panels(self.panels, path.with_suffix(".png"), title, num_columns, share_y)
+        tables.write_csv(path.with_suffix(".csv"), self.rows)
 
 
-def _figure_2(series: list[Series], path: Path) -> None:
-    """Bias over training, with what it is made of."""
-    panels = {quantity: (heading, series) for quantity, heading in effects.BIAS_PANELS.items()}
-    _over_training(panels, series, path, "Clipping bias over training", num_columns=2)
-    measured: dict[str, Values] = {}
+def bias_over_training(series: Sequence[Series], path: Path) -> None:
+    """Figure 2: bias over training, with what it is made of, and the effects on them."""
+    picture, measured = Picture(series), {}
+    for quantity, heading in BIAS.items():
+        points = {s.label: plotting.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
+        picture.panel(quantity, heading, "step", points)
+    picture.write(path, "Clipping bias over training", num_columns=2)
     for s in series:
         means = {}
-        for name in effects.BIAS_PANELS:  # without the weights before training, which all share
+        for name in BIAS:  # without the weights before training, which all share
             values = plotting.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
             geometric = name in effects.RATIOS
             means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)
         accuracy = plotting.over_seeds(s.rows, "test_accuracy")[1]
         measured[s.label] = means | {"test_accuracy": accuracy[:, -1]}
-    _write_effects(path.with_name(f"{path.name}_effects"), measured)
+    effects.write(path.with_name(f"{path.name}_effects"), measured)
 
 
-def _figure_4(series: list[Series], path: Path) -> None:
-    """Cosine of the ascent directions with the batch gradient."""
-    sat = [s for s in series if s.method["name"] == "dp_sat"]
-    own = [s for s in series if s.method["name"].startswith("bam")]
-    panels = {
-        "cosine_previous": ("DP-SAT: cos(previous private gradient, ĝ)", sat),
-        "cosine_examples": ("BAM: mean of cos(g_i, ĝ)", own),
-        "cosine_others": ("the same, g_i's own share of ĝ taken out", own),
-    }
-    title = "Ascent direction against the batch gradient"
-    _over_training(panels, series, path, title, share_y=True)
+def ascent_over_training(series: Sequence[Series], path: Path) -> None:
+    """Figure 4: cosine of the ascent directions with the batch gradient."""
+    picture = Picture(series)
+    for quantity, heading, method in (
+        ("cosine_previous", "DP-SAT: cos(previous private gradient, ĝ)", "dp_sat"),
+        ("cosine_examples", "BAM: mean of cos(g_i, ĝ)", "bam"),
+        ("cosine_others", "the same, g_i's own share of ĝ taken out", "bam"),
+    ):
+        points = {}
+        for s in series:
+            if s.method["name"].startswith(method):  # before the first step DP-SAT has no direction
+                rows = [[r for r in rows if r["step"] or method == "bam"] for rows in s.rows]
+                points[s.label] = plotting.over_seeds(rows, f"not_private/{quantity}")
+        picture.panel(quantity, heading, "step", points)
+    picture.write(path, "Ascent direction against the batch gradient", 3, share_y=True)
 
 
-def _over_training(
-    panels: dict[str, tuple[str, list[Series]]],
-    series: list[Series],
-    path: Path,
-    title: str,
-    num_columns: int = 3,
-    share_y: bool = False,
-) -> None:
-    styles = plotting.styles([s.method for s in series])
-    charts, table = [], []
-    for quantity, (heading, shown) in panels.items():
-        lines = []
-        for s in shown:
-            rows = s.rows
-            if quantity == "cosine_previous":  # before the first step there is no direction
-                rows = [[row for row in of_seed if row["step"] > 0] for of_seed in rows]
-            steps, values = plotting.over_seeds(rows, f"not_private/{quantity}")
-            lines.append(plotting.mean_line(s.label, steps, values, styles[s.label]))
-            table += _table(quantity, s.label, "step", steps, values)
-        charts.append(plotting.Panel(heading, "step", lines))
-    _write(path, charts, table, title, series, num_columns, share_y)
-
-
-# Figures of weights that were trained: batch size and λ at one θ.
-
-
-def _against_batch_size(quantities: list[str], series: list[Series], path: Path) -> None:
-    """Quantities of `effects.BIAS_PANELS` against the batch size."""
-    styles = plotting.styles([s.method for s in series])
-    measured = {s.label: _by_batch_size(s) for s in series}
-    charts, table = [], []
+def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequence[str]) -> None:
+    """Figures 5 and 6: quantities at one θ against the batch size."""
+    picture, measured = Picture(series), {}
+    for s in series:
+        measure = functools.partial(_by_batch_size, s.trainer)
+        measured[s.label] = s.measured(f"by_batch_size_{LARGEST}.json", measure)
     for stage, when in STAGES.items():
         for quantity in quantities:
-            lines = []
-            for label, seeds in measured.items():
-                sizes = [int(size) for size in seeds[0][stage]]
-                values = np.array([[run[stage][str(n)][quantity] for n in sizes] for run in seeds])
-                lines.append(plotting.mean_line(label, sizes, values, styles[label]))
-                table += _table(f"{quantity} {stage}", label, "batch size", sizes, values)
-            heading = f"{effects.BIAS_PANELS[quantity]}\n{when}"
-            charts.append(plotting.Panel(heading, "batch size", lines, log_x=True))
+            points: dict[str, Points] = {}
+            for label, per_seed in measured.items():
+                sizes = [int(size) for size in per_seed[0][stage]]
+                values = [[run[stage][str(n)][quantity] for n in sizes] for run in per_seed]
+                points[label] = sizes, np.array(values)
+            heading = f"{BIAS[quantity]}\n{when}"
+            picture.panel(f"{quantity} {stage}", heading, "batch size", points)
     what = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
-    columns = max(2, len(quantities))
-    _write(path, charts, table, f"{what} against the batch size", series, columns)
+    picture.write(path, f"{what} against the batch size", max(2, len(quantities)))
 
 
-def _by_batch_size(series: Series) -> list[dict[str, Any]]:
-    """Per seed: stage -> batch size -> mean of each quantity over batches of that size."""
-    experiment = _built(series)
+def _by_batch_size(trainer: Callable[[], loop.Trainer], state: Any) -> JsonObject:
+    """Batch size -> mean of each quantity over batches of that size, the same for every run."""
+    built = trainer()
 
-    def measure(config: ConfigDict, folder: Path) -> dict[str, Any]:
-        states = {stage: _state(experiment(), config.seed, folder, stage) for stage in STAGES}
-        return {
-            stage: diagnostics.bias_by_batch_size(
-                (own for own, _ in _group_means(experiment(), state)), SMALLEST, LARGEST
-            )
-            for stage, state in states.items()
-        }
+    def group_means() -> Iterator[Any]:
+        order = np.random.default_rng(0).permutation(built.plan.num_examples)[:LARGEST]
+        on_device = built.place(built.dataset.train)
+        for group in order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST):
+            yield built.means(state, on_device, group.astype(np.int32))[0]
 
-    return series.measured(f"by_batch_size_{_EXAMPLES.value}.json", measure)
+    return diagnostics.bias_by_batch_size(group_means(), SMALLEST, LARGEST)
 
 
-def _group_means(experiment: loop.Trainer, state: Any) -> Iterator[Any]:
-    """Means over disjoint random groups of training examples, the same for every run."""
-    num_examples = experiment.plan.num_examples
-    order = np.random.default_rng(0).permutation(num_examples)[: _EXAMPLES.value]
-    on_device = experiment.place(experiment.dataset.train)
-    for group in order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST):
-        yield experiment.means(state, on_device, group.astype(np.int32))
-
-
-def _lambda(series: list[Series], path: Path) -> None:
+def bias_by_strength(series: Sequence[Series], path: Path) -> None:
     """Every method's bias at DP-SGD's weights, against λ."""
     at = next((s for s in series if s.method["name"] == "dp_sgd"), None)
     if at is None:
         raise ValueError("--methods needs dp_sgd, at whose weights the others are measured")
-    measured = {s.label: _at_weights_of(at, s) for s in series}
-    sam = [s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")]
-    strengths = [registry.strength(s.method) for s in sam]
+    measured = {
+        s.label: at.measured(f"{s.slug}_here.json", functools.partial(_not_private, s.trainer))
+        for s in series
+    }
+    sam = {s.label: s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")}
+    strengths = {s.label: registry.strength(s.method) for s in series}
     style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
-    charts, table = [], []
+    picture = Picture(series)
     for stage, when in STAGES.items():
-        for quantity, heading in effects.BIAS_PANELS.items():
-            values = np.array([[run[stage][quantity] for run in measured[s.label]] for s in sam]).T
-            line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", strengths, values, style)
-            charts.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
+        for quantity, heading in BIAS.items():
+            values = np.array([[run[stage][quantity] for run in measured[x]] for x in sam]).T
+            x = [strengths[label] for label in sam]
+            line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", x, values, style)
+            picture.panels.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
         for quantity in measured[at.label][0][stage]:
-            for s in series:
-                values = np.array([[run[stage][quantity]] for run in measured[s.label]])
-                strength = registry.strength(s.method)
-                table += _table(f"{quantity} {stage}", s.label, "strength", [strength], values)
-    _write(path, charts, table, "BAM's bias at the same weights", series, 4)
+            for label, per_seed in measured.items():
+                values = np.array([[run[stage][quantity]] for run in per_seed])
+                picture.note(f"{quantity} {stage}", label, "strength", ([strengths[label]], values))
+    picture.write(path, "BAM's bias at the same weights", 4)
     for stage in STAGES:
         for prefix, kind in (("", ""), ("against_plain/", "_against_plain")):
-            of_stage = {
-                label: {
-                    name: [run[stage][prefix + name] for run in seeds]
-                    for name in effects.BIAS_PANELS
-                }
-                for label, seeds in measured.items()
+            at_stage = {
+                label: {name: [run[stage][prefix + name] for run in per_seed] for name in BIAS}
+                for label, per_seed in measured.items()
             }
-            _write_effects(path.with_name(f"{path.name}_{stage}{kind}"), of_stage)
+            effects.write(path.with_name(f"{path.name}_{stage}{kind}"), at_stage)
 
 
-def _at_weights_of(at: Series, series: Series) -> list[dict[str, Any]]:
-    """Per seed: stage -> what is said of a method at another method's weights."""
-    owner, other = _built(at), _built(series)
-
-    def measure(config: ConfigDict, folder: Path) -> dict[str, Any]:
-        feed = Feed(other())
-        states = {stage: _state(owner(), config.seed, folder, stage) for stage in STAGES}
-        return {n: loop.not_private(other(), state, feed) for n, state in states.items()}
-
-    return [
-        {
-            stage: {name.removeprefix("not_private/"): v for name, v in of_stage.items()}
-            for stage, of_stage in run.items()
-        }
-        for run in at.measured(f"{series.slug}_here.json", measure)
-    ]
+def _not_private(trainer: Callable[[], loop.Trainer], state: Any) -> JsonObject:
+    built = trainer()
+    facts = loop.not_private(built, state, Feed(built))
+    return {name.removeprefix("not_private/"): value for name, value in facts.items()}
 
 
-def _built(series: Series) -> Callable[[], loop.Trainer]:
-    """The series' experiment, built when it is first asked for."""
-    return functools.cache(lambda: loop.build(next(iter(series.configs.values()))))
-
-
-def _state(experiment: loop.Trainer, seed: int, folder: Path, stage: str) -> Any:
-    """The state of a finished run before its first or after its last step."""
-    if stage == "start":
-        return experiment.init(seed)
-    state = sweeps.last_state(experiment, seed, folder)
-    if state is None:
-        raise ValueError(f"{folder} has no checkpoint: train with --config.checkpoint.every > 0")
-    return state
-
-
-# What all figures share.
-
-
-def _write(
-    path: Path,
-    charts: list[plotting.Panel],
-    table: list[dict[str, Any]],
-    title: str,
-    series: list[Series],
-    num_columns: int,
-    share_y: bool = False,
-) -> None:
-    """Writes the picture, and the numbers beside it."""
-    config = next(iter(series[0].configs.values()))
-    title = (
-        f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
-        f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
-        f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
-    )
-    plotting.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
-    tables.write_csv(path.with_suffix(".csv"), table)
-
-
-def _write_effects(path: Path, measured: Mapping[str, Values]) -> None:
-    """Every method against DP-SGD, as CSV and as a table for documents."""
-    baseline = registry.label("dp_sgd")
-    if baseline in measured:
-        found = effects.rows(measured, baseline)
-        tables.write_csv(path.with_suffix(".csv"), found)
-        files.write_text(path.with_suffix(".md"), effects.markdown(found, baseline))
-
-
-def _table(
-    quantity: str, label: str, x_name: str, x: list[Any], values: np.ndarray
-) -> list[dict[str, Any]]:
-    """Rows of the CSV file: one per point, with every seed's value."""
-    return [
-        {"quantity": quantity, "method": label, x_name: at, "mean": of_seeds.mean()}
-        | {f"seed {seed}": value for seed, value in enumerate(of_seeds)}
-        for at, of_seeds in zip(x, values.T, strict=True)
-    ]
-
-
-# The figures of trained runs.
-DRAW: dict[str, Callable[[list[Series], Path], None]] = {
-    "2": _figure_2,
-    "4": _figure_4,
-    "5": functools.partial(_against_batch_size, list(effects.BIAS_PANELS)),
-    "6": functools.partial(_against_batch_size, ["cosine"]),
-    "lambda": _lambda,
+FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {
+    "2": bias_over_training,
+    "4": ascent_over_training,
+    "5": functools.partial(bias_by_batch_size, quantities=list(BIAS)),
+    "6": functools.partial(bias_by_batch_size, quantities=["cosine"]),
+    "lambda": bias_by_strength,
 }
 
 if __name__ == "__main__":

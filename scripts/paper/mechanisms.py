@@ -4,7 +4,7 @@ python -m scripts.paper.mechanisms --out=docs/results/batches/mechanisms
 
 All have the config's ε, δ and number of steps, and its batches but for the full batch. A second
 table sets ε of random allocation beside both bounds of `PLD_accounting`, whose upper one we compute
-with a spacing of our own.
+with a spacing of our own. Batches of a fixed size were planned at `archive-0.2.0`.
 """
 
 import runpy
@@ -18,7 +18,7 @@ import bam
 from bam import provenance
 from bam.cli import configs, console, tables
 from bam.data.catalogue import DATASETS
-from bam.files import JsonMapping, JsonObject, read_json, write_json
+from bam.files import JsonObject, write_json
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.privacy.rounding import rounded_down
 
@@ -60,38 +60,28 @@ ALLOCATION: tables.Columns = {
 
 
 def main() -> None:
-    """Plans the noise of every config and mechanism, and writes and prints the table."""
+    """Plans the noise of every config and mechanism, and writes and prints the tables."""
     with console.one_line_errors():
-        found = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
+        modules = {name: runpy.run_path(configs.file_of(name)) for name in _CONFIGS.value}
+        rows = [_row(name, file["get_config"]("dp_sgd")) for name, file in modules.items()]
+        content = {
+            "commit": provenance.git_commit(),
+            "versions": provenance.versions(),
+            "rows": rows,
+        }
         out = Path(_OUT.value)
-        kept = out.with_name(f"{out.name}.json")
-        known = {row["config"]: row for row in read_json(kept)["rows"]} if kept.exists() else {}
-        rows = [
-            _row(name, file["get_config"]("dp_sgd"), known.get(name, {}))
-            for name, file in found.items()
-        ]
-        write_json(
-            kept,
-            {"commit": provenance.git_commit(), "versions": provenance.versions(), "rows": rows},
-        )
-        tables.show(COLUMNS, rows, left=("config",), keep=out.with_name(f"{out.name}.md"))
-        tables.show(
-            ALLOCATION, rows, left=("config",), keep=out.with_name(f"{out.name}_epsilon.md")
-        )
+        write_json(out.with_name(f"{out.name}.json"), content)
+        for columns, name in ((COLUMNS, out.name), (ALLOCATION, f"{out.name}_epsilon")):
+            tables.show(columns, rows, left=("config",), keep=out.with_name(f"{name}.md"))
 
 
-def _row(name: str, config: ConfigDict, known: JsonMapping) -> JsonObject:
-    """A row; the noise is that of a known one of the same settings."""
+def _row(name: str, config: ConfigDict) -> JsonObject:
     num_examples, batch_size = DATASETS[config.dataset.name].rows[0], config.expected_batch_size
     num_steps = config.num_steps or config.num_epochs * (num_examples // batch_size)
     run = {"num_examples": num_examples, "num_steps": num_steps, "delta": config.delta}
     row: JsonObject = {"config": name, **run, "epsilon": config.epsilon}
     row["expected_batch_size"] = batch_size
-    same = all(known.get(key) == value for key, value in row.items())
     for mechanism in MECHANISMS:
-        if same and mechanism in known:
-            row[mechanism] = known[mechanism]
-            continue
         plan = bam.make_plan(
             **run,
             expected_batch_size=num_examples if mechanism == "full_batch" else batch_size,
