@@ -10,9 +10,10 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from bam.cli import console, plotting
-from bam.cli.plotting import plt
+from bam.cli import console
 from bam.data import augment
+from bam.sweep import plot
+from bam.sweep.plot import plt
 from bam.training import loading
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py[:METHOD]")
@@ -52,7 +53,7 @@ def draw(images: np.ndarray, path: Path, title: str) -> None:
     axis.imshow(whole.squeeze(), cmap="gray", vmin=0, vmax=255)
     axis.set_axis_off()
     figure.suptitle(title, fontsize=10)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 if __name__ == "__main__":

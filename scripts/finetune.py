@@ -15,10 +15,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, plotting, sweeps, tables
+from bam.cli import console, sweeps, tables
 from bam.cli.study import Runs, Study, carry_out
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
+from bam.sweep import plot
 from bam.training import finetune, loop, registry
 from configs.finetune import TRAINED
 
@@ -99,11 +100,11 @@ def draw(rows: Sequence[Mapping[str, Any]], found: Runs, path: Path) -> None:
     lines = []
     for trained, of_seeds in found.items():
         metrics = [run.rows for run in of_seeds.values()]
-        steps, values = plotting.over_seeds(metrics, "test_accuracy")
-        lines.append(plotting.mean_line(trained, steps, values, STYLES[trained]))
+        steps, values = plot.over_seeds(metrics, "test_accuracy")
+        lines.append(plot.mean_line(trained, steps, values, STYLES[trained]))
     budget = ", ".join(rounded_up(rows[0][key], ".3g") for key in ("epsilon", "delta"))
     title = f"{rows[0]['dataset']}, ({budget})-DP"
-    plotting.panels([plotting.Panel("test accuracy", "step", lines, percent=True)], path, title)
+    plot.panels([plot.Panel("test accuracy", "step", lines, percent=True)], path, title)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bam.cli import stats
+from bam.sweep import comparison
 from scripts.lib import kept
 from tests.cases import run_command
 
@@ -33,7 +33,7 @@ def test_the_gains_are_those_of_the_tables_and_one_pair_has_no_interval():
     rows = kept.gain_rows()
     table = json.loads(Path("docs/results/cifar10_medium/table1.json").read_text())["rows"]
     values = (table[1]["accuracies"], table[0]["accuracies"])  # BAM's, DP-SGD's
-    by_hand = stats.estimate([a - b for a, b in zip(*values, strict=True)])
+    by_hand = comparison.estimate([a - b for a, b in zip(*values, strict=True)])
     shown = rows["own learning rates"]
     assert (shown["mean"], shown["half_width"]) == pytest.approx((by_hand.mean, by_hand.half_width))
     assert round(shown["mean"], 2) == 1.05

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import bam
-from bam.cli import stats, study, sweeps
+from bam.cli import study, sweeps
+from bam.sweep import comparison
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
@@ -124,7 +125,7 @@ def rows_of(path):
         if row["gain"]:
             theirs = rows[row["baseline"]]["accuracies"]
             pairs = zip(row["accuracies"], theirs, strict=True)
-            gain = stats.estimate([ours - other for ours, other in pairs])
+            gain = comparison.estimate([ours - other for ours, other in pairs])
             assert row["gain"]["mean"] == pytest.approx(gain.mean)
     return rows
 

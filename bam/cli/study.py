@@ -9,11 +9,12 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from bam import files, provenance
-from bam.cli import console, stats, sweeps, tables
-from bam.cli.stats import as_json
+from bam.cli import console, sweeps, tables
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
 from bam.privacy.accounting import rounded_up
+from bam.sweep import comparison
+from bam.sweep.comparison import as_json
 from bam.training import devices, rundir, trainer
 
 # What every row has of its first run's summary.
@@ -107,7 +108,7 @@ def row(study: Study, label: str, found: Runs) -> JsonObject:
     accuracies = percent(runs)
     gain = None
     if baseline not in (None, label):
-        gain = stats.paired_difference(accuracies, percent(found[str(baseline)]))
+        gain = comparison.paired_difference(accuracies, percent(found[str(baseline)]))
     config = study.groups[label].copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
@@ -115,15 +116,17 @@ def row(study: Study, label: str, found: Runs) -> JsonObject:
         "label": label,
         "method": first.method,
         **{key: first.summary[key] for key in SUMMARY},
-        **{name: as_json(stats.estimate(list(measured(runs, name)))) for name in BIAS.values()},
+        **{
+            name: as_json(comparison.estimate(list(measured(runs, name)))) for name in BIAS.values()
+        },
         **study.facts(label, list(runs.values())),
         "seeds": list(accuracies),
         "accuracies": list(accuracies.values()),
-        "accuracy": as_json(stats.estimate(list(accuracies.values()))),
+        "accuracy": as_json(comparison.estimate(list(accuracies.values()))),
         "baseline": baseline,
         "gain": as_json(gain),
-        "p": gain and stats.p_value(gain),
-        "minimum_detectable_effect": gain and stats.minimum_detectable_effect(gain),
+        "p": gain and comparison.p_value(gain),
+        "minimum_detectable_effect": gain and comparison.minimum_detectable_effect(gain),
         "seconds": statistics.median(run.summary["seconds"] for run in runs.values()),
         "config": rundir.as_json(config),
     }

@@ -70,7 +70,7 @@ def main() -> None:
 def _draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
     """Accuracy, bias and what belongs beside it over training, where Matplotlib is installed."""
     try:
-        from bam.cli import plotting
+        from bam.sweep import plot
     except extras.MissingExtraError:
         return
     runs = {
@@ -79,7 +79,7 @@ def _draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
     }
     seeds = max(len(row["seeds"]) for row in rows)
     title = f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)"
-    plotting.compare_runs(runs, [row["method"] for row in rows], path, title)
+    plot.compare_runs(runs, [row["method"] for row in rows], path, title)
     print(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from bam import files
-from bam.cli import stats
 from bam.files import JsonMapping, JsonObject
+from bam.sweep import comparison
 
 # Heading -> what a row has in that column.
 Row: TypeAlias = Any  # of any kind: its columns know it
@@ -87,7 +87,7 @@ def plus_minus(mean: float, spread: float | None, form: str) -> str:
 
 
 def interval(estimate: JsonMapping | None, form: str) -> str:
-    """A `stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
+    """A `comparison.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)
@@ -106,13 +106,13 @@ def gain(key: str, is_baseline: Callable[[Row], bool]) -> Columns:
     return {
         "paired gain": column(lambda found: interval(found, "+z.2f")),
         # A p that would be rounded to 0 is not 0.
-        "p": column(lambda found: _fact(found, stats.p_value).replace("0.00", "< 0.01")),
-        "min. detectable": column(lambda found: _fact(found, stats.minimum_detectable_effect)),
+        "p": column(lambda found: _fact(found, comparison.p_value).replace("0.00", "< 0.01")),
+        "min. detectable": column(lambda found: _fact(found, comparison.minimum_detectable_effect)),
     }
 
 
-def _fact(found: JsonMapping | None, fact: Callable[[stats.Estimate], float | None]) -> str:
-    return number(fact(stats.Estimate(**found)) if found else None, ".2f")
+def _fact(found: JsonMapping | None, fact: Callable[[comparison.Estimate], float | None]) -> str:
+    return number(fact(comparison.Estimate(**found)) if found else None, ".2f")
 
 
 def _is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bam.cli import stats
+from bam.sweep import comparison
 from bam.training import registry
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,9 @@ def table(name: str, method: str) -> list[Any]:
 
 def gain(values: Iterable[float], base: Iterable[float]) -> Any:
     """The estimate of a paired gain, as JSON files have it; both are in the order of the seeds."""
-    return stats.as_json(stats.estimate([x - y for x, y in zip(values, base, strict=False)]))
+    return comparison.as_json(
+        comparison.estimate([x - y for x, y in zip(values, base, strict=False)])
+    )
 
 
 def interval(estimate: Mapping[str, Any]) -> Interval:

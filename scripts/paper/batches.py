@@ -14,7 +14,8 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, plotting, study, sweeps
+from bam.cli import console, study, sweeps
+from bam.sweep import plot
 from bam.training import loading, registry
 from scripts.paper import effects
 
@@ -49,18 +50,16 @@ def main() -> None:
                     study.measured(x, quantity) if quantity else [*study.percent(x).values()]
                     for x in runs
                 ]
-                style = plotting.style_of(m)
-                lines.append(
-                    plotting.mean_line(registry.label(m), sizes, np.array(values).T, style)
-                )
-            charts.append(plotting.Panel(heading, "batch size", lines, log_x=True))
+                style = plot.style_of(m)
+                lines.append(plot.mean_line(registry.label(m), sizes, np.array(values).T, style))
+            charts.append(plot.Panel(heading, "batch size", lines, log_x=True))
         config = next(iter(groups.values()))
         title = (
             f"Clipping bias against the batch size that was trained with\n{config.dataset.name}, "
             f"{config.model.name}, {config.num_epochs} epochs, ε = {config.epsilon:g}, "
             f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
         )
-        plotting.panels(charts, out.with_name(f"{out.name}.png"), title)
+        plot.panels(charts, out.with_name(f"{out.name}.png"), title)
 
 
 def _config(method: str, size: int) -> ConfigDict:

@@ -24,11 +24,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files, provenance
-from bam.cli import console, plotting, stats, sweeps, tables, timing
-from bam.cli.plotting import plt
-from bam.cli.stats import as_json
+from bam.cli import console, sweeps, tables, timing
 from bam.cli.study import with_smaller_batches
 from bam.files import JsonObject
+from bam.sweep import comparison, plot
+from bam.sweep.comparison import as_json
+from bam.sweep.plot import plt
 from bam.training import devices, rundir, trainer
 from configs.extensions import EXTENSIONS, extended
 
@@ -340,7 +341,7 @@ def accuracies(cell: Cell, runs: Mapping[str, JsonObject]) -> dict[int, float]:
 
 
 def _mean(cell: Cell, runs: Mapping[str, JsonObject]) -> float:
-    found = stats.estimate(list(accuracies(cell, runs).values()))
+    found = comparison.estimate(list(accuracies(cell, runs).values()))
     return found.mean if found else 0.0
 
 
@@ -385,7 +386,7 @@ def row(
     own, time_of = accuracies(cell, runs), slowdown(cell, times)
     found = {"data": cell.data, "epsilon": cell.epsilon, "method": cell.method, **chosen}
     found |= {"at_end": list(at_end), "seeds": len(own), "slowdown": time_of}
-    found["accuracy"] = as_json(stats.estimate(list(own.values())))
+    found["accuracy"] = as_json(comparison.estimate(list(own.values())))
     others = {"gain": "dp_sgd", "gain_in_time": counterpart(cell, times)}
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
@@ -393,9 +394,9 @@ def row(
         if other == cell.method:
             found[key] = None
             continue
-        gain = stats.paired_difference(own, accuracies(cell._replace(method=other), runs))
+        gain = comparison.paired_difference(own, accuracies(cell._replace(method=other), runs))
         found[key] = as_json(gain)
-        found[f"{key}_mde"] = gain and stats.minimum_detectable_effect(gain)
+        found[f"{key}_mde"] = gain and comparison.minimum_detectable_effect(gain)
     return found | {"counterpart": others["gain_in_time"]}
 
 
@@ -486,8 +487,8 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
     axis.set_xlabel("points over DP-SGD")
-    plotting.legend_below(figure, dict(sorted(handles.items())))
-    plotting.save(figure, path)
+    plot.legend_below(figure, dict(sorted(handles.items())))
+    plot.save(figure, path)
 
 
 def main() -> None:

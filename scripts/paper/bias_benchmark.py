@@ -20,9 +20,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, stats, sweeps, tables
-from bam.cli.stats import as_json
+from bam.cli import console, sweeps, tables
 from bam.cli.study import Study, carry_out, percent
+from bam.sweep import comparison
+from bam.sweep.comparison import as_json
 from bam.training import loop
 from bam.training.feed import Feed
 from configs import extensions
@@ -110,7 +111,7 @@ def main() -> None:
                     x: judged[x] for x in trials if x.split(" ")[0] == label.split(" ")[0]
                 },
                 "bias": {
-                    key: as_json(stats.estimate([of_seed[key] for of_seed in bias]))
+                    key: as_json(comparison.estimate([of_seed[key] for of_seed in bias]))
                     for key in MEASURED
                 },
                 "relative_sensitivity": runs[0].summary["sensitivity"] / _unit(runs[0].summary),

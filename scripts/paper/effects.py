@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bam.cli import stats, tables
+from bam.cli import tables
+from bam.sweep import comparison
 
 # ‖bias‖ is never shown without the quantities that say what it is made of.
 BIAS_PANELS = {
@@ -39,7 +40,7 @@ def rows(
                 {seed: scale(value) for seed, value in enumerate(measured[name][quantity])}
                 for name in (method, baseline)
             )
-            effect = stats.paired_difference(ours, theirs)
+            effect = comparison.paired_difference(ours, theirs)
             assert effect is not None
             known, half_width = effect.half_width is not None, effect.half_width or 0.0
             found.append(

@@ -18,7 +18,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, plotting, sweeps, tables
+from bam.cli import console, sweeps, tables
+from bam.sweep import plot
 from bam.training import diagnostics, loop, registry
 from bam.training.feed import Feed
 from scripts.paper import effects
@@ -116,10 +117,10 @@ def _figure_2(series: list[Series], path: Path) -> None:
     for s in series:
         means = {}
         for name in effects.BIAS_PANELS:  # without the weights before training, which all share
-            values = plotting.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
+            values = plot.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
             geometric = name in effects.RATIOS
             means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)
-        accuracy = plotting.over_seeds(s.rows, "test_accuracy")[1]
+        accuracy = plot.over_seeds(s.rows, "test_accuracy")[1]
         measured[s.label] = means | {"test_accuracy": accuracy[:, -1]}
     _write_effects(path.with_name(f"{path.name}_effects"), measured)
 
@@ -145,7 +146,7 @@ def _over_training(
     num_columns: int = 3,
     share_y: bool = False,
 ) -> None:
-    styles = plotting.styles([s.method for s in series])
+    styles = plot.styles([s.method for s in series])
     charts, table = [], []
     for quantity, (heading, shown) in panels.items():
         lines = []
@@ -153,10 +154,10 @@ def _over_training(
             rows = s.rows
             if quantity == "cosine_previous":  # before the first step there is no direction
                 rows = [[row for row in of_seed if row["step"] > 0] for of_seed in rows]
-            steps, values = plotting.over_seeds(rows, f"not_private/{quantity}")
-            lines.append(plotting.mean_line(s.label, steps, values, styles[s.label]))
+            steps, values = plot.over_seeds(rows, f"not_private/{quantity}")
+            lines.append(plot.mean_line(s.label, steps, values, styles[s.label]))
             table += _table(quantity, s.label, "step", steps, values)
-        charts.append(plotting.Panel(heading, "step", lines))
+        charts.append(plot.Panel(heading, "step", lines))
     _write(path, charts, table, title, series, num_columns, share_y)
 
 
@@ -165,7 +166,7 @@ def _over_training(
 
 def _against_batch_size(quantities: list[str], series: list[Series], path: Path) -> None:
     """Quantities of `effects.BIAS_PANELS` against the batch size."""
-    styles = plotting.styles([s.method for s in series])
+    styles = plot.styles([s.method for s in series])
     measured = {s.label: _by_batch_size(s) for s in series}
     charts, table = [], []
     for stage, when in STAGES.items():
@@ -174,10 +175,10 @@ def _against_batch_size(quantities: list[str], series: list[Series], path: Path)
             for label, seeds in measured.items():
                 sizes = [int(size) for size in seeds[0][stage]]
                 values = np.array([[run[stage][str(n)][quantity] for n in sizes] for run in seeds])
-                lines.append(plotting.mean_line(label, sizes, values, styles[label]))
+                lines.append(plot.mean_line(label, sizes, values, styles[label]))
                 table += _table(f"{quantity} {stage}", label, "batch size", sizes, values)
             heading = f"{effects.BIAS_PANELS[quantity]}\n{when}"
-            charts.append(plotting.Panel(heading, "batch size", lines, log_x=True))
+            charts.append(plot.Panel(heading, "batch size", lines, log_x=True))
     what = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
     columns = max(2, len(quantities))
     _write(path, charts, table, f"{what} against the batch size", series, columns)
@@ -216,13 +217,13 @@ def _lambda(series: list[Series], path: Path) -> None:
     measured = {s.label: _at_weights_of(at, s) for s in series}
     sam = [s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")]
     strengths = [registry.strength(s.method) for s in sam]
-    style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
+    style = plot.style_of("bam_sam") | {"marker": "o", "markersize": 4}
     charts, table = [], []
     for stage, when in STAGES.items():
         for quantity, heading in effects.BIAS_PANELS.items():
             values = np.array([[run[stage][quantity] for run in measured[s.label]] for s in sam]).T
-            line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", strengths, values, style)
-            charts.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
+            line = plot.mean_line("BAM (SAM); DP-SGD at λ = 0", strengths, values, style)
+            charts.append(plot.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
         for quantity in measured[at.label][0][stage]:
             for s in series:
                 values = np.array([[run[stage][quantity]] for run in measured[s.label]])
@@ -279,7 +280,7 @@ def _state(experiment: loop.Trainer, seed: int, folder: Path, stage: str) -> Any
 
 def _write(
     path: Path,
-    charts: list[plotting.Panel],
+    charts: list[plot.Panel],
     table: list[dict[str, Any]],
     title: str,
     series: list[Series],
@@ -293,7 +294,7 @@ def _write(
         f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
         f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
     )
-    plotting.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
+    plot.panels(charts, path.with_suffix(".png"), title, num_columns, share_y)
     tables.write_csv(path.with_suffix(".csv"), table)
 
 

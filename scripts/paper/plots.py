@@ -12,8 +12,9 @@ import numpy as np
 from absl import flags
 from PIL import Image
 
-from bam.cli import console, plotting
-from bam.cli.plotting import plt
+from bam.cli import console
+from bam.sweep import plot
+from bam.sweep.plot import plt
 from bam.training import registry
 from scripts.lib import kept
 
@@ -78,7 +79,7 @@ def time() -> None:
         longest = max(ratio for _, ratio, _ in points)
         axis.set(title=title, ylabel="test accuracy, %", xlim=(0.85, 2 * longest))
         axis.margins(y=0.12)
-        plotting.log_axis(axis, (x for x in (1, 2, 4, 8) if x < 1.1 * longest))
+        plot.log_axis(axis, (x for x in (1, 2, 4, 8) if x < 1.1 * longest))
     axes.flat[-1].set_xlabel("training time, × DP-SGD's")
 
 
@@ -98,7 +99,7 @@ def bias() -> None:
         axis.axhline(1, color=BLACK, lw=1)
         axis.set(title="Linear, features" if folder else "ResNet-9, width 8", xlabel="λ")
         axis.set_yscale("log")
-        plotting.log_axis(axis, found)
+        plot.log_axis(axis, found)
     marks = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
     axes[0].set_yticks(marks, [f"{mark:g}×" for mark in marks])
     axes[0].set_ylabel("times DP-SGD's")
@@ -113,7 +114,7 @@ def strength() -> None:
         axis.text(0.001, y, label, color=color, weight="bold")
     axis.axhline(0, color=BLACK, lw=1)
     axis.set(xlabel="λ", ylabel="points over DP-SGD")
-    plotting.log_axis(axis, (0.001, 0.005, 0.01, 0.02, 0.05, 0.1))
+    plot.log_axis(axis, (0.001, 0.005, 0.01, 0.02, 0.05, 0.1))
 
 
 def searches() -> None:
@@ -203,7 +204,7 @@ def hardware() -> None:
         axis.set_title(title, fontsize=10)
     _rows(axes[0], methods)
     chips = ("TPU v5e, estimate", "H100, upper bound")
-    plotting.legend_below(figure, dict(zip(chips, axes[0].containers, strict=True)))
+    plot.legend_below(figure, dict(zip(chips, axes[0].containers, strict=True)))
 
 
 def own_data() -> None:
@@ -222,7 +223,7 @@ def own_data() -> None:
         axis.text(0.9 * min(line), y, label, color=color, weight="bold", ha="right", va="center")
     axis.set(xlabel="training images", ylabel="test accuracy, %", xlim=(210, 5700))
     axis.set_ylim(top=102)
-    plotting.log_axis(axis, (500, 1000, 2000, 5000))
+    plot.log_axis(axis, (500, 1000, 2000, 5000))
 
 
 PICTURES = {

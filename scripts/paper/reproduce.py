@@ -10,9 +10,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, plotting, sweeps, tables
-from bam.cli.plotting import plt
+from bam.cli import console, sweeps, tables
 from bam.cli.study import Study, carry_out
+from bam.sweep import plot
+from bam.sweep.plot import plt
 from bam.training import registry
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -92,26 +93,26 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             if not chosen:
                 continue
             sidestep = 1 + 0.04 * (number - (len(methods) - 1) / 2)  # intervals do not hide others
-            plotting.error_bars(
+            plot.error_bars(
                 axis,
                 [row["target_epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
                 [row[quantity]["half_width"] for row in chosen],
                 registry.label(method),
-                plotting.style_of(method),
+                plot.style_of(method),
             )
         epsilons = {row["target_epsilon"] for row in rows}
-        plotting.log_axis(axis, epsilons)
+        plot.log_axis(axis, epsilons)
         axis.set_xlim(min(epsilons) / 1.4, max(epsilons) * 1.4)
         axis.set_xlabel("ε")
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
-    right.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1)
+    right.axhline(0, color=plot.style_of("dp_sgd")["color"], linewidth=1)
     handles, labels = left.get_legend_handles_labels()
-    plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
+    plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
     num_seeds = max(len(row["seeds"]) for row in rows)
     figure.suptitle(f"{rows[0]['name']}, {num_seeds} seeds, 95 % confidence intervals", fontsize=12)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 def _epsilons(name: str) -> list[float]:

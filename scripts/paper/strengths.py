@@ -13,9 +13,10 @@ from typing import Any
 
 from absl import flags
 
-from bam.cli import console, plotting, sweeps
-from bam.cli.plotting import plt
+from bam.cli import console, sweeps
 from bam.cli.study import Study, carry_out
+from bam.sweep import plot
+from bam.sweep.plot import plt
 from bam.training import registry
 
 _METHODS = flags.DEFINE_list("methods", "", "METHOD or METHOD:STRENGTH; dp_sgd must be there")
@@ -44,21 +45,21 @@ def draw(rows: list[dict[str, Any]], path: Path, where: str) -> None:
     )
     for method in dict.fromkeys(row["method"]["name"] for row in stronger):
         own = [row for row in stronger if row["method"]["name"] == method]
-        plotting.error_bars(
+        plot.error_bars(
             axis,
             [row["strength"] for row in own],
             [row["gain"]["mean"] for row in own],
             [row["gain"]["half_width"] for row in own],
             registry.label(method),
-            plotting.style_of(method),
+            plot.style_of(method),
         )
-    axis.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1, label="DP-SGD")
-    plotting.log_axis(axis, {row["strength"] for row in stronger})
+    axis.axhline(0, color=plot.style_of("dp_sgd")["color"], linewidth=1, label="DP-SGD")
+    plot.log_axis(axis, {row["strength"] for row in stronger})
     axis.set_xlabel("strength: λ of BAM, ρ of DP-SAT")
     axis.set_ylabel("accuracy gained, points")
     axis.legend(frameon=False)
     axis.set_title(f"Accuracy over DP-SGD, paired by seed, 95 % intervals\n{where}", fontsize=11)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bam.cli import stats
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
+from bam.sweep import comparison
 from bam.training import registry
 
 with needs("plots"):
@@ -131,7 +131,7 @@ def over_seeds(
 
 def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: JsonMapping) -> Line:
     """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
-    estimates = [stats.estimate(at_x) for at_x in values.T.tolist()]
+    estimates = [comparison.estimate(at_x) for at_x in values.T.tolist()]
     means = [found.mean if found else np.nan for found in estimates]
     spread = [found.sd or 0.0 for found in estimates if found] if len(values) > 1 else None
     return Line(label, x, means, spread, style)
