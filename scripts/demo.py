@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, sweeps, tables
-from bam.cli.study import Runs, Study, carry_out
 from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
+from bam.sweep.comparison import Runs, Study
 
 _SEARCH = flags.DEFINE_bool("search", False, "choose the settings on images that are set aside")
 flags.adopt_module_key_flags(sweeps)
@@ -49,7 +49,9 @@ def main() -> None:
         workdir = Path(sweeps.WORKDIR.value)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         groups = {name: config_of(setting) for name, setting in chosen().items()}
-        rows, found = carry_out(Study(groups, lambda name: next(iter(groups))), workdir / "sweep")
+        rows, found = sweeps.carry_out(
+            Study(groups, lambda name: next(iter(groups))), workdir / "sweep"
+        )
         draw(rows, found, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
@@ -66,7 +68,7 @@ def search() -> None:
     for config in groups.values():
         config.dataset.holdout, config.diagnostics.every, config.eval.every = HELD_OUT, 0, 0
     tried = Study(groups, lambda label: None, first_seed=FIRST_SEED)
-    rows, _ = carry_out(tried, SETTINGS.with_suffix(""))
+    rows, _ = sweeps.carry_out(tried, SETTINGS.with_suffix(""))
     kept = [{**settings[x["label"]], **{k: x[k] for k in ("seeds", "accuracies")}} for x in rows]
     files.write_json(SETTINGS, {"held_out": HELD_OUT, "rows": kept})
 
@@ -80,7 +82,7 @@ def chosen() -> dict[str, JsonMapping]:
 
 def config_of(setting: JsonMapping) -> ConfigDict:
     """The config of a setting."""
-    config = sweeps.strength_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
+    config = sweeps.method_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
     config.clip_norm = ENTRIES[setting["entry"]][0]
     config.optimizer.learning_rate = setting["learning_rate"]
     return config

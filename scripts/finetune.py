@@ -16,10 +16,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam.cli import console, sweeps, tables
-from bam.cli.study import Runs, Study, carry_out
 from bam.data import datasets
 from bam.privacy.accounting import rounded_up
 from bam.sweep import plot
+from bam.sweep.comparison import Runs, Study
+from bam.sweep.runs import last_state, with_seeds
 from bam.training import finetune, loop, registry
 from configs.finetune import TRAINED
 
@@ -56,7 +57,7 @@ def main() -> None:
         if weights is None:
             raise SystemExit(console.STOPPED)
         study = Study(configs(weights), lambda label: FROM_SCRATCH, COLUMNS)
-        rows, found = carry_out(study, Path(_OUT.value))
+        rows, found = sweeps.carry_out(study, Path(_OUT.value))
         draw(rows, found, Path(f"{_OUT.value}.png"))
 
 
@@ -70,14 +71,14 @@ def public_weights() -> Path | None:
     config.dataset.classes = tuple(sorted(set(range(datasets.DATASETS[of].num_classes)) - private))
     config.num_steps = _PUBLIC_STEPS.value
     config.checkpoint.every = config.num_steps
-    group = sweeps.with_seeds("public", config, num=1)
+    group = with_seeds("public", config, num=1)
     if not sweeps.run_missing({"public": group})["public"]:
         return None
     workdir = Path(sweeps.WORKDIR.value)
     file = workdir / "public.safetensors"
     if not file.exists():
         [(folder, config)] = group.items()
-        state = sweeps.last_state(loop.build(config), 0, workdir / folder)
+        state = last_state(loop.build(config), 0, workdir / folder)
         assert state is not None  # that checkpoint was just made
         finetune.save(loop.whole_model(state), file)
     return file

@@ -11,9 +11,9 @@ from pathlib import Path
 from absl import flags
 
 from bam.cli import console, sweeps
-from bam.cli.study import Study, carry_out
 from bam.data import importing
 from bam.data.listing import Example
+from bam.sweep.comparison import Study
 from examples.own_images import generate
 
 _OUT = flags.DEFINE_string("out", "docs/results/own_images/size", "files, less .json and .md")
@@ -52,7 +52,7 @@ def main() -> None:
                 config.epsilon = float(method) if private else config.epsilon
                 groups[f"N={num} {'ε=' * private}{method}"] = config
         facts = lambda name, runs: {"num_examples": runs[0].summary["num_examples"]}  # noqa: E731
-        carry_out(Study(groups, lambda name: None, facts=facts), Path(_OUT.value))
+        sweeps.carry_out(Study(groups, lambda name: None, facts=facts), Path(_OUT.value))
 
 
 if __name__ == "__main__":

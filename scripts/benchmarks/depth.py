@@ -44,10 +44,10 @@ METHODS = {name: row for name, row in registry.METHODS.items() if registry.is_pr
     "bam_reverse": registry.Method(
         reverse_over_reverse,
         LABELS["bam_reverse"],
-        {"color": "#009E73", "linestyle": ":"},
         strength="penalty",
     )
 }
+STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         low, median, high = (
             1e3 * np.array([row[key] for row in chosen]) for key in ("low", "median", "high")
         )
-        look = {**METHODS[method].style, "markersize": 3.5}
+        look = {**STYLES[method], "markersize": 3.5}
         bars = (median - low, high - median)
         plot.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
         compiling = [row["compile_seconds"] for row in chosen]

@@ -14,8 +14,9 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, study, sweeps
+from bam.cli import console, sweeps
 from bam.sweep import plot
+from bam.sweep.comparison import Study, measured, percent
 from bam.training import loading, registry
 from scripts.paper import effects
 
@@ -40,15 +41,14 @@ def main() -> None:
         sizes, methods, out = [int(size) for size in _SIZES.value], _METHODS.value, Path(_OUT.value)
         groups = {f"{m} l={size}": _config(m, size) for size in sizes for m in methods}
         baseline = lambda label: f"{methods[0]} {label.split(' ')[1]}"  # noqa: E731
-        _, found = study.carry_out(study.Study(groups, baseline), out)
+        _, found = sweeps.carry_out(Study(groups, baseline), out)
         charts = []
         for quantity, heading in (effects.BIAS_PANELS | {"": "test accuracy, %"}).items():
             lines = []
             for m in methods:
                 runs = [found[f"{m} l={size}"] for size in sizes]
                 values = [
-                    study.measured(x, quantity) if quantity else [*study.percent(x).values()]
-                    for x in runs
+                    measured(x, quantity) if quantity else [*percent(x).values()] for x in runs
                 ]
                 style = plot.style_of(m)
                 lines.append(plot.mean_line(registry.label(m), sizes, np.array(values).T, style))

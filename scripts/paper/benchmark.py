@@ -25,11 +25,12 @@ from ml_collections import ConfigDict
 
 from bam import files, provenance
 from bam.cli import console, sweeps, tables, timing
-from bam.cli.study import with_smaller_batches
 from bam.files import JsonObject
 from bam.sweep import comparison, plot
-from bam.sweep.comparison import as_json
+from bam.sweep.comparison import as_json, with_smaller_batches
 from bam.sweep.plot import plt
+from bam.sweep.runs import Run, finished
+from bam.sweep.runs import train as train_runs
 from bam.training import devices, rundir, trainer
 from configs.extensions import EXTENSIONS, extended
 
@@ -191,20 +192,20 @@ class Results:
 
         def keep(name: str, text: str) -> None:
             sweeps.print_event(name, text)
-            for run in sweeps.finished({name: missing[name]}, folder).values():
+            for run in finished({name: missing[name]}, folder).values():
                 self._add(name, run, time.process_time() - started[-1])
             started.append(time.process_time())
 
-        for name, run in sweeps.finished(missing, folder).items():  # of another process
+        for name, run in finished(missing, folder).items():  # of another process
             self._add(name, run, 0.0)
         if not self.stop():
-            sweeps.run(missing, folder, self.stop, keep)
+            train_runs(missing, folder, self.stop, keep)
         known = self.runs()
         if not wanted.keys() <= known.keys():
             raise SystemExit(console.STOPPED)
         return {name: known[name] for name in wanted}
 
-    def _add(self, name: str, run: sweeps.Run, core_seconds: float) -> None:
+    def _add(self, name: str, run: Run, core_seconds: float) -> None:
         flat, base = (rundir.flat(x) for x in (run.config, _base(name).to_dict()))
         differs = {k: v for k, v in flat.items() if base.get(k) != v and k not in LEFT_OUT}
         record = {

@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from bam import files
 from bam.cli import console, sweeps, tables
-from bam.cli.study import Study, carry_out, percent
 from bam.sweep import comparison
-from bam.sweep.comparison import as_json
+from bam.sweep.comparison import Study, as_json, percent
+from bam.sweep.runs import Configs, Run, last_state, set_key
 from bam.training import loop
 from bam.training.feed import Feed
 from configs import extensions
@@ -103,8 +103,11 @@ def main() -> None:
         }
         finals = {label: configs[label] for label in best.values()}
 
-        def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
-            bias = _bias(study.configs()[label], study.configs()[best["dp_sgd"]])
+        def facts(label: str, runs: Sequence[Run]) -> dict[str, Any]:
+            bias = _bias(
+                study.configs(sweeps.NUM_SEEDS.value)[label],
+                study.configs(sweeps.NUM_SEEDS.value)[best["dp_sgd"]],
+            )
             return {
                 "chosen": dict(trials[label]),
                 "searched": {
@@ -118,7 +121,7 @@ def main() -> None:
             }
 
         study = Study(finals, lambda label: best["dp_sgd"], COLUMNS, facts, folder="final")
-        carry_out(study, Path(_OUT.value))
+        sweeps.carry_out(study, Path(_OUT.value))
 
 
 Trial = tuple[tuple[str, float], ...]  # (key of the config, value), …
@@ -140,7 +143,7 @@ def _config(name: str, trial: Trial) -> ConfigDict:
     config = sweeps.method_config(entry.method, SET_HERE | {entry.key})
     config = extensions.extended(config, entry.sections)
     for key, value in trial:
-        sweeps.set_key(config, key, f"{value:g}")
+        set_key(config, key, f"{value:g}")
     return config
 
 
@@ -157,7 +160,7 @@ def _unit(summary: Mapping[str, Any]) -> float:
     )
 
 
-def _bias(own: sweeps.Configs, baseline: sweeps.Configs) -> list[dict[str, float]]:
+def _bias(own: Configs, baseline: Configs) -> list[dict[str, float]]:
     """Per seed what is said of an entry at DP-SGD's weights, and with its own state of the clip."""
     built = functools.cache(lambda: loop.build(next(iter(own.values()))))
     plain = functools.cache(lambda: loop.build(next(iter(baseline.values()))))
@@ -170,8 +173,8 @@ def _bias(own: sweeps.Configs, baseline: sweeps.Configs) -> list[dict[str, float
         where = {"at": at, "num_examples": config.diagnostics.num_examples}
         kept = files.read_json(file) if file.exists() else {}
         if kept.get("where") != where:  # another search may have found DP-SGD another best
-            ours = sweeps.last_state(built(), config.seed, workdir / name)
-            theirs = sweeps.last_state(plain(), config.seed, workdir / at)
+            ours = last_state(built(), config.seed, workdir / name)
+            theirs = last_state(plain(), config.seed, workdir / at)
             if ours is None or theirs is None:
                 continue
             state = ours._replace(params=theirs.params, private_grad=theirs.private_grad)

@@ -13,9 +13,10 @@ from typing import Any
 from absl import flags
 
 from bam.cli import console, sweeps, tables
-from bam.cli.study import Study, carry_out
 from bam.core import strategy
 from bam.privacy.accounting import rounded_up
+from bam.sweep.comparison import Study
+from bam.sweep.runs import Run
 from bam.training import loop
 
 _BANDS = flags.DEFINE_list("bands", "2,4", "steps to correlate noise over, besides 1")
@@ -57,13 +58,13 @@ def main() -> None:
                 plan.mechanism.strategy, plan.training_steps
             )
 
-        def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
+        def facts(label: str, runs: Sequence[Run]) -> dict[str, Any]:
             event = plans[label].dp_event
             assert event is not None  # Poisson batches and banded ones have it
             relative = in_sums(label) / in_sums(independent(label))
             return {"part_prob": event.sampling_prob, "noise_in_sums": relative}
 
-        carry_out(Study(groups, independent, COLUMNS, facts), Path(_OUT.value))
+        sweeps.carry_out(Study(groups, independent, COLUMNS, facts), Path(_OUT.value))
 
 
 if __name__ == "__main__":

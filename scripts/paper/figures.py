@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from bam import files
 from bam.cli import console, sweeps, tables
 from bam.sweep import plot
+from bam.sweep.runs import Configs, Run, last_state, with_seeds
 from bam.training import diagnostics, loop, registry
 from bam.training.feed import Feed
 from scripts.paper import effects
@@ -49,7 +50,7 @@ class Series(NamedTuple):
 
     slug: str  # the folder of the runs
     method: dict[str, Any]
-    configs: sweeps.Configs  # in the order of the seeds
+    configs: Configs  # in the order of the seeds
     rows: list[list[dict[str, Any]]]  # of metrics, one list per seed; none before they are trained
 
     @property
@@ -84,14 +85,16 @@ def main() -> None:
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = sweeps.strength_config(name)
+    config = sweeps.method_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), [])
+    return Series(
+        slug, config.method.to_dict(), with_seeds(slug, config, sweeps.NUM_SEEDS.value), []
+    )
 
 
-def _rows(series: Series, runs: Mapping[int, sweeps.Run]) -> list[list[dict[str, Any]]]:
+def _rows(series: Series, runs: Mapping[int, Run]) -> list[list[dict[str, Any]]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
@@ -269,7 +272,7 @@ def _state(experiment: loop.Trainer, seed: int, folder: Path, stage: str) -> Any
     """The state of a finished run before its first or after its last step."""
     if stage == "start":
         return experiment.init(seed)
-    state = sweeps.last_state(experiment, seed, folder)
+    state = last_state(experiment, seed, folder)
     if state is None:
         raise ValueError(f"{folder} has no checkpoint: train with --config.checkpoint.every > 0")
     return state

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from sklearn.linear_model import LogisticRegression
 
 from bam.cli import console, sweeps
-from bam.cli.study import Study, carry_out
 from bam.data import datasets
 from bam.sweep import plot
+from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
@@ -39,7 +39,7 @@ def main() -> None:
             lambda label: f"gradients {label.split(' ')[1]}",
             facts=lambda label, _: {"target_epsilon": groups[label].epsilon},
         )
-        rows, _ = carry_out(study, Path(_OUT.value))
+        rows, _ = sweeps.carry_out(study, Path(_OUT.value))
         draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
 
 

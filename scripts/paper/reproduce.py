@@ -11,9 +11,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam.cli import console, sweeps, tables
-from bam.cli.study import Study, carry_out
 from bam.sweep import plot
+from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
+from bam.sweep.runs import Run
 from bam.training import registry
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -70,7 +71,7 @@ def main() -> None:
             name, _, epsilon = cells[label]
             return f"{name} dp_sgd ε={epsilon:g}"
 
-        def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
+        def facts(label: str, runs: Sequence[Run]) -> dict[str, Any]:
             name, method, epsilon = cells[label]
             paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
             ours, theirs = paper.get(method), paper.get("dp_sgd")
@@ -78,7 +79,7 @@ def main() -> None:
             return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
         workdir = Path(sweeps.WORKDIR.value)
-        rows, _ = carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
+        rows, _ = sweeps.carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
         for name in _DATASETS.value:
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 

@@ -14,8 +14,8 @@ from typing import Any
 from absl import flags
 
 from bam.cli import console, sweeps
-from bam.cli.study import Study, carry_out
 from bam.sweep import plot
+from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
 from bam.training import registry
 
@@ -29,10 +29,10 @@ console.ensure(("methods",), lambda methods: "dp_sgd" in methods, "--methods mus
 def main() -> None:
     """Trains what is missing, then writes and prints the table and draws the figure."""
     with console.one_line_errors():
-        groups = {name: sweeps.strength_config(name) for name in _METHODS.value}
+        groups = {name: sweeps.method_config(name) for name in _METHODS.value}
         strength = {name: registry.strength(config.method) for name, config in groups.items()}
         study = Study(groups, lambda name: "dp_sgd", facts=lambda x, _: {"strength": strength[x]})
-        rows, _ = carry_out(study, Path(_OUT.value))
+        rows, _ = sweeps.carry_out(study, Path(_OUT.value))
         config = groups["dp_sgd"]
         draw(rows, Path(f"{_OUT.value}.png"), f"{config.dataset.name}, ε = {config.epsilon:g}")
 
