@@ -60,7 +60,7 @@ def main() -> None:
         return
     should_stop = console.stop_after(_MAX_SECONDS.value)
     try:
-        with console.lost_processes(), console.one_line_errors():
+        with console.one_line_errors():
             result = loop.train(
                 experiment,
                 config.seed,
