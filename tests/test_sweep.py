@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import bam
+from bam.cli import sweeps
 from bam.sweep import comparison, runs
 from bam.training import config as base
 from bam.training import loop, rundir
@@ -150,7 +151,7 @@ def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overri
     settings = comparison.settings_of(settings)
     overrides = {"model.name": "linear", "num_steps": 3, **overrides}
     return comparison.grid(
-        lambda method: runs.config_of(FILE, method, overrides, {"dataset.holdout", *fixed}),
+        lambda method: sweeps.load(FILE, method, overrides, {"dataset.holdout", *fixed}),
         methods.split(","), settings, holdout, smaller,
     )  # fmt: skip
 
@@ -214,7 +215,7 @@ def test_values_have_the_type_of_their_key():
         ("clip_norm", "2", 2.0), ("num_steps", "7", 7), ("model.name", "linear", "linear"),
         ("optimizer.learning_rate", "1e-3", 1e-3), ("model.width", "8", 8),
     ):  # fmt: skip
-        runs.set_key(config, key, text)
+        comparison.set_key(config, key, text)
         found = rundir.flat(config.to_dict())[key]
         assert found == value and type(found) is type(value)
 

@@ -19,8 +19,8 @@ def shipped() -> dict[str, Path]:
     """Name -> file of every config that comes with bam: those of the checkout, or of the wheel."""
     folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
     folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
-    found = {file.stem: file for file in folder.glob("[a-z]*.py")}
-    return found | {"base": ROOT / "training" / "config.py"}
+    named_files = {file.stem: file for file in folder.glob("[a-z]*.py")}
+    return named_files | {"base": ROOT / "training" / "config.py"}
 
 
 def with_files(argv: Sequence[str]) -> tuple[list[str], str]:

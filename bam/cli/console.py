@@ -215,10 +215,10 @@ def use_compilation_cache() -> None:
 
 def _check_own(folder: Path) -> None:
     """Refuses a folder that another user, root apart, can put files into."""
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} can be written to by others (chmod 700 {folder})")
 
 
@@ -267,11 +267,11 @@ def _parse_flags(config_file: str, argv: list[str]) -> list[str]:
         sys.exit(0 if {"help", "helpshort", "helpfull", "helpxml"} & _names(argv) else end.code)
     except (AttributeError, KeyError) as error:  # of an unknown key, or of a mistaken config file
         # As ml_collections says it, within several pairs of quotes.
-        said = re.fullmatch(r"""\W*(\w+)\W*(?:nDid you mean "(\w+)".*)?""", str(error))
-        if said is None:
+        unknown = re.fullmatch(r"""\W*(\w+)\W*(?:nDid you mean "(\w+)".*)?""", str(error))
+        if unknown is None:
             _fail(f"the config file makes no config: {error!r}; --debug shows where")
-        hint = f": did you mean {said[2]}?" if said[2] else ""
-        _fail(f"the config has no key {said[1]!r}{hint}")
+        hint = f": did you mean {unknown[2]}?" if unknown[2] else ""
+        _fail(f"the config has no key {unknown[1]!r}{hint}")
     except (flags.Error, ValueError, TypeError, OSError) as error:
         # A config file's own error arrives wrapped in its traceback; its last line is the message.
         _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))

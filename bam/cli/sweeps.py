@@ -1,5 +1,6 @@
 """Flags and printing of commands that train many runs: `bam sweep`, and the scripts of results."""
 
+import runpy
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from bam.files import JsonMapping, JsonObject
 from bam.privacy.accounting import rounded_up
 from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study
-from bam.training import loop
+from bam.training import loop, registry
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
@@ -49,7 +50,7 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     files.write_json(out.with_name(f"{out.name}.json"), result)
     rows = result["rows"]
     tables.show(columns(study.columns, rows), rows, keep=out.with_name(f"{out.name}.md"))
-    if any(len(of_label) < NUM_SEEDS.value for of_label in trained.values()):
+    if any(len(by_seed) < NUM_SEEDS.value for by_seed in trained.values()):
         sys.exit(console.STOPPED)
     return rows, trained
 
@@ -119,5 +120,41 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
     """
     flag = flags.FLAGS["config"]
     file = (path or config_flags.get_config_filename(flag)).split(":")[0]
+    return load(file, method, config_flags.get_override_values(flag), fixed)
+
+
+def load(file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = ()) -> ConfigDict:
+    """A config file's configuration of METHOD, or of METHOD:STRENGTH for a method of BAM's kind.
+
+    Args:
+      file: the config file.
+      method: what its `get_config` is called with; a number after a colon is the strength.
+      overrides: key -> value, for all methods; keys of `method.*` for those that have them.
+      fixed: keys that the caller sets and that therefore no override may set.
+
+    Raises:
+      ValueError: for an override of what is fixed or not there, a strength that cannot be, or what
+        the file's own code raises.
+    """
+    name, colon, number = method.partition(":")
+    strength = registry.METHODS[name].strength if name in registry.METHODS else ""
+    if colon and not strength:
+        raise ValueError(f"{method}: {name} takes no strength")
+    keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
+    if set_twice := sorted(keys & set(overrides)):
+        raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
     with configs.one_line_errors(file):
-        return runs.config_of(file, method, config_flags.get_override_values(flag), fixed)
+        config: ConfigDict = runpy.run_path(file)["get_config"](name)
+    for key, value in overrides.items():
+        if key.startswith("method.") and key.removeprefix("method.") not in config.method:
+            continue
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file} does not take {key} = {value!r}: {error}") from None
+    if colon:
+        try:
+            config.method[strength] = float(number)
+        except ValueError:
+            raise ValueError(f"{method}: {number!r} is no number") from None
+    return config

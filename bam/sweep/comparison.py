@@ -4,6 +4,7 @@ The statistics are of a few seeds: means, 95 % confidence intervals by Student's
 differences.
 """
 
+import ast
 import dataclasses
 import itertools
 import math
@@ -19,7 +20,7 @@ from scipy import optimize, stats
 from bam import provenance
 from bam.files import JsonObject
 from bam.privacy import accounting
-from bam.sweep.runs import Configs, Run, set_key, with_seeds
+from bam.sweep.runs import Configs, Run, with_seeds
 from bam.training import devices, rundir, trainer
 
 # What every row has of its first run's summary.
@@ -162,9 +163,12 @@ class Study:
         Accuracies are in %, gains in points, paired by seed; what the diagnostics measured, which
         is NOT PRIVATE, is the mean over training without the weights before it.
         """
-        made = {"device": devices.name(), "commit": provenance.git_commit()}
-        rows = [row(self, label, runs) for label, of_label in runs.items() if of_label]
-        return {**made, "versions": provenance.versions(), "rows": rows}
+        return {
+            "device": devices.name(),
+            "commit": provenance.git_commit(),
+            "versions": provenance.versions(),
+            "rows": [row(self, label, runs) for label in runs if runs[label]],
+        }
 
 
 def grid(
@@ -216,6 +220,23 @@ def settings_of(texts: Sequence[str]) -> dict[str, list[str]]:
     return settings
 
 
+def set_key(config: ConfigDict, key: str, text: str) -> None:
+    """Sets a key to a value from a command line; ValueError for one that the key cannot have."""
+    flat = rundir.flat(config.to_dict())
+    if key not in flat:
+        raise ValueError(f"the config has no key {key!r}")
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        value = text
+    if isinstance(flat[key], float) and type(value) is int:
+        value = float(value)
+    try:
+        config.update_from_flattened_dict({key: value})
+    except TypeError as error:
+        raise ValueError(f"{key}={text}: {error}") from None
+
+
 def best(study: Study, first: Runs, num: int) -> Study:
     """The best groups of each method by the runs of the first seed, beside the baseline's best."""
     accuracy = {label: next(iter(percent(runs).values())) for label, runs in first.items()}
@@ -228,14 +249,14 @@ def best(study: Study, first: Runs, num: int) -> Study:
     return dataclasses.replace(study, groups=groups, baseline=lambda label: baseline)
 
 
-def row(study: Study, label: str, found: Runs) -> JsonObject:
+def row(study: Study, label: str, runs: Runs) -> JsonObject:
     """What `OUT.json` has of a group."""
-    runs, baseline = found[label], study.baseline(label)
-    first = next(iter(runs.values()))
-    accuracies = percent(runs)
+    own, baseline = runs[label], study.baseline(label)
+    first = next(iter(own.values()))
+    accuracies = percent(own)
     gain = None
     if baseline not in (None, label):
-        gain = paired_difference(accuracies, percent(found[str(baseline)]))
+        gain = paired_difference(accuracies, percent(runs[str(baseline)]))
     config = study.groups[label].copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
@@ -243,8 +264,8 @@ def row(study: Study, label: str, found: Runs) -> JsonObject:
         "label": label,
         "method": first.method,
         **{key: first.summary[key] for key in SUMMARY},
-        **{name: as_json(estimate(measured(runs, name))) for name in MEASURED},
-        **study.facts(label, list(runs.values())),
+        **{name: as_json(estimate(measured(own, name))) for name in MEASURED},
+        **study.facts(label, list(own.values())),
         "seeds": list(accuracies),
         "accuracies": list(accuracies.values()),
         "accuracy": as_json(estimate(list(accuracies.values()))),
@@ -252,7 +273,7 @@ def row(study: Study, label: str, found: Runs) -> JsonObject:
         "gain": as_json(gain),
         "p": gain and p_value(gain),
         "minimum_detectable_effect": gain and minimum_detectable_effect(gain),
-        "seconds": statistics.median(run.summary["seconds"] for run in runs.values()),
+        "seconds": statistics.median(run.summary["seconds"] for run in own.values()),
         "config": rundir.as_json(config),
     }
 

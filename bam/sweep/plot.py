@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
-from bam.sweep.comparison import Runs, estimate
+from bam.sweep.comparison import Runs
 from bam.training import registry
 
 with needs("plots"):
@@ -135,10 +135,8 @@ def over_seeds(
 
 def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: JsonMapping) -> Line:
     """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
-    estimates = [estimate(at_x) for at_x in values.T.tolist()]
-    means = [each.mean if each else np.nan for each in estimates]
-    spread = [each.sd or 0.0 for each in estimates if each] if len(values) > 1 else None
-    return Line(label, x, means, spread, style)
+    spread = values.std(axis=0, ddof=1).tolist() if len(values) > 1 else None
+    return Line(label, x, values.mean(axis=0).tolist(), spread, style)
 
 
 def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:

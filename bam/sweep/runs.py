@@ -4,17 +4,15 @@ A run is named by its path inside the folder. The runs of a group are those behi
 table: they differ by their seed alone.
 """
 
-import ast
 import itertools
-import runpy
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.files import JsonMapping, JsonObject
+from bam.files import JsonObject
 from bam.training import checkpoint, loop, registry, rundir
 from bam.training.step import TrainState
 
@@ -163,57 +161,3 @@ def with_seeds(folder: str, config: ConfigDict, num: int, first: int = 0) -> Con
         wanted[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
         wanted[f"{folder}/seed{seed}"].seed = seed
     return wanted
-
-
-def config_of(
-    file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = ()
-) -> ConfigDict:
-    """A config file's configuration of METHOD, or of METHOD:STRENGTH for a method of BAM's kind.
-
-    Args:
-      file: the config file.
-      method: what its `get_config` is called with; a number after a colon is the strength.
-      overrides: key -> value, for all methods; keys of `method.*` for those that have them.
-      fixed: keys that the caller sets and that therefore no override may set.
-
-    Raises:
-      ValueError: for an override of what is fixed or not there, or a strength that cannot be.
-    """
-    name, colon, number = method.partition(":")
-    strength = registry.METHODS[name].strength if name in registry.METHODS else ""
-    if colon and not strength:
-        raise ValueError(f"{method}: {name} takes no strength")
-    keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
-    if set_twice := sorted(keys & set(overrides)):
-        raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
-    config: ConfigDict = runpy.run_path(file)["get_config"](name)
-    for key, value in overrides.items():
-        if key.startswith("method.") and key.removeprefix("method.") not in config.method:
-            continue
-        try:
-            config.update_from_flattened_dict({key: value})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{file} does not take {key} = {value!r}: {error}") from None
-    if colon:
-        try:
-            config.method[strength] = float(number)
-        except ValueError:
-            raise ValueError(f"{method}: {number!r} is no number") from None
-    return config
-
-
-def set_key(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a key to a value from a command line; ValueError for one that the key cannot have."""
-    flat = rundir.flat(config.to_dict())
-    if key not in flat:
-        raise ValueError(f"the config has no key {key!r}")
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        value = text
-    if isinstance(flat[key], float) and type(value) is int:
-        value = float(value)
-    try:
-        config.update_from_flattened_dict({key: value})
-    except TypeError as error:
-        raise ValueError(f"{key}={text}: {error}") from None
