@@ -19,7 +19,7 @@ from bam.privacy import selection
 from bam.release import export
 from bam.sweep import comparison
 from bam.training import config as base
-from bam.training import loop, score
+from bam.training import loading, loop, score
 from configs import digits
 from tests.cases import digits_of_numbers, made_once, run_command
 
@@ -30,7 +30,8 @@ def search(
     workdir, *, rates="0.001,0.1", holdout=0, held_out=None, trials=(3.0, 1.0, 10.0), stop=False,
     **overrides,
 ):  # fmt: skip
-    """What a search of these settings prints."""
+    """What a search of these settings prints, that reads its data anew."""
+    loading._datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
     study = comparison.grid(
         lambda method: sweeps.load(FILE, method, overrides, private_search.FIXED),

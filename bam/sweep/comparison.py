@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 from scipy import optimize, stats
 
 from bam import provenance
+from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, Run, with_seeds
 from bam.training import devices, rundir, trainer
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 # What every row has of its first run's summary.
 SUMMARY = (

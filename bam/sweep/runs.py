@@ -9,12 +9,14 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ml_collections import ConfigDict
-
 from bam import files
+from bam.extras import needs
 from bam.files import JsonObject
 from bam.training import checkpoint, loop, registry, rundir
 from bam.training.step import TrainState
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 # Path inside the folder -> config of the run that belongs there.
 Configs = Mapping[str, ConfigDict]

@@ -22,8 +22,8 @@ from ml_collections import ConfigDict
 from bam import files
 from bam.cli import console, sweeps, tables
 from bam.sweep import comparison
-from bam.sweep.comparison import Study, as_json, percent
-from bam.sweep.runs import Configs, Run, last_state, set_key
+from bam.sweep.comparison import Study, as_json, percent, set_key
+from bam.sweep.runs import Configs, Run, last_state
 from bam.training import loop
 from bam.training.feed import Feed
 from configs import extensions
