@@ -14,9 +14,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, plotting, sweeps, tables
-from bam.cli.study import Runs, Study, carry_out
+from bam.cli import console, sweeps, tables
 from bam.files import JsonMapping, JsonObject
+from bam.sweep import plot
+from bam.sweep.comparison import Runs, Study
 
 flags.adopt_module_key_flags(sweeps)
 DEFAULTS = (
@@ -41,7 +42,8 @@ def main() -> None:
         workdir = Path(sweeps.WORKDIR.value)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         groups = {name: config_of(setting) for name, setting in chosen().items()}
-        rows, found = carry_out(Study(groups, lambda name: next(iter(groups))), workdir / "sweep")
+        study = Study(groups, lambda name: next(iter(groups)))
+        rows, found = sweeps.carry_out(study, workdir / "sweep")
         draw(rows, found, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
@@ -56,7 +58,7 @@ def chosen() -> dict[str, JsonMapping]:
 
 def config_of(setting: JsonMapping) -> ConfigDict:
     """The config of a setting."""
-    config = sweeps.strength_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
+    config = sweeps.method_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
     config.clip_norm = ENTRIES[setting["entry"]][0]
     config.optimizer.learning_rate = setting["learning_rate"]
     return config
@@ -75,25 +77,25 @@ def verdict(row: JsonMapping) -> str:
 
 def draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
     """The bias over training and, below it in the same order, the accuracies."""
-    figure, (above, below) = plotting.plt.subplots(2, 1, figsize=(5.3, 6.2), layout="constrained")
+    figure, (above, below) = plot.plt.subplots(2, 1, figsize=(5.3, 6.2), layout="constrained")
     rows = sorted(rows, key=lambda row: row["relative_bias"]["mean"])
     for y, row in enumerate(rows):
         name, mean, half = row["label"], row["accuracy"]["mean"], row["accuracy"]["half_width"]
         color, runs = ENTRIES[name][1], [run.rows for run in found[name].values()]
-        steps, bias = plotting.over_seeds(runs, "not_private/relative_bias")
+        steps, bias = plot.over_seeds(runs, "not_private/relative_bias")
         near: JsonObject = {"textcoords": "offset points", "color": color}
         above.plot(steps, bias.mean(axis=0), color=color, linewidth=2)
         above.annotate(name, (steps[-1], bias[:, -1].mean()), (6, -4), **near)
         below.errorbar(mean, y, xerr=half, color=color, fmt="o", ms=7, capsize=4, lw=2)
         below.annotate(verdict(row), (mean, y), (0, 9), ha="center", fontsize=9, **near)
     above.set_title("Clipping bias, as a share of the gradient's length", loc="left", fontsize=11)
-    above.yaxis.set_major_formatter(plotting.PercentFormatter(xmax=1))
+    above.yaxis.set_major_formatter(plot.PercentFormatter(xmax=1))
     above.set_xlabel("training step")
     below.set_title("Test accuracy, %, with 95 % intervals", loc="left", fontsize=11)
     below.set_yticks(range(len(rows)), [row["label"] for row in rows])
     below.set_ylim(-0.5, len(rows) - 0.4)
     below.set_xlabel(f"logistic regression on digits, ε = {rows[0]['epsilon']:.3g}")
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 if __name__ == "__main__":

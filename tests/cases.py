@@ -242,7 +242,7 @@ class Command:
 
     def __init__(self, *arguments, **environ):
         server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["bam.training.loop", "bam.cli.plotting"])
+        server.set_forkserver_preload(["bam.training.loop", "bam.sweep.plot"])
         self.arguments = arguments
         self.folder = tempfile.TemporaryDirectory()
         self.outputs = [Path(self.folder.name, name) for name in ("stdout", "stderr")]

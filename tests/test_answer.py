@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bam.cli import stats
+from bam.sweep import comparison
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
@@ -27,25 +27,25 @@ def by_seed(name: str) -> dict[tuple[float, str], dict[int, float]]:
     }
 
 
-def paired(ours: list[float], baseline: list[float]) -> stats.Estimate:
+def paired(ours: list[float], baseline: list[float]) -> comparison.Estimate:
     """The gain of accuracies that are of the same seeds, in order."""
-    return stats.estimate([a - b for a, b in zip(ours, baseline, strict=True)])
+    return comparison.estimate([a - b for a, b in zip(ours, baseline, strict=True)])
 
 
-def gains() -> Iterator[stats.Estimate]:
+def gains() -> Iterator[comparison.Estimate]:
     """Every paired difference, in points, that the answer may speak of, from accuracies by seed."""
     for name in ("scattering", "cifar10_medium", "cifar10_medium/one_rate"):
         table = by_seed(name)
         for (epsilon, method), ours in table.items():
             if method != "dp_sgd" and ours:
-                yield stats.paired_difference(ours, table[epsilon, "dp_sgd"])
+                yield comparison.paired_difference(ours, table[epsilon, "dp_sgd"])
     medium = by_seed("cifar10_medium")
     for seeds in (range(5, 9), (*range(5), 9)):  # those that were run first, and the others
         some = {seed: medium[2.0, "bam_sam"][seed] for seed in seeds}
-        yield stats.paired_difference(some, medium[2.0, "dp_sgd"])
+        yield comparison.paired_difference(some, medium[2.0, "dp_sgd"])
     double = by_seed("cifar10_medium/double")[2.0, "dp_sgd"]
     for ours in medium.values():
-        yield stats.paired_difference(double, ours)
+        yield comparison.paired_difference(double, ours)
     for rows in (
         *map(read, RESULTS.glob("scattering/strengths*.json")),
         read(DOCS / "demo/search.json"),
@@ -66,19 +66,19 @@ def gains() -> Iterator[stats.Estimate]:
     for row in read(RESULTS / "benchmark/benchmark_rows.json")["rows"]:
         for key in ("gain", "gain_in_time", "gain_of_bam"):
             if row.get(key):
-                yield stats.Estimate(**row[key])
+                yield comparison.Estimate(**row[key])
 
 
 GAIN = r"[+−]?\d+\.\d+ ± \d+\.\d+"
 
 
-def wrong(page: str, measured: list[stats.Estimate]) -> list[str]:
+def wrong(page: str, measured: list[comparison.Estimate]) -> list[str]:
     """What a page says and no table has: gains, "±", and what pairs of them can detect."""
     shown: dict[str, list[float]] = {}
     for gain in measured:
         number = f"{gain.mean:+.2f} ± {gain.half_width:.2f}".replace("-", "−")
         for said in (number, number.lstrip("+−")):  # "gains 1.05 ± 0.32"
-            shown.setdefault(said, []).append(stats.minimum_detectable_effect(gain))
+            shown.setdefault(said, []).append(comparison.minimum_detectable_effect(gain))
     gains_said, mistakes = [], []
     for gain, detectable in re.findall(rf"({GAIN})|\(detectable ([^);]*)", page):
         if gain:
@@ -95,7 +95,7 @@ def wrong(page: str, measured: list[stats.Estimate]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[stats.Estimate]:
+def measured() -> list[comparison.Estimate]:
     return [gain for gain in gains() if gain.half_width]
 
 

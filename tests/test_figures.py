@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from bam.cli import plotting
+from bam.sweep import plot
 from bam.training import registry
 from scripts.paper import effects
 from tests.cases import run_command
@@ -64,7 +64,7 @@ def test_effects_are_paired_and_ratios_multiply_to_the_ratio_of_the_bias():
 
 def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():
     methods = [{"name": "bam_sam", "radius": r, "mix": 1.0} for r in (0.1, 0.01)]
-    styles = plotting.styles([*methods, {"name": "dp_sgd"}])
+    styles = plot.styles([*methods, {"name": "dp_sgd"}])
     assert list(styles) == ["BAM (SAM), λ = 0.1", "BAM (SAM), λ = 0.01", "DP-SGD"]
     assert sum(styles["BAM (SAM), λ = 0.1"]["color"]) < sum(styles["BAM (SAM), λ = 0.01"]["color"])
     assert len({str(style) for style in styles.values()}) == 3

@@ -199,7 +199,7 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
 
 def test_pictures_name_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.find_spec("bam.cli.plotting")
+    spec = importlib.util.find_spec("bam.sweep.plot")
     with pytest.raises(extras.MissingExtraError) as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert (

@@ -1,5 +1,7 @@
 """The command: what it draws once, what it shows, what may be released of it and what not."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -11,43 +13,52 @@ import numpy as np
 import pytest
 
 from bam import files
+from bam.cli import private_search, sweeps
 from bam.data import datasets
 from bam.privacy import selection
 from bam.release import export
-from bam.training import loop, score
+from bam.sweep import comparison
+from bam.training import config as base
+from bam.training import loading, loop, score
 from configs import digits
 from tests.cases import digits_of_numbers, made_once, run_command
 
-TINY = (
-    "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64",
-    "--methods=dp_sgd", "--trials_mean=3",
-)  # fmt: skip
+FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
 
 
-def search(workdir, *more, rates="0.001,0.1"):
-    return run_command(
-        "bam", "sweep", "--private", "--config=digits", f"--workdir={workdir}", *TINY,
-        f"--set=optimizer.learning_rate={rates}", *more,
+def search(
+    workdir, *, rates="0.001,0.1", holdout=0, held_out=None, trials=(3.0, 1.0, 10.0), stop=False,
+    **overrides,
+):  # fmt: skip
+    """What a search of these settings prints, that reads its data anew."""
+    loading._datasets.clear()
+    overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
+    study = comparison.grid(
+        lambda method: sweeps.load(FILE, method, overrides, private_search.FIXED),
+        ["dp_sgd"], {"optimizer.learning_rate": rates.split(",")}, holdout,
     )  # fmt: skip
+    chosen = selection.Selection(*trials)
+    held_out = bool(holdout) if held_out is None else held_out
+    grid = {
+        label: private_search.as_trial(config, chosen, held_out)
+        for label, config in study.groups.items()
+    }
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        private_search.search(grid, workdir, lambda: stop, print)
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """A whole search with more than one trial, and what it said."""
+    """A whole search of three trials, and what it said."""
 
     def make(folder):
-        for number in range(20):  # geometric: a third have one trial, of which nothing is learned
-            workdir = folder / str(number)
-            done = search(workdir)
-            assert done.returncode == 0, done.stderr
-            if len(json.loads((workdir / "trials.json").read_text())["trials"]) > 1:
-                (folder / "said").write_text(done.stdout)
-                (folder / "search").symlink_to(workdir)
-                return
-        raise AssertionError("the number of trials is always 1")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(selection.Selection, "num_trials", lambda self, uniform: 3)
+            (folder / "said").write_text(search(folder / "search"))
 
     folder = made_once(tmp_path_factory, "private_search", make)
-    return (folder / "search").resolve(), (folder / "said").read_text()
+    return folder / "search", (folder / "said").read_text()
 
 
 def test_the_best_score_is_chosen_and_the_total_is_planned(searched):
@@ -96,13 +107,11 @@ def test_nothing_is_shown_of_the_number_of_trials_or_of_those_not_chosen(searche
 def test_the_same_command_draws_nothing_again(searched):
     workdir, _ = searched
     before = (workdir / "trials.json").read_bytes()
-    again = search(workdir)
-    assert again.returncode == 0, again.stderr
+    search(workdir)
     assert (workdir / "trials.json").read_bytes() == before
-    for changed in ({"other": ("--trials_shape=0",)}, {"other": ("--config.ema_decay=0.5",)},
-                    {"rates": "0.1"}):  # fmt: skip
-        refused = search(workdir, *changed.pop("other", ()), **changed)
-        assert refused.returncode == 2 and "is of another search" in refused.stderr
+    for changed in ({"trials": (3.0, 0.0, 10.0)}, {"ema_decay": 0.5}, {"rates": "0.1"}):
+        with pytest.raises(ValueError, match="is of another search"):
+            search(workdir, **changed)
 
 
 def test_a_search_that_is_done_keeps_no_key_of_its_data(searched, tmp_path):
@@ -112,27 +121,22 @@ def test_a_search_that_is_done_keeps_no_key_of_its_data(searched, tmp_path):
     assert not list(searched[0].rglob("data_key"))
     copy = shutil.copytree(searched[0], tmp_path / "s", symlinks=True)
     files.write_json(copy / "trials.json", found | {"data_key": "00" * 32})  # of 0.2.0
-    assert search(copy).returncode == 0
+    search(copy)
     assert files.read_json(copy / "trials.json") == found
     found["trials"][0]["score"] = None  # a search that goes on needs it
     files.write_json(copy / "trials.json", found)
-    refused = search(copy)
-    assert refused.returncode == 2 and "is of another search" in refused.stderr
-
-
-MISSING = ("--config.dataset.name=tests.cases:digits_of_numbers",)
+    with pytest.raises(ValueError, match="is of another search"):
+        search(copy)
 
 
 @pytest.mark.parametrize("path", ["none", "some", "all"])
-@pytest.mark.parametrize("judged_on", [("--score=held_out", "--holdout=150"), ()])
+@pytest.mark.parametrize("judged_on", [150, 0])
 def test_no_missing_value_in_the_data_decides_whether_a_search_ends(path, judged_on, tmp_path):
-    done = search(
-        tmp_path / "s", *judged_on, *MISSING, f"--config.dataset.path={path}", "--trials_mean=1.01"
-    )
+    missing = {"dataset.name": "tests.cases:digits_of_numbers", "dataset.path": path}
+    said = search(tmp_path / "s", holdout=judged_on, trials=(1.01, 1.0, 10.0), **missing)
     held_out = datasets.hold_out(digits_of_numbers(path), 150).test.images
     assert np.isnan(held_out).any() == (path != "none")
-    assert done.returncode == 0, done.stderr
-    assert "chosen:" in done.stdout and "diverged" not in done.stdout
+    assert "chosen:" in said and "diverged" not in said
     export.export(tmp_path / "s" / "chosen", tmp_path / "out")
     if judged_on:  # no figure of a held-out image but the noised score
         for trial in (tmp_path / "s" / "trials").iterdir():
@@ -166,24 +170,22 @@ def test_an_image_changes_the_score_by_one_at_most_whatever_it_is():
 
 def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
     moved = tmp_path / "moved.txt"
-    data = ("--config.dataset.name=tests.cases:digits_moved_by", f"--config.dataset.path={moved}")
+    data = {"dataset.name": "tests.cases:digits_moved_by", "dataset.path": str(moved)}
     moved.write_text("0")
-    stopped = search(tmp_path / "s", "--max_seconds=0.001", *data)
-    assert stopped.returncode == 0, stopped.stderr
-    assert stopped.stdout.endswith("stopped; the same command goes on from there\n")
+    stopped = search(tmp_path / "s", stop=True, **data)
+    assert stopped.endswith("stopped; the same command goes on from there\n")
     path = tmp_path / "s" / "trials.json"
     drawn = [trial["setting"] for trial in json.loads(path.read_text())["trials"]]
     assert not (tmp_path / "s" / "chosen").exists()
     moved.write_text("1")
-    refused = search(tmp_path / "s", *data)
-    assert refused.returncode == 2 and "is of another search" in refused.stderr
+    with pytest.raises(ValueError, match="is of another search"):
+        search(tmp_path / "s", **data)
     moved.write_text("0")
     found = files.read_json(path)  # as another version of the accountant might have planned it
     found["plan"]["noise_multiplier"] = np.nextafter(found["plan"]["noise_multiplier"], np.inf)
     files.write_json(path, found)
     shutil.rmtree(tmp_path / "s" / "trials", ignore_errors=True)
-    done = search(tmp_path / "s", *data)
-    assert done.returncode == 0, done.stderr
+    search(tmp_path / "s", **data)
     trials = json.loads(path.read_text())["trials"]
     assert [trial["setting"] for trial in trials] == drawn
     planned = files.read_json(tmp_path / "s" / "chosen" / "plan.json")["noise_multiplier"]
@@ -239,32 +241,56 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
             export.export(run, tmp_path / "out")
 
 
+def test_an_error_of_a_trial_does_not_say_its_number(tmp_path, monkeypatch):
+    def train(trainer, seed, folder, **options):
+        raise ValueError(f"{folder} is damaged")
+
+    monkeypatch.setattr(loop, "train", train)
+    with pytest.raises(ValueError, match=r"a trial of .*/s is damaged") as refused:
+        search(tmp_path / "s")
+    assert "trials/" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("given", "message"),
     [
-        ("--best=1", "no --best"),
-        ("--num_seeds=3", "no --num_seeds"),
-        ("--score=held_out", "--score=held_out and --holdout=N belong together"),
-        ("--holdout=9", "belong together"),
-        ("--noprivate", "belong to --private"),
-        ("--config.seed=1", "sets seed itself"),
-        ("--config.accountant=pld", "sets accountant itself"),
-        ("--config.checkpoint.every=0", "keeps the chosen weights"),
-        ("--trials_shape=inf", "trials_shape must be from 0"),
-        ("--score_noise=0.1", "the choice alone costs epsilon"),
-        ("--config.epsilon=inf", "no privacy at epsilon inf"),
+        ({"held_out": True}, "--score=held_out and --holdout=N belong together"),
+        ({"holdout": 9, "held_out": False}, "belong together"),
+        ({"seed": 1}, "sets seed itself"),
+        ({"accountant": "pld"}, "sets accountant itself"),
+        ({"checkpoint.every": 0}, "keeps the chosen weights"),
+        ({"trials": (3.0, np.inf, 10.0)}, "trials_shape must be from 0"),
+        ({"trials": (3.0, 1.0, 0.1)}, "the choice alone costs epsilon"),
+        ({"epsilon": np.inf}, "no privacy at epsilon inf"),
     ],
 )
-def test_a_mistaken_private_search_is_one_line_and_draws_nothing(flag, message, tmp_path):
-    done = search(tmp_path / "s", flag)
-    assert done.returncode == 2, done.stdout
-    assert message in done.stderr and done.stderr.count("\n") == 1
+def test_a_mistaken_private_search_draws_nothing(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        search(tmp_path / "s", **given)
+    assert not (tmp_path / "s").exists()
+
+
+def command(workdir, *more):
+    return run_command(
+        "bam", "sweep", "--private", "--config=digits", "--methods=dp_sgd", f"--workdir={workdir}",
+        "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64", *more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--num_seeds=3", "no --num_seeds"), ("--noprivate", "belong to --private")],
+)
+def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, tmp_path):
+    done = command(tmp_path / "s", "--trials_mean=3", flag)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "s").exists()
 
 
 def test_a_trial_is_scored_on_held_out_images_if_told_though_it_trains_a_part(tmp_path):
     part = "--config.trainable=bias"  # it is scored as the whole model
-    done = search(tmp_path / "s", "--score=held_out", "--holdout=150", "--trials_mean=1.01", part)
+    held_out = ("--score=held_out", "--holdout=150", "--trials_mean=1.01", part)
+    done = command(tmp_path / "s", *held_out)
     assert done.returncode == 0, done.stderr
     plan = json.loads((tmp_path / "s" / "chosen" / "plan.json").read_text())
     assert plan["num_examples"] == 1437 - 150

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import bam
-from bam.cli import stats, study, sweeps
+from bam.cli import sweeps
+from bam.sweep import comparison, runs
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
@@ -25,29 +26,26 @@ def tiny(seed, **overrides):
     return config
 
 
-def test_finished_cells_are_not_trained_again_and_seeds_share_one_compilation(
-    tmp_path, monkeypatch
-):
-    built, events = [], []
-    build = loop.build
-    monkeypatch.setattr(
-        loop, "build", lambda *given, **options: built.append(1) or build(*given, **options)
-    )
+def train(wanted, workdir, should_stop=lambda: False, on_event=None):
+    """Trains what is missing; the names of what happened, in order."""
+    events = []
+    runs.train(wanted, workdir, should_stop, on_event or (lambda name, _: events.append(name)))
+    return events
 
-    def run(all_cells):
-        sweeps.run(all_cells, tmp_path, lambda: False, lambda name, text: events.append(name))
 
-    run({"a/seed0": tiny(0), "a/seed1": tiny(1)})
-    assert events == ["a/seed0", "a/seed1"]
+def test_finished_runs_are_not_trained_again_and_seeds_share_one_compilation(tmp_path, monkeypatch):
+    built, build = [], loop.build
+    counted = lambda *given, **options: built.append(1) or build(*given, **options)  # noqa: E731
+    monkeypatch.setattr(loop, "build", counted)
+    two = {"a/seed0": tiny(0), "a/seed1": tiny(1)}
+    assert train(two, tmp_path) == ["a/seed0", "a/seed1"]
     assert len(built) == 1
     first = (tmp_path / "a/seed0/summary.json").read_bytes()
-    run({"a/seed0": tiny(0), "a/seed1": tiny(1), "a/seed2": tiny(2)})
-    assert events == ["a/seed0", "a/seed1", "a/seed2"]
+    assert train(two | {"a/seed2": tiny(2)}, tmp_path) == ["a/seed2"]
     assert (tmp_path / "a/seed0/summary.json").read_bytes() == first
-    assert set(sweeps.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
-
+    assert set(runs.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
     with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
-        run({"a/seed0": tiny(0, epsilon=1.0)})
+        train({"a/seed0": tiny(0, epsilon=1.0)}, tmp_path)
 
 
 def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypatch):
@@ -63,56 +61,45 @@ def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypa
         rundir.lock(tmp_path)
 
 
-def test_a_stopped_cell_goes_on_where_it_stopped_and_others_wait(tmp_path):
-    all_cells, events = {"a": tiny(0), "b": tiny(1)}, []
-    # Asked after building each cell, before a, after its steps 0 and 1.
+def test_a_stopped_run_goes_on_where_it_stopped_and_others_wait(tmp_path):
+    wanted, events = {"a": tiny(0), "b": tiny(1)}, []
+    # Asked after building each run, before a, after its steps 0 and 1.
     answers = iter([False, False, False, False, True])
-
-    def run(should_stop):
-        sweeps.run(all_cells, tmp_path, should_stop, lambda name, text: events.append((name, text)))
-
-    run(lambda: next(answers))
+    train(wanted, tmp_path, lambda: next(answers), lambda *event: events.append(event))
     assert events == [("a", "stopped after step 1 of 2")]
-    assert sweeps.finished(all_cells, tmp_path) == {}
-    run(lambda: False)
-    assert [name for name, _ in events] == ["a", "a", "b"]
+    assert runs.finished(wanted, tmp_path) == {}
+    assert train(wanted, tmp_path) == ["a", "b"]
     assert (tmp_path / "a/checkpoints/2").is_dir()
 
 
-def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
-    experiment = loop.build(tiny(0))
+def test_a_run_that_another_process_trains_is_left_to_it(tmp_path):
     events = []
 
     def intrude():
-        sweeps.run(
-            {"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False,
-            lambda name, text: events.append(name),
-        )  # fmt: skip
+        events.extend(train({"a": tiny(0), "b": tiny(1)}, tmp_path))
         return True
 
     with pytest.raises(loop.StoppedError):
-        loop.train(experiment, 0, tmp_path / "a", should_stop=intrude)
+        loop.train(loop.build(tiny(0)), 0, tmp_path / "a", should_stop=intrude)
     assert events == ["b", "a"]  # trained what was free, then said what was not
 
 
-def test_a_cell_that_becomes_free_is_trained_after_all(tmp_path):
-    experiment, events = loop.build(tiny(0)), []
-    holder = rundir.RunFiles(tmp_path / "a", experiment.config, experiment.plan)
+def test_a_run_that_becomes_free_is_trained_after_all(tmp_path):
+    trainer, events = loop.build(tiny(0)), []
+    holder = rundir.RunFiles(tmp_path / "a", trainer.config, trainer.plan)
 
     def on_event(name, text):
         events.append(name)
         holder.__exit__()  # the other process ends while this one trains b
 
-    sweeps.run({"a": tiny(0), "b": tiny(1)}, tmp_path, lambda: False, on_event)
+    train({"a": tiny(0), "b": tiny(1)}, tmp_path, on_event=on_event)
     assert events == ["b", "a"]
-    assert set(sweeps.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
+    assert set(runs.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
 
 
-def test_a_mistake_in_the_last_cell_costs_no_training_of_the_first(tmp_path):
+def test_a_mistake_in_the_last_run_costs_no_training_of_the_first(tmp_path):
     with pytest.raises(ValueError, match="expected_batch_size"):
-        sweeps.run(
-            {"a": tiny(0), "b": tiny(0, expected_batch_size=0)}, tmp_path, lambda: False, print
-        )
+        train({"a": tiny(0), "b": tiny(0, expected_batch_size=0)}, tmp_path)
     assert not (tmp_path / "a").exists()
 
 
@@ -126,25 +113,21 @@ def rows_of(path):
         if row["gain"]:
             theirs = rows[row["baseline"]]["accuracies"]
             pairs = zip(row["accuracies"], theirs, strict=True)
-            gain = stats.estimate([ours - other for ours, other in pairs])
+            gain = comparison.estimate([ours - other for ours, other in pairs])
             assert row["gain"]["mean"] == pytest.approx(gain.mean)
     return rows
 
 
-def test_a_sweep_trains_what_is_missing_and_pairs_by_seed_at_equal_settings(tmp_path):
+def test_a_sweep_trains_what_is_missing_pairs_by_seed_and_draws_the_bias(tmp_path):
     command = ("bam", "sweep", "--config=digits", "--methods=dp_sgd,bam_sam:0.5",
                "--set=optimizer.learning_rate=0.001,0.01", "--holdout=300",
+               "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16",
                f"--workdir={tmp_path}", *TINY)  # fmt: skip
     stopped = run_command(*command, "--num_seeds=1", "--max_seconds=0.001")
     assert stopped.returncode == 3 and "4 runs are not finished" in stopped.stdout
-    one = run_command(*command, "--num_seeds=1")
-    assert one.returncode == 0, one.stderr
-    assert one.stdout.count("% in ") == 4
-    rows = rows_of(tmp_path / "sweep.json")
-    for label, row in rows.items():
-        assert row["baseline"] == label.replace("bam_sam:0.5", "dp_sgd")
     best = run_command(*command, "--num_seeds=2", "--best=1")
-    assert best.returncode == 0 and best.stdout.count("% in ") == 2  # second seeds of the best
+    assert best.returncode == 0, best.stderr
+    assert best.stdout.count("% in ") == 4 + 2  # all settings, then second seeds of the best
     rows = rows_of(tmp_path / "sweep.json")
     assert [label.split(" ")[0] for label in rows] == ["dp_sgd", "bam_sam:0.5"]
     baseline, other = rows.values()
@@ -156,52 +139,75 @@ def test_a_sweep_trains_what_is_missing_and_pairs_by_seed_at_equal_settings(tmp_
     assert config["dataset"]["holdout"] == 300
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["sampling_prob"] == 256 / (1437 - 300)
+    assert "NOT PRIVATE" in best.stdout
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+    head = (tmp_path / "sweep.md").read_text().splitlines()[0]
+    assert head.endswith("| ‖bias‖ | ‖ĝ‖ | ratio | cosine | seconds |")
+
+
+FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
+
+
+def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overrides):
+    settings = comparison.settings_of(settings)
+    overrides = {"model.name": "linear", "num_steps": 3, **overrides}
+    return comparison.grid(
+        lambda method: sweeps.load(FILE, method, overrides, {"dataset.holdout", *fixed}),
+        methods.split(","), settings, holdout, smaller,
+    )  # fmt: skip
+
+
+def test_every_setting_stands_beside_the_baseline_at_the_same():
+    study = grid("dp_sgd,bam_sam:0.5", ["optimizer.learning_rate=0.001,0.01"])
+    assert len(study.groups) == 4
+    for label in study.groups:
+        assert study.baseline(label) == label.replace("bam_sam:0.5", "dp_sgd")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": "dp_sgd:1"}, "dp_sgd takes no strength"),
+        ({"methods": "bam_sam:x"}, "'x' is no number"),
+        ({"methods": "dp_sgd,bam_sam:0.1,bam_sam:0.10"}, "bam_sam:0.10 is there twice"),
+        ({"settings": ["clip_norm=1,1.0"]}, "dp_sgd clip_norm=1.0 is there twice"),
+        ({"settings": ["learning_rate=1"]}, "the config has no key 'learning_rate'"),
+        ({"settings": ["clip_norm"]}, "KEY=VALUE,VALUE is needed"),
+        ({"settings": ["clip_norm=much"]}, "clip_norm=much"),
+        ({"settings": ["seed=1,2"]}, "by this command itself"),
+        ({"seed": 3}, "sets seed itself"),
+        ({"no_such": 3}, "no_such"),
+        ({"dataset.holdout": 9}, "sets dataset.holdout itself"),
+        ({"smaller": 3}, "whose expected size it divides: 256"),
+    ],
+)
+def test_a_slip_is_said_before_any_work(given, message):
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")) as refused:
+        grid(**given)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [
-        ("--methods=dp_sgd:1", "dp_sgd takes no strength"),
-        ("--methods=", "--methods is required"),
-        ("--methods=dp_sgd,bam_sam:0.1,bam_sam:0.10", "bam_sam:0.10 is there twice"),
-        ("--set=clip_norm=1,1.0", "dp_sgd clip_norm=1.0 is there twice"),
-        ("--set=learning_rate=1", "did you mean optimizer.learning_rate?"),
-        ("--set=clip_norm", "KEY=VALUE,VALUE is needed"),
-        ("--set=clip_norm=much", "clip_norm=much"),
-        ("--set=seed=1,2", "by this command itself"),
-        ("--config.seed=3", "sets seed itself"),
-        ("--config.no_such=3", "no key 'no_such'"),
-        ("--config.dataset.holdout=9", "sets dataset.holdout itself"),
-    ],
+    [("--methods=", "--methods is required"), ("--config.seed=3", "sets seed itself")],
 )
-def test_a_slip_is_one_line_before_any_work(flag, message, tmp_path):
+def test_a_slip_of_a_command_is_one_line_before_any_work(flag, message, tmp_path):
     done = run_command("bam", "sweep", "--config=digits", flag, f"--workdir={tmp_path}/w", *TINY)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "w").exists()
 
 
-def test_smaller_batches_have_as_much_noise_for_an_example(tmp_path):
-    done = run_command(
-        "bam", "sweep", "--config=configs/digits.py", "--methods=dp_sgd", "--holdout=200",
-        "--num_seeds=1", "--smaller=4", "--config.num_steps=3", "--config.model.name=linear",
-        f"--workdir={tmp_path}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    [row] = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+def test_smaller_batches_have_as_much_noise_for_an_example():
+    [config] = grid(holdout=200, smaller=4).groups.values()
     plan = bam.make_plan(
         num_examples=1237, expected_batch_size=256, num_steps=3, target_epsilon=3.0, delta=1e-5,
         clip_norm=1.0,
     )  # fmt: skip
-    assert row["config"]["expected_batch_size"] == 64
-    assert row["noise_multiplier"] / 64 == pytest.approx(plan.noise_multiplier / 256, rel=1e-3)
-    assert row["epsilon"] > 3 * plan.epsilon
-    assert not (tmp_path / "sweep.png").exists()  # no bias was measured: the panels would be empty
-    refused = run_command(
-        "bam", "sweep", "--config=configs/digits.py", "--methods=dp_sgd", "--smaller=3",
-        f"--workdir={tmp_path}/other",
-    )  # fmt: skip
-    assert "whose expected size it divides: 256" in refused.stderr
+    smaller = loop.build(config).plan
+    assert smaller.expected_batch_size == 64
+    assert smaller.noise_multiplier / 64 == pytest.approx(plan.noise_multiplier / 256, rel=1e-3)
+    assert smaller.epsilon > 3 * plan.epsilon
 
 
 def test_values_have_the_type_of_their_key():
@@ -210,24 +216,9 @@ def test_values_have_the_type_of_their_key():
         ("clip_norm", "2", 2.0), ("num_steps", "7", 7), ("model.name", "linear", "linear"),
         ("optimizer.learning_rate", "1e-3", 1e-3), ("model.width", "8", 8),
     ):  # fmt: skip
-        sweeps.set_key(config, key, text)
+        comparison.set_key(config, key, text)
         found = rundir.flat(config.to_dict())[key]
         assert found == value and type(found) is type(value)
-
-
-def test_a_sweep_shows_the_bias_that_was_measured_and_draws_it(tmp_path):
-    done = run_command(
-        "bam", "sweep", "--config=digits", "--methods=dp_sgd,non_private", "--num_seeds=1",
-        f"--workdir={tmp_path}", *TINY, "--config.diagnostics.every=1",
-        "--config.diagnostics.num_examples=16",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "NOT PRIVATE" in done.stdout
-    assert (tmp_path / "sweep.png").stat().st_size > 10_000
-    head, _, row, free = (tmp_path / "sweep.md").read_text().splitlines()
-    assert head.endswith("| ‖bias‖ | ‖ĝ‖ | ratio | cosine | seconds |")
-    assert row.startswith("| dp_sgd | 3 | 1 | ") and free.startswith("| non_private | – | 1 | ")
-    assert "| 0.000 |" in free and "| 0.000 |" not in row
 
 
 STUDIES = {  # command -> its arguments, number of groups, a column
@@ -297,13 +288,12 @@ def test_a_comparison_takes_a_run_that_diverged_for_the_worst(tmp_path):
 
     loop.train(built, 0, tmp_path / "good")
     loop.train(built.with_step(diverging), 0, tmp_path / "bad")
-    found = {name: {0: sweeps.read(tmp_path / name)} for name in ("good", "bad")}
-    compared = study.Study({"good": config, "bad": config}, lambda label: "good")
-    good, bad = (study.row(compared, name, found) for name in ("good", "bad"))
+    found = {name: {0: runs.read(tmp_path / name)} for name in ("good", "bad")}
+    compared = comparison.Study({"good": config, "bad": config}, lambda label: "good")
+    good, bad = (comparison.row(compared, name, found) for name in ("good", "bad"))
     json.dumps([good, bad], allow_nan=False)
     assert bad["accuracy"]["mean"] == 0 < good["accuracy"]["mean"]
     assert bad["gain"]["mean"] == -good["accuracy"]["mean"]
     rows = [{"step": step, "not_private/snr": value} for step, value in ((1, None), (2, 3.0))]
-    assert study.measured({0: found["bad"][0]._replace(rows=rows)}, "snr") == [3.0]
-    assert study.measured({0: found["bad"][0]._replace(rows=rows[:1])}, "snr") == []
-    assert [cell(bad) for cell in study.columns(compared, [good, bad]).values()]
+    assert comparison.measured({0: found["bad"][0]._replace(rows=rows)}, "snr") == [3.0]
+    assert comparison.measured({0: found["bad"][0]._replace(rows=rows[:1])}, "snr") == []

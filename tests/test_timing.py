@@ -12,26 +12,21 @@ from bam.models.layers import conv2d, convolutions_as
 from tests.cases import run_command
 
 
-def test_a_matrix_product_costs_two_operations_per_term():
-    assert timing.matrix_flops(jnp.matmul, jnp.ones((3, 4)), jnp.ones((4, 5))) == 2 * 3 * 4 * 5
+def test_products_convolutions_and_scans_cost_what_one_counts_by_hand():
+    def as_xla(x, k):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=numbers)
 
-
-def test_both_forms_of_a_convolution_cost_the_same():
-    images, kernel = jnp.ones((2, 6, 6, 3)), jnp.ones((3, 3, 3, 4))
-    as_xla = lambda x, k: jax.lax.conv_general_dilated(  # noqa: E731
-        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    expected = 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
-    assert timing.matrix_flops(as_xla, images, kernel) == expected
-    with convolutions_as("matmul"):
-        assert timing.matrix_flops(conv2d, images, kernel) == expected
-
-
-def test_a_scan_costs_its_body_as_often_as_it_turns():
-    def fn(x):
+    def seven_turns(x):
         return jax.lax.scan(lambda c, _: (c @ c, None), x, length=7)[0]
 
-    assert timing.matrix_flops(fn, jnp.ones((3, 3))) == 7 * 2 * 27
+    images, kernel = jnp.ones((2, 6, 6, 3)), jnp.ones((3, 3, 3, 4))
+    of_kernel = 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+    assert timing.matrix_flops(jnp.matmul, jnp.ones((3, 4)), jnp.ones((4, 5))) == 2 * 3 * 4 * 5
+    assert timing.matrix_flops(as_xla, images, kernel) == of_kernel
+    with convolutions_as("matmul"):
+        assert timing.matrix_flops(conv2d, images, kernel) == of_kernel
+    assert timing.matrix_flops(seven_turns, jnp.ones((3, 3))) == 7 * 2 * 27
 
 
 def test_the_median_and_quartiles_are_those_by_hand():

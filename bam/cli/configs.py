@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-import importlib.util
+import importlib
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,22 +19,26 @@ def shipped() -> dict[str, Path]:
     """Name -> file of every config that comes with bam: those of the checkout, or of the wheel."""
     folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
     folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
-    found = {file.stem: file for file in folder.glob("[a-z]*.py")}
-    return found | {"base": ROOT / "training" / "config.py"}
+    named_files = {file.stem: file for file in folder.glob("[a-z]*.py")}
+    return named_files | {"base": ROOT / "training" / "config.py"}
 
 
-def with_files(argv: Sequence[str]) -> list[str]:
-    """Arguments whose `--config=NAME:METHOD` has the file of the shipped config NAME instead."""
-    found, is_value = [], False
+def with_files(argv: Sequence[str]) -> tuple[list[str], str]:
+    """Arguments whose `--config=NAME:METHOD` has the file of the shipped config NAME instead.
+
+    Returns them and that file, "" without a `--config`.
+    """
+    arguments, value_follows, file = [], False, ""
     for argument in argv:
         flag, equals, value = argument.partition("=")
         if flag in ("--config", "-config") and equals:
-            argument = f"{flag}={file_of(value)}"
-        elif is_value:
-            argument = file_of(argument)
-        is_value = argument in ("--config", "-config")
-        found.append(argument)
-    return found
+            file = file_of(value)
+            argument = f"{flag}={file}"
+        elif value_follows:
+            argument = file = file_of(argument)
+        value_follows = argument in ("--config", "-config")
+        arguments.append(argument)
+    return arguments, file.partition(":")[0]
 
 
 def file_of(value: str) -> str:
@@ -46,14 +50,14 @@ def file_of(value: str) -> str:
             raise ValueError(f"{name} is no config: a config is a Python file, as FILE.py:METHOD")
         files.read_bytes(Path(name), LIMIT)
         own = Path(name).resolve().parent
-        of_own = own.name == "configs" and (own / "__init__.py").exists()
-        _import_from(own if of_own else known["cifar10"].parent)
+        is_package = own.name == "configs" and (own / "__init__.py").exists()
+        _import_configs(own if is_package else known["cifar10"].parent)
         return value
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "name a file, or"
         raise ValueError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
-    _import_from(known["cifar10"].parent)
+    _import_configs(known["cifar10"].parent)
     return f"{known[name]}{colon}{method}"
 
 
@@ -84,13 +88,14 @@ def _place(error: BaseException, file: str) -> str:
     return named.place(error, file)
 
 
-def _import_from(folder: Path) -> None:
-    """Configs import each other from `configs`: these, not a package of that name elsewhere."""
-    found = sys.modules.get("configs")
-    if found is None or str(folder) not in (found.__path__ or ()):
-        spec = importlib.util.spec_from_file_location(
-            "configs", folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None and spec.loader is not None
-        sys.modules["configs"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["configs"])
+def _import_configs(folder: Path) -> None:
+    """Imports the package `configs` from this folder, where configs import each other from.
+
+    Only this import looks there first: no package of that name elsewhere is taken for it, and
+    nothing beside the folder for some other package.
+    """
+    sys.path.insert(0, str(folder.parent))
+    try:
+        importlib.import_module("configs")
+    finally:
+        sys.path.remove(str(folder.parent))

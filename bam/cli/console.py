@@ -1,9 +1,8 @@
 """What every command shares: flags that fail in one line, and a compilation cache."""
 
 import contextlib
-import difflib
 import dis
-import itertools
+import functools
 import logging
 import math
 import os
@@ -50,7 +49,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help has it
     added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
     with one_line_errors():  # in sys.argv, because that is where config flags look for overrides
-        sys.argv[1:] = configs.with_files([*added, *sys.argv[1:]])
+        sys.argv[1:], file = configs.with_files([*added, *sys.argv[1:]])
 
     def quietly(argv: Sequence[str]) -> None:
         absl_logging.set_verbosity(absl_logging.WARNING)  # every checkpoint writes ten lines else
@@ -62,7 +61,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
             main()
 
     signal.signal(signal.SIGINT, _end_at_once)
-    app.run(quietly, flags_parser=_parse_flags)
+    app.run(quietly, flags_parser=functools.partial(_parse_flags, file))
 
 
 def require(*names: str) -> None:
@@ -100,13 +99,13 @@ def one_line_errors() -> Iterator[None]:
         error.add_note("This is a fault of bam: please report it with all lines above.")
         raise
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text:
-            raise
-        _fail(
-            "there is not enough memory: lower microbatch_size, augment.views or the model's size "
-            f"({' '.join(text.split())[:200]})"
-        )
+        text = " ".join(str(error).split())
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+            advice = "lower microbatch_size, augment.views or the model's size"
+            _fail(f"there is not enough memory: {advice} ({text[:200]})")
+        if jax.process_count() > 1:
+            _fail(f"a process of this run was lost; start all again to go on ({text[:200]})")
+        raise
 
 
 def on_purpose(error: ValueError | OSError) -> bool:
@@ -164,44 +163,30 @@ def join_processes(
     or "": this process is the only one. Raises a ValueError if that is not a set of processes, an
     OSError if the others cannot be reached.
     """
-    numbers = (num_processes, process_id)
-    if coordinator in ("", "auto"):
-        if numbers != (None, None):
-            raise ValueError("--num_processes and --process_id need --coordinator=HOST:PORT")
-        if not coordinator:
-            return
-    elif not re.fullmatch(r".+:[0-9]+", coordinator) or None in numbers:
+    numbers, automatic = (num_processes, process_id), coordinator == "auto"
+    if (not coordinator or automatic) and numbers != (None, None):
+        raise ValueError("--num_processes and --process_id need --coordinator=HOST:PORT")
+    if not coordinator:
+        return
+    if not automatic and (None in numbers or not re.fullmatch(r".+:[0-9]+", coordinator)):
         raise ValueError("--coordinator=HOST:PORT needs --num_processes and --process_id")
-    problem = ""
     try:
         jax.distributed.initialize(
-            None if coordinator == "auto" else coordinator,
+            None if automatic else coordinator,
             *numbers,
-            cluster_detection_method=None if coordinator == "auto" else "deactivate",
+            cluster_detection_method=None if automatic else "deactivate",
             initialization_timeout=120,
             heartbeat_timeout_seconds=20,
             shutdown_timeout_seconds=20,
         )
     except (ValueError, RuntimeError) as error:
-        problem = str(error)
-    if "should be defined" in problem or "must be defined" in problem:
-        raise ValueError("no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT")
-    if "process_id" in problem:
-        raise ValueError(problem)
-    if problem:
-        raise OSError(f"the processes at {coordinator} could not be joined: {problem}")
-
-
-@contextlib.contextmanager
-def lost_processes() -> Iterator[None]:
-    """Ends this process with one line when another one is gone; alone, it does nothing."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        _fail(f"a process of this run was lost; start all again to go on ({reason})")
+        text = str(error)
+        if "should be defined" in text or "must be defined" in text:
+            absent = "no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT"
+            raise ValueError(absent) from None
+        if "process_id" in text:
+            raise ValueError(text) from None
+        raise OSError(f"the processes at {coordinator} could not be joined: {text}") from None
 
 
 def use_compilation_cache() -> None:
@@ -230,10 +215,10 @@ def use_compilation_cache() -> None:
 
 def _check_own(folder: Path) -> None:
     """Refuses a folder that another user, root apart, can put files into."""
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} can be written to by others (chmod 700 {folder})")
 
 
@@ -268,9 +253,10 @@ def _from_home(argument: str) -> str:
     return name + equals + ",".join(map(os.path.expanduser, value.split(",")))
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+def _parse_flags(config_file: str, argv: list[str]) -> list[str]:
+    """What is left of the arguments, once absl has parsed its flags and `config_file`."""
     try:
-        with configs.one_line_errors(_config_file(argv)):
+        with configs.one_line_errors(config_file):
             rest: list[str] = flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
             if "config" in flags.FLAGS:  # which keeps an OSError until it is looked at
                 getattr(flags.FLAGS["config"].value, "seed", None)
@@ -280,9 +266,12 @@ def _parse_flags(argv: list[str]) -> list[str]:
     except SystemExit as end:  # absl has shown the help
         sys.exit(0 if {"help", "helpshort", "helpfull", "helpxml"} & _names(argv) else end.code)
     except (AttributeError, KeyError) as error:  # of an unknown key, or of a mistaken config file
-        with contextlib.suppress(AttributeError, KeyError, ValueError):
-            _fail(_unknown_key(argv))
-        _fail(f"the config file makes no config: {error!r}; --debug shows where")
+        # As ml_collections says it, within several pairs of quotes.
+        unknown = re.fullmatch(r"""\W*(\w+)\W*(?:nDid you mean "(\w+)".*)?""", str(error))
+        if unknown is None:
+            _fail(f"the config file makes no config: {error!r}; --debug shows where")
+        hint = f": did you mean {unknown[2]}?" if unknown[2] else ""
+        _fail(f"the config has no key {unknown[1]!r}{hint}")
     except (flags.Error, ValueError, TypeError, OSError) as error:
         # A config file's own error arrives wrapped in its traceback; its last line is the message.
         _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))
@@ -291,41 +280,6 @@ def _parse_flags(argv: list[str]) -> list[str]:
 def _names(argv: Sequence[str]) -> set[str]:
     """The flags that are given."""
     return {x.lstrip("-").partition("=")[0] for x in argv[1:] if x.startswith("-")}
-
-
-def _config_file(argv: Sequence[str]) -> str:
-    """The file of `--config`; "" without one."""
-    for argument, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        name, equals, value = argument.partition("=")
-        if name in ("--config", "-config"):
-            return (value if equals else following).partition(":")[0]
-    return ""
-
-
-def _unknown_key(argv: list[str]) -> str:
-    """The first `--config.KEY` that the config of `--config` lacks, and the keys most like it.
-
-    ValueError if there is none; whatever the config file raises.
-    """
-    from bam.training import rundir  # needs what only commands with a config have
-
-    given = [argument.lstrip("-").partition("=")[::2] for argument in argv]
-    file = dict(given).get("config") or argv[argv.index("--config") + 1]
-    found = flags.FLAGS["config"].parser.parse(file)
-    keys = list(rundir.flat(found.to_dict())) if found else []
-    for name in (name.removeprefix("config.") for name, _ in given if name.startswith("config.")):
-        if name not in keys:
-            return unknown_key(name, keys)
-    raise ValueError("no key is unknown")
-
-
-def unknown_key(name: str, keys: Sequence[str]) -> str:
-    """What is said of a key that a config lacks, with those that are most like it."""
-    same_name = [key for key in keys if key.endswith(f".{name.rpartition('.')[2]}")]
-    near = same_name or difflib.get_close_matches(name, keys, 2)
-    return f"the config has no key {name!r}" + (
-        f": did you mean {' or '.join(near)}?" if near else ""
-    )
 
 
 def _fail(message: str) -> NoReturn:

@@ -133,12 +133,12 @@ def _counts(labels: np.ndarray, num_classes: int) -> list[int]:
 
 def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
     """A contact sheet: a row of up to eight images of each of the first twelve classes."""
-    from bam.cli import plotting
+    from bam.sweep import plot
 
     images, labels = split.images, np.asarray(split.labels)
     is_of = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
     chosen = [np.flatnonzero(x)[:8] for x in is_of][:12] or [np.arange(min(8, len(labels)))]
-    figure, axes = plotting.plt.subplots(
+    figure, axes = plot.plt.subplots(
         len(chosen), 8, figsize=(7, 0.95 * len(chosen) + 0.2), squeeze=False, layout="constrained"
     )
     for number, (row, line) in enumerate(zip(chosen, axes, strict=True)):
@@ -147,7 +147,7 @@ def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
             axis.set_axis_off()
         for axis, index in zip(line, row, strict=False):
             axis.imshow(images[[index]][0].squeeze(), cmap="gray", vmin=0, vmax=255)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 if __name__ == "__main__":

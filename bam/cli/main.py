@@ -2,13 +2,10 @@
 
 import difflib
 import os
-import re
 import runpy
 import sys
-from pathlib import Path
 
 from bam import __version__, extras
-from bam.cli.configs import shipped
 
 COMMANDS = {
     "train": "trains one model privately, and goes on with one that was stopped",
@@ -27,22 +24,10 @@ bam {__version__}: differentially private image classifiers, and a statement tha
 
 {{commands}}
 
-`bam COMMAND --help` shows the flags of a command, `bam completion bash|zsh|fish` what a shell
-runs to complete them. --debug shows the traceback of an error. Exit status: 0; 2 for bad input;
-3 for a run that was stopped, which the same command goes on with; 130 for Ctrl-C elsewhere.
+`bam COMMAND --help` shows the flags of a command. --debug shows the traceback of an error.
+Exit status: 0; 2 for bad input; 3 for a run that was stopped, which the same command goes on
+with; 130 for Ctrl-C elsewhere.
 """
-BASH = """\
-_bam() {
-  local cur="${COMP_WORDS[COMP_CWORD]}"; [ "$cur" = "=" ] && cur=""
-  COMPREPLY=($(compgen -W "$(bam completion words "${COMP_WORDS[@]:1:COMP_CWORD-1}")" -- "$cur"))
-}
-complete -o default -o nospace -F _bam bam
-"""
-COMPLETION = {
-    "bash": BASH,
-    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
-    "fish": "complete -c bam -f -a '(bam completion words (commandline -opc)[2..])'\n",
-}
 
 
 def main() -> None:
@@ -59,7 +44,7 @@ def main() -> None:
 
 def _main() -> None:
     sys.excepthook = extras.one_line
-    name, *arguments = sys.argv[1:] or ["help"]
+    name = (sys.argv[1:] or ["help"])[0]
     if name in COMMANDS:
         run(name)
     elif name in ("help", "--help", "-h"):
@@ -67,15 +52,10 @@ def _main() -> None:
         print(HELP.format(commands="\n".join(f"  {k:{width}}{v}" for k, v in COMMANDS.items())))
     elif name == "--version":
         print(f"bam {__version__}")
-    elif name == "completion" and arguments[:1] == ["words"]:
-        print("\n".join(words(arguments[1:])))
-    elif name == "completion" and arguments[:1] and arguments[0] in COMPLETION:
-        print(COMPLETION[arguments[0]], end="")
     else:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(COMMANDS)}"
-        command = " ".join(sys.argv[1:]) if name == "completion" else name
-        print(f"error: bam has no command {command!r}: {hint}", file=sys.stderr)
+        print(f"error: bam has no command {name!r}: {hint}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -89,17 +69,6 @@ def run(name: str) -> None:
             import ml_collections  # noqa: F401
             import rich  # noqa: F401
     runpy.run_module(f"bam.cli.{name}", run_name="__main__", alter_sys=True)
-
-
-def words(typed: list[str]) -> list[str]:
-    """What can follow the words that are typed: commands, flags, or names of configs."""
-    typed = [word for word in typed if word != "="]
-    if typed[-1:] == ["--config"]:
-        return sorted(shipped())
-    if typed[:1] and typed[0] in COMMANDS:
-        text = Path(__file__).with_name(f"{typed[0]}.py").read_text(encoding="utf-8")
-        return [f"--{name}=" for name in re.findall(r'\bDEFINE_\w+\(\s*"(\w+)"', text)]
-    return list(COMMANDS) if not typed else []
 
 
 if __name__ == "__main__":

@@ -141,17 +141,15 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
 
 def draw(found: JsonObject, path: Path) -> None:
     """Draws trade-off curves beside ε over training, from what `analyse` found."""
-    from bam.cli import plotting  # a picture needs what an extra brings
-    from bam.training import registry
+    from bam.sweep.plot import STYLES, Line, Panel, panels  # what an extra brings
 
-    style = {name: method.style for name, method in registry.METHODS.items()}
     alpha = found["tradeoff"]["type_1_error"]
     lines = [
-        plotting.Line(label, alpha, found["tradeoff"][name], None, style[method])
+        Line(label, alpha, found["tradeoff"][name], None, STYLES[method])
         for name, (label, method) in TRADEOFFS.items()
     ]
     guess = [1 - a for a in alpha]
-    lines.append(plotting.Line("guessing", alpha, guess, None, style["non_private"]))
+    lines.append(Line("guessing", alpha, guess, None, STYLES["non_private"]))
     steps = [row["step"] for row in found["over_training"]]
     looks = {
         "pld": TRADEOFFS["composed"],
@@ -159,9 +157,7 @@ def draw(found: JsonObject, path: Path) -> None:
         "gdp": TRADEOFFS["gdp"],
     }
     spent = [
-        plotting.Line(
-            label, steps, [row[name] for row in found["over_training"]], None, style[method]
-        )
+        Line(label, steps, [row[name] for row in found["over_training"]], None, STYLES[method])
         for name, (label, method) in looks.items()
     ]
     title = (
@@ -170,10 +166,10 @@ def draw(found: JsonObject, path: Path) -> None:
         f"T = {found['num_steps']}, δ = {rounded_up(found['delta'], 'g')}"
     )
     charts = [
-        plotting.Panel("type II error against type I error", "type I (false positives)", lines),
-        plotting.Panel("ε as training goes", "step", spent),
+        Panel("type II error against type I error", "type I (false positives)", lines),
+        Panel("ε as training goes", "step", spent),
     ]
-    plotting.panels(charts, path, title, num_columns=2)
+    panels(charts, path, title, num_columns=2)
 
 
 if __name__ == "__main__":

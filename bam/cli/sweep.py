@@ -13,19 +13,15 @@ With --private a random number of trials is drawn from the same settings and the
 pays for the choice, too. The same command again goes on.
 """
 
-import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from bam import extras
 from bam.cli import console, private_search, sweeps
-from bam.cli.study import Runs, Study, carry_out, percent, with_smaller_batches
-from bam.files import JsonMapping
+from bam.privacy.selection import Selection
+from bam.sweep import comparison
 from bam.training import registry
 
 _METHODS = flags.DEFINE_list(
@@ -38,121 +34,75 @@ _SMALLER = flags.DEFINE_integer(
     "smaller", 1, "search by TAN's rule: batches and noise are so many times smaller", 1
 )
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md; '': WORKDIR/sweep")
+_PRIVATE = flags.DEFINE_bool(
+    "private", False, "--config.epsilon pays for the choice, too: docs/selection.md"
+)
+_TRIALS_MEAN = flags.DEFINE_float("trials_mean", 8, "of --private: trials on average")
+_TRIALS_SHAPE = flags.DEFINE_float(
+    "trials_shape", 1, "of --private: shape η of their number; 0: logarithmic, 1: geometric"
+)
+_SCORE = flags.DEFINE_enum(
+    "score", "training", ["training", "held_out"], "of --private: images that a trial is judged on"
+)
+_SCORE_NOISE = flags.DEFINE_float(
+    "score_noise", 10, "of --private: standard deviation of the noise on a score, in images"
+)
 flags.adopt_module_key_flags(sweeps)
-flags.adopt_module_key_flags(private_search)
 console.require("config", "workdir", "methods")
-
-# The first seed of runs that settings are chosen by: others than those of final runs.
-SEARCHING = 1000
+_OF_PRIVATE = ("trials_mean", "trials_shape", "score", "score_noise")
+console.ensure(
+    ("private", *_OF_PRIVATE),
+    lambda private, *_: private or not any(flags.FLAGS[name].present for name in _OF_PRIVATE),
+    f"--{', --'.join(_OF_PRIVATE)} belong to --private",
+)
 
 
 def main() -> None:
     """Trains what is missing, then writes and prints the table, and draws the runs."""
     with console.one_line_errors():
-        private = private_search.PRIVATE.value
-        fixed = private_search.FIXED if private else ()
-        study = declared(_METHODS.value, _settings(_SET.value), _HOLDOUT.value, fixed)
-        if private:
+        settings = comparison.settings_of(_SET.value)
+        fixed = {"dataset.holdout", *settings, *(private_search.FIXED if _PRIVATE.value else ())}
+        study = comparison.grid(
+            functools.partial(sweeps.method_config, fixed=fixed),
+            _METHODS.value,
+            settings,
+            _HOLDOUT.value,
+            _SMALLER.value,
+        )
+        if _PRIVATE.value:
             _search_privately(study)
             return
         if _BEST.value:
-            first = sweeps.run_missing(study.configs(num_seeds=1))
+            first = sweeps.run_missing(study.configs(1))
             if not all(first.values()):
                 raise SystemExit(console.STOPPED)
-            study = best(study, first, _BEST.value)
+            study = comparison.best(study, first, _BEST.value)
         out = Path(_OUT.value or f"{sweeps.WORKDIR.value}/sweep")
-        rows, found = carry_out(study, out)
+        rows, runs = sweeps.carry_out(study, out)
         measured = any(row["bias_norm"] is not None for row in rows)
         if measured and len({registry.full_label(row["method"]) for row in rows}) == len(rows):
-            _draw(rows, found, out.with_name(f"{out.name}.png"))
+            try:
+                from bam.sweep import plot
+            except extras.MissingExtraError:
+                return
+            path = out.with_name(f"{out.name}.png")
+            plot.compare(rows, runs, path)
+            print(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
 
 
-def _draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
-    """Accuracy, bias and what belongs beside it over training, where Matplotlib is installed."""
-    try:
-        from bam.cli import plotting
-    except extras.MissingExtraError:
-        return
-    runs = {
-        registry.full_label(row["method"]): [run.rows for run in found[row["label"]].values()]
-        for row in rows
-    }
-    seeds = max(len(row["seeds"]) for row in rows)
-    title = f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)"
-    plotting.compare_runs(runs, [row["method"] for row in rows], path, title)
-    print(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
-
-
-def _search_privately(study: Study) -> None:
+def _search_privately(study: comparison.Study) -> None:
     """Draws, trains, scores and chooses as `private_search` does."""
     if _BEST.value or flags.FLAGS["num_seeds"].present:
         raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
-    if (private_search.SCORE.value == "held_out") != bool(_HOLDOUT.value):
-        raise ValueError("--score=held_out and --holdout=N belong together")
-    grid = {label: private_search.as_trial(config) for label, config in study.groups.items()}
+    selection = Selection(_TRIALS_MEAN.value, _TRIALS_SHAPE.value, _SCORE_NOISE.value)
+    trials = {
+        name: private_search.as_trial(config, selection, held_out=_SCORE.value == "held_out")
+        for name, config in study.groups.items()
+    }
     console.use_compilation_cache()
     should_stop = console.stop_after(sweeps.MAX_SECONDS.value)
     show = functools.partial(print, flush=True)
-    private_search.search(grid, Path(sweeps.WORKDIR.value), should_stop, show)
-
-
-def declared(
-    methods: Sequence[str],
-    settings: Mapping[str, Sequence[str]],
-    holdout: int,
-    fixed: Iterable[str] = (),
-) -> Study:
-    """Every method at every combination of settings, beside the first method at the same.
-
-    `fixed` are keys that the command line must not set.
-    """
-    groups: dict[str, ConfigDict] = {}
-    baseline = {}
-    for method in methods:
-        for values in itertools.product(*settings.values()):
-            chosen = dict(zip(settings, values, strict=True))
-            config = sweeps.strength_config(method, {"dataset.holdout", *settings, *fixed})
-            for key, value in chosen.items():
-                sweeps.set_key(config, key, value)
-            config.dataset.holdout = holdout
-            if _SMALLER.value > 1:
-                config = with_smaller_batches(config, _SMALLER.value)
-            if config.public_clip.quantile and "clip_norm" in chosen:
-                raise ValueError("--set=clip_norm: public_clip sets C; set public_clip.quantile=0")
-            label = _label(method, chosen)
-            if label in groups or config in groups.values():
-                raise ValueError(f"{label} is there twice")
-            groups[label], baseline[label] = config, _label(methods[0], chosen)
-    return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
-
-
-def best(study: Study, first: Runs, num: int) -> Study:
-    """The best groups of each method by the runs of the first seed, beside the baseline's best."""
-    accuracy = {label: next(iter(percent(runs).values())) for label, runs in first.items()}
-    by_method: dict[str, list[str]] = {}
-    for label in sorted(accuracy, key=lambda label: -accuracy[label]):  # of equals the first
-        by_method.setdefault(study.groups[label].method.name, []).append(label)
-    kept = {label for labels in by_method.values() for label in labels[:num]}
-    groups = {label: config for label, config in study.groups.items() if label in kept}
-    baseline = by_method[next(iter(study.groups.values())).method.name][0]
-    return dataclasses.replace(study, groups=groups, baseline=lambda label: baseline)
-
-
-def _settings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Key -> values, of what `--set` was given."""
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, values = text.partition("=")
-        if not (key and equals and all(values.split(","))):
-            raise ValueError(f"--set={text}: KEY=VALUE,VALUE is needed")
-        if key in found or key in ("seed", "dry_run", "method.name", "dataset.holdout"):
-            raise ValueError(f"--set={text}: {key} is set twice, or by this command itself")
-        found[key] = values.split(",")
-    return found
-
-
-def _label(method: str, chosen: Mapping[str, str]) -> str:
-    return " ".join([method, *(f"{key}={value}" for key, value in chosen.items())])
+    private_search.search(trials, Path(sweeps.WORKDIR.value), should_stop, show)
 
 
 if __name__ == "__main__":

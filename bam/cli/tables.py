@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from bam import files
-from bam.cli import stats
-from bam.files import JsonMapping, JsonObject
+from bam.files import JsonMapping
 
-# Heading -> what a row has in that column.
 Row: TypeAlias = Any  # of any kind: its columns know it
-Columns = Mapping[str, Callable[[Row], str]]
+Columns = Mapping[str, Callable[[Row], str]]  # heading -> what a row has in that column
 
 
 def text(*headings: str) -> Columns:
@@ -36,7 +34,10 @@ def show(
     left: Sequence[str] = (),
     keep: Path | None = None,
 ) -> None:
-    """Prints a table, and keeps it in a file for documents, whose folder is made."""
+    """Prints a table, and keeps it in a file for documents, whose folder is made.
+
+    Of a table that is kept, a terminal that is too narrow shows the first columns.
+    """
     if keep:
         keep.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(keep, markdown(columns, rows, left))
@@ -48,8 +49,8 @@ def show(
         print(*filter(None, (title, markdown(columns, rows, left))), sep="\n\n")
         return
     console = Console(width=None if sys.stdout.isatty() else 180)
-    shown = list(columns)
-    while True:
+    for num_shown in range(len(columns), 0, -1):
+        shown = list(columns)[:num_shown]
         table = Table(
             title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
         )
@@ -58,9 +59,8 @@ def show(
             table.add_column(name, justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*(columns[name](row) for name in shown))
-        if len(shown) < 3 or not keep or console.measure(table).maximum <= console.width:
+        if num_shown < 3 or not keep or console.measure(table).maximum <= console.width:
             break
-        shown.pop()  # a narrow terminal has the first columns, the file all
     console.print(table)
     if len(shown) < len(columns):
         print(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
@@ -87,32 +87,10 @@ def plus_minus(mean: float, spread: float | None, form: str) -> str:
 
 
 def interval(estimate: JsonMapping | None, form: str) -> str:
-    """A `stats.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
+    """A `comparison.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)
-
-
-def gain(key: str, is_baseline: Callable[[Row], bool]) -> Columns:
-    """Columns of a gain over a baseline, paired by seed: `row[key]` is an estimate, as JSON has it.
-
-    With it p of a paired t-test, and the minimum detectable effect: the smallest gain that so many
-    seeds detect with a power of 80 % if the spread is this one.
-    """
-
-    def column(cell: Callable[[JsonObject | None], str]) -> Callable[[Row], str]:
-        return lambda row: "–" if is_baseline(row) else cell(row[key])
-
-    return {
-        "paired gain": column(lambda found: interval(found, "+z.2f")),
-        # A p that would be rounded to 0 is not 0.
-        "p": column(lambda found: _fact(found, stats.p_value).replace("0.00", "< 0.01")),
-        "min. detectable": column(lambda found: _fact(found, stats.minimum_detectable_effect)),
-    }
-
-
-def _fact(found: JsonMapping | None, fact: Callable[[stats.Estimate], float | None]) -> str:
-    return number(fact(stats.Estimate(**found)) if found else None, ".2f")
 
 
 def _is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:

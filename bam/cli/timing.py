@@ -1,7 +1,6 @@
 """Timing of compiled functions: medians with spread, compilation apart."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -90,9 +89,7 @@ def keep(path: Path, facts: JsonMapping) -> None:
 
 def summarize(seconds: list[float], compile_seconds: float) -> Timing:
     """Median and quartiles of the observations."""
-    if len(seconds) == 1:
-        return Timing(seconds[0], seconds[0], seconds[0], compile_seconds)
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    low, median, high = (float(x) for x in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Timing(median, low, high, compile_seconds)
 
 

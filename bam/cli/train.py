@@ -63,7 +63,7 @@ def main() -> None:
         return
     should_stop = console.stop_after(_MAX_SECONDS.value)
     try:
-        with console.lost_processes(), console.one_line_errors():
+        with console.one_line_errors():
             result = loop.train(
                 experiment,
                 config.seed,
@@ -79,35 +79,23 @@ def main() -> None:
 
 
 def describe(experiment: loop.Trainer) -> str:
-    """A few lines that say what will run and what it will cost."""
-    config = experiment.config
-    return (
+    """A few lines that say what will run, what it will cost and what ε rests on."""
+    config, features = experiment.config, experiment.config.features.name
+    frozen = f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
+    lines = [
         f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
-        f"{experiment.num_params:,} parameters{_frozen(experiment)}, on {devices_of(experiment)}, "
-        f"{config.microbatch_size} at a time\n"
-        f"{experiment.plan.describe()}"
-        f"{_features(config.features.name)}"
-        f"{_weights(config.init_from)}"
-    )
-
-
-def _frozen(experiment: loop.Trainer) -> str:
-    """How many parameters are not trained; nothing if all are."""
-    return f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
-
-
-def _weights(init_from: str) -> str:
-    """What ε rests on if training begins from a file's weights; nothing if at random."""
-    made = f"\nweights of {init_from}: ε holds if they were made without any of these examples"
-    return made if init_from else ""
-
-
-def _features(name: str) -> str:
-    """Why features cost no privacy, or what they rest on; nothing for pixels."""
-    if ":" in name:
-        return f"\nfeatures by {name}: ε holds if it was made without any of these examples"
-    made = f"\nfeatures by {name}, a fixed map of each image alone: they cost no privacy"
-    return made if name else ""
+        f"{experiment.num_params:,} parameters{frozen}, on {devices_of(experiment)}, "
+        f"{config.microbatch_size} at a time",
+        experiment.plan.describe(),
+    ]
+    condition = "ε holds if {} made without any of these examples"
+    if ":" in features:
+        lines.append(f"features by {features}: {condition.format('it was')}")
+    elif features:
+        lines.append(f"features by {features}, a fixed map of each image: they cost no privacy")
+    if config.init_from:
+        lines.append(f"weights of {config.init_from}: {condition.format('they were')}")
+    return "\n".join(lines)
 
 
 def devices_of(experiment: loop.Trainer) -> str:

@@ -58,8 +58,6 @@ class Method(NamedTuple):
     Attributes:
       make: `(loss_fn, **options) -> Oracle`.
       label: its name in tables and legends.
-      style: of its line in figures, for Matplotlib: colours of Okabe and Ito and a line style each,
-        told apart in grey and by colour-blind readers.
       options: what it reads of a config's `method` section, with the defaults.
       strength: the option that says how far it ascends; "" for a method that does not.
       symbol: the letter of that.
@@ -67,7 +65,6 @@ class Method(NamedTuple):
 
     make: Callable[..., oracles.Oracle]
     label: str
-    style: Mapping[str, object]
     options: Mapping[str, int | float | str] = {}
     strength: str = ""
     symbol: str = ""
@@ -78,22 +75,14 @@ class Method(NamedTuple):
 ASCENT: dict[str, int | float | str] = {"ascent_views": 0, "ascent_params": ""}
 
 METHODS = {
-    "non_private": Method(
-        oracles.dp_sgd, "non-private", {"color": "#777777", "linestyle": (0, (1, 1))}
-    ),
-    "dp_sgd": Method(oracles.dp_sgd, "DP-SGD", {"color": "#000000", "linestyle": "-"}),
+    "non_private": Method(oracles.dp_sgd, "non-private"),
+    "dp_sgd": Method(oracles.dp_sgd, "DP-SGD"),
     "dp_sat": Method(
-        oracles.dp_sat,
-        "DP-SAT",
-        {"color": "#E69F00", "linestyle": "--"},
-        options={"radius": 0.05},
-        strength="radius",
-        symbol="ρ",
+        oracles.dp_sat, "DP-SAT", options={"radius": 0.05}, strength="radius", symbol="ρ"
     ),
     "bam_sam": Method(
         oracles.bam_sam,
         "BAM (SAM)",
-        {"color": "#0072B2", "linestyle": "-."},
         options={"radius": 0.05, "mix": 1.0, **ASCENT},
         strength="radius",
         symbol="λ",
@@ -101,7 +90,6 @@ METHODS = {
     "bam_exact": Method(
         oracles.bam_exact,
         "BAM (exact)",
-        {"color": "#CC79A7", "linestyle": (0, (5, 1))},
         options={"penalty": 0.05, **ASCENT},
         strength="penalty",
         symbol="λ",

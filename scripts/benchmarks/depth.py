@@ -16,9 +16,10 @@ from absl import flags
 
 import bam
 from bam import models
-from bam.cli import console, plotting, timing
-from bam.cli.plotting import plt
+from bam.cli import console, timing
 from bam.core import oracles
+from bam.sweep import plot
+from bam.sweep.plot import plt
 from bam.training import devices, diagnostics, registry
 from scripts.benchmarks.performance import LABELS
 
@@ -43,10 +44,10 @@ METHODS = {name: row for name, row in registry.METHODS.items() if registry.is_pr
     "bam_reverse": registry.Method(
         reverse_over_reverse,
         LABELS["bam_reverse"],
-        {"color": "#009E73", "linestyle": ":"},
         strength="penalty",
     )
 }
+STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}
 
 
 def main() -> None:
@@ -84,9 +85,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         low, median, high = (
             1e3 * np.array([row[key] for row in chosen]) for key in ("low", "median", "high")
         )
-        look = {**METHODS[method].style, "markersize": 3.5}
+        look = {**STYLES[method], "markersize": 3.5}
         bars = (median - low, high - median)
-        plotting.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
+        plot.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
         compiling = [row["compile_seconds"] for row in chosen]
         right.plot(depths, compiling, linewidth=1.8, marker="o", **look)
     left.set_title("step, ms (median and quartiles)", fontsize=11)
@@ -95,9 +96,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_xlabel("layers")
         axis.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
-    plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
+    plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
     figure.suptitle(f"Time against depth, {devices.name()}", fontsize=12)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:

@@ -23,11 +23,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files, provenance
-from bam.cli import console, plotting, stats, sweeps, tables, timing
-from bam.cli.plotting import plt
-from bam.cli.stats import as_json
-from bam.cli.study import with_smaller_batches
+from bam.cli import console, sweeps, tables, timing
 from bam.files import JsonObject
+from bam.sweep import comparison, plot, runs
+from bam.sweep.comparison import as_json, with_smaller_batches
+from bam.sweep.plot import plt
 from bam.training import devices, rundir, trainer
 from configs.extensions import EXTENSIONS, extended
 
@@ -188,12 +188,12 @@ class Results:
             return
         folder = Path(sweeps.WORKDIR.value)
         if not self.stop():
-            sweeps.run(missing, folder, self.stop, sweeps.print_event)
-        self._add(sweeps.finished(missing, folder))
+            runs.train(missing, folder, self.stop, sweeps.print_event)
+        self._add(runs.finished(missing, folder))
         if not missing.keys() <= self.runs.keys():
             raise SystemExit(console.STOPPED)
 
-    def _add(self, finished: Mapping[str, sweeps.Run]) -> None:
+    def _add(self, finished: Mapping[str, runs.Run]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -313,7 +313,7 @@ def train_more(cells: Iterable[Cell], results: Results, times: JsonObject) -> No
 
 
 def _mean(cell: Cell, results: Results) -> float:
-    estimate = stats.estimate(list(results.accuracies(cell).values()))
+    estimate = comparison.estimate(list(results.accuracies(cell).values()))
     return estimate.mean if estimate else 0.0
 
 
@@ -353,14 +353,17 @@ def row(cell: Cell, results: Results, times: JsonObject) -> JsonObject:
     own, rival = results.accuracies(cell), counterpart(cell, times)
     facts: JsonObject = {**cell._asdict(), **chosen, "at_end": at_end, "seeds": len(own)}
     facts |= {"slowdown": slowdown(cell, times), "counterpart": rival}
-    facts["accuracy"] = as_json(stats.estimate(list(own.values())))
+    facts["accuracy"] = as_json(comparison.estimate(list(own.values())))
     others = {"gain": "dp_sgd", "gain_in_time": rival}
     if METHODS[cell.method].without:
         others["gain_of_bam"] = METHODS[cell.method].without
     for key, other in others.items():
         theirs = results.accuracies(cell._replace(method=other))
-        gain = None if other == cell.method else stats.paired_difference(own, theirs)
-        facts |= {key: as_json(gain), f"{key}_mde": gain and stats.minimum_detectable_effect(gain)}
+        gain = None if other == cell.method else comparison.paired_difference(own, theirs)
+        facts |= {
+            key: as_json(gain),
+            f"{key}_mde": gain and comparison.minimum_detectable_effect(gain),
+        }
     return facts
 
 
@@ -449,8 +452,8 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     axis.set_yticks(range(len(order)), titles)
     axis.axvline(0, color="#999999", lw=0.8)
     axis.set_xlabel("points over DP-SGD")
-    plotting.legend_below(figure, dict(sorted(handles.items())))
-    plotting.save(figure, path)
+    plot.legend_below(figure, dict(sorted(handles.items())))
+    plot.save(figure, path)
 
 
 def main() -> None:

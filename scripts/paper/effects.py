@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from bam import files
-from bam.cli import stats, tables
+from bam.cli import tables
 from bam.files import JsonMapping, JsonObject
+from bam.sweep.comparison import paired_difference
 from bam.training import registry
 
 # ‖bias‖ is never shown without the quantities that say what it is made of.
@@ -50,7 +51,7 @@ def rows(measured: Measured) -> list[JsonObject]:
             ours, theirs = (
                 dict(enumerate(map(scale, measured[name][quantity]))) for name in (method, BASELINE)
             )
-            effect = stats.paired_difference(ours, theirs)
+            effect = paired_difference(ours, theirs)
             assert effect is not None
             half_width = effect.half_width
             low, high = (

@@ -16,8 +16,9 @@ import numpy as np
 from absl import flags
 
 from bam import files
-from bam.cli import console, plotting, sweeps, tables
+from bam.cli import console, sweeps, tables
 from bam.files import JsonObject
+from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, registry
 from bam.training.feed import Feed
 from scripts.paper import effects
@@ -60,7 +61,7 @@ class Series(NamedTuple):
 
     slug: str  # the folder of the runs
     method: JsonObject
-    configs: sweeps.Configs  # in the order of the seeds
+    configs: runs.Configs  # in the order of the seeds
     trainer: Callable[[], loop.Trainer]  # built when it is first asked for
     rows: Sequence[Sequence[JsonObject]] = ()  # of metrics, one list per seed, once trained
 
@@ -73,7 +74,7 @@ class Series(NamedTuple):
         """The state of a finished run before its first or after its last step."""
         if stage == "start":
             return self.trainer().init(seed)
-        state = sweeps.last_state(self.trainer(), seed, folder)
+        state = runs.last_state(self.trainer(), seed, folder)
         if state is None:
             raise ValueError(f"{folder} has no checkpoint: --config.checkpoint.every must not be 0")
         return state
@@ -93,15 +94,16 @@ class Series(NamedTuple):
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = sweeps.strength_config(name)
+    config = sweeps.method_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
     trainer = functools.cache(lambda: loop.build(config))
-    return Series(slug, config.method.to_dict(), sweeps.with_seeds(slug, config), trainer)
+    configs = runs.with_seeds(slug, config, sweeps.NUM_SEEDS.value)
+    return Series(slug, config.method.to_dict(), configs, trainer)
 
 
-def _rows(series: Series, trained: Mapping[int, sweeps.Run]) -> list[list[JsonObject]]:
+def _rows(series: Series, trained: Mapping[int, runs.Run]) -> list[list[JsonObject]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
@@ -122,8 +124,8 @@ class Picture:
     def __init__(self, series: Sequence[Series]) -> None:
         """`series` are all whose lines have a style."""
         self.series = series
-        self.styles = plotting.styles([s.method for s in series])
-        self.panels: list[plotting.Panel] = []
+        self.styles = plot.styles([s.method for s in series])
+        self.panels: list[plot.Panel] = []
         self.rows: list[JsonObject] = []
 
     def note(self, quantity: str, label: str, x_name: str, points: Points) -> None:
@@ -136,9 +138,9 @@ class Picture:
         """Adds a panel of lines by their label, and its numbers."""
         lines = []
         for label, (x, values) in points.items():
-            lines.append(plotting.mean_line(label, x, values, self.styles[label]))
+            lines.append(plot.mean_line(label, x, values, self.styles[label]))
             self.note(quantity, label, x_name, (x, values))
-        self.panels.append(plotting.Panel(heading, x_name, lines, log_x=x_name == "batch size"))
+        self.panels.append(plot.Panel(heading, x_name, lines, log_x=x_name == "batch size"))
 
     def write(self, path: Path, title: str, num_columns: int, share_y: bool = False) -> None:
         """Writes the picture as PNG, and the numbers as CSV."""
@@ -148,7 +150,7 @@ class Picture:
             f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
             f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
         )
-        plotting.panels(self.panels, path.with_suffix(".png"), title, num_columns, share_y)
+        plot.panels(self.panels, path.with_suffix(".png"), title, num_columns, share_y)
         tables.write_csv(path.with_suffix(".csv"), self.rows)
 
 
@@ -156,16 +158,16 @@ def bias_over_training(series: Sequence[Series], path: Path) -> None:
     """Figure 2: bias over training, with what it is made of, and the effects on them."""
     picture, measured = Picture(series), {}
     for quantity, heading in BIAS.items():
-        points = {s.label: plotting.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
+        points = {s.label: plot.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
         picture.panel(quantity, heading, "step", points)
     picture.write(path, "Clipping bias over training", num_columns=2)
     for s in series:
         means = {}
         for name in BIAS:  # without the weights before training, which all share
-            values = plotting.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
+            values = plot.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
             geometric = name in effects.RATIOS
             means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)
-        accuracy = plotting.over_seeds(s.rows, "test_accuracy")[1]
+        accuracy = plot.over_seeds(s.rows, "test_accuracy")[1]
         measured[s.label] = means | {"test_accuracy": accuracy[:, -1]}
     effects.write(path.with_name(f"{path.name}_effects"), measured)
 
@@ -182,7 +184,7 @@ def ascent_over_training(series: Sequence[Series], path: Path) -> None:
         for s in series:
             if s.method["name"].startswith(method):  # before the first step DP-SAT has no direction
                 rows = [[r for r in rows if r["step"] or method == "bam"] for rows in s.rows]
-                points[s.label] = plotting.over_seeds(rows, f"not_private/{quantity}")
+                points[s.label] = plot.over_seeds(rows, f"not_private/{quantity}")
         picture.panel(quantity, heading, "step", points)
     picture.write(path, "Ascent direction against the batch gradient", 3, share_y=True)
 
@@ -230,14 +232,14 @@ def bias_by_strength(series: Sequence[Series], path: Path) -> None:
     }
     sam = {s.label: s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")}
     strengths = {s.label: registry.strength(s.method) for s in series}
-    style = plotting.style_of("bam_sam") | {"marker": "o", "markersize": 4}
+    style = plot.style_of("bam_sam") | {"marker": "o", "markersize": 4}
     picture = Picture(series)
     for stage, when in STAGES.items():
         for quantity, heading in BIAS.items():
             values = np.array([[run[stage][quantity] for run in measured[x]] for x in sam]).T
             x = [strengths[label] for label in sam]
-            line = plotting.mean_line("BAM (SAM); DP-SGD at λ = 0", x, values, style)
-            picture.panels.append(plotting.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
+            line = plot.mean_line("BAM (SAM); DP-SGD at λ = 0", x, values, style)
+            picture.panels.append(plot.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
         for quantity in measured[at.label][0][stage]:
             for label, per_seed in measured.items():
                 values = np.array([[run[stage][quantity]] for run in per_seed])

@@ -11,10 +11,11 @@ from absl import flags
 from ml_collections import ConfigDict
 from sklearn.linear_model import LogisticRegression
 
-from bam.cli import console, plotting, sweeps
-from bam.cli.plotting import plt
-from bam.cli.study import Study, carry_out
+from bam.cli import console, sweeps
 from bam.data import datasets
+from bam.sweep import plot
+from bam.sweep.comparison import Study
+from bam.sweep.plot import plt
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
@@ -38,7 +39,7 @@ def main() -> None:
             lambda label: f"gradients {label.split(' ')[1]}",
             facts=lambda label, _: {"target_epsilon": groups[label].epsilon},
         )
-        rows, _ = carry_out(study, Path(_OUT.value))
+        rows, _ = sweeps.carry_out(study, Path(_OUT.value))
         draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
 
 
@@ -58,21 +59,21 @@ def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for clipping, method in CLIPPINGS.items():
         chosen = [row for row in rows if row["label"].startswith(clipping)]
-        plotting.error_bars(
+        plot.error_bars(
             axis,
             [row["target_epsilon"] for row in chosen],
             [row["accuracy"]["mean"] for row in chosen],
             [row["accuracy"]["half_width"] for row in chosen],
             f"clip {clipping}",
-            plotting.style_of(method),
+            plot.style_of(method),
         )
-    style = plotting.style_of("non_private")
+    style = plot.style_of("non_private")
     axis.axhline(ceiling, label=f"scikit-learn, not private: {ceiling:.1f} %", **style)
-    plotting.log_axis(axis, {row["target_epsilon"] for row in rows})
+    plot.log_axis(axis, {row["target_epsilon"] for row in rows})
     axis.set_xlabel("ε")
     axis.set_title("Logistic regression on breast cancer: test accuracy, %", fontsize=11)
     axis.legend(frameon=False)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 def _config(clipping: str, epsilon: float) -> ConfigDict:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bam.cli import console, plotting
-from bam.cli.plotting import plt
+from bam.cli import console
+from bam.sweep import plot
+from bam.sweep.plot import plt
 
 ROOT = Path(__file__).parents[2]
 BLACK, BLUE, RED, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
@@ -47,7 +48,7 @@ def bias() -> None:
         axis.axhline(1, color=BLACK, lw=1)
         axis.set(title="Linear, features" if folder else "ResNet-9, width 8", xlabel="λ")
         axis.set_yscale("log")
-        plotting.log_axis(axis, strengths)
+        plot.log_axis(axis, strengths)
     marks = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
     axes[0].set_yticks(marks, [f"{mark:g}×" for mark in marks])
     axes[0].set_ylabel("times DP-SGD's")

@@ -10,9 +10,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, plotting, sweeps, tables
-from bam.cli.plotting import plt
-from bam.cli.study import Study, carry_out
+from bam.cli import console, sweeps, tables
+from bam.sweep import plot
+from bam.sweep.comparison import Study
+from bam.sweep.plot import plt
+from bam.sweep.runs import Run
 from bam.training import registry
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -69,7 +71,7 @@ def main() -> None:
             name, _, epsilon = cells[label]
             return f"{name} dp_sgd ε={epsilon:g}"
 
-        def facts(label: str, runs: Sequence[sweeps.Run]) -> dict[str, Any]:
+        def facts(label: str, runs: Sequence[Run]) -> dict[str, Any]:
             name, method, epsilon = cells[label]
             paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
             ours, theirs = paper.get(method), paper.get("dp_sgd")
@@ -77,7 +79,7 @@ def main() -> None:
             return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
         workdir = Path(sweeps.WORKDIR.value)
-        rows, _ = carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
+        rows, _ = sweeps.carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
         for name in _DATASETS.value:
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
@@ -92,26 +94,26 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             if not chosen:
                 continue
             sidestep = 1 + 0.04 * (number - (len(methods) - 1) / 2)  # intervals do not hide others
-            plotting.error_bars(
+            plot.error_bars(
                 axis,
                 [row["target_epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
                 [row[quantity]["half_width"] for row in chosen],
                 registry.label(method),
-                plotting.style_of(method),
+                plot.style_of(method),
             )
         epsilons = {row["target_epsilon"] for row in rows}
-        plotting.log_axis(axis, epsilons)
+        plot.log_axis(axis, epsilons)
         axis.set_xlim(min(epsilons) / 1.4, max(epsilons) * 1.4)
         axis.set_xlabel("ε")
     left.set_title("test accuracy, %", fontsize=11)
     right.set_title("gain over DP-SGD, points, paired by seed", fontsize=11)
-    right.axhline(0, color=plotting.style_of("dp_sgd")["color"], linewidth=1)
+    right.axhline(0, color=plot.style_of("dp_sgd")["color"], linewidth=1)
     handles, labels = left.get_legend_handles_labels()
-    plotting.legend_below(figure, dict(zip(labels, handles, strict=True)))
+    plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
     num_seeds = max(len(row["seeds"]) for row in rows)
     figure.suptitle(f"{rows[0]['name']}, {num_seeds} seeds, 95 % confidence intervals", fontsize=12)
-    plotting.save(figure, path)
+    plot.save(figure, path)
 
 
 def _epsilons(name: str) -> list[float]:

@@ -1,15 +1,15 @@
 """Figures from metrics, in one style."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bam.cli import stats
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
+from bam.sweep.comparison import Runs
 from bam.training import registry
 
 with needs("plots"):
@@ -30,6 +30,14 @@ COMPARED = {
     "not_private/relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
     "not_private/cosine": "direction kept, cos(ĝ_clip, ĝ)",
     "not_private/fraction_clipped": "share of examples clipped",
+}
+# Colours of Okabe and Ito and a line style each, told apart in grey and by colour-blind readers.
+STYLES: dict[str, JsonObject] = {
+    "non_private": {"color": "#777777", "linestyle": (0, (1, 1))},
+    "dp_sgd": {"color": "#000000", "linestyle": "-"},
+    "dp_sat": {"color": "#E69F00", "linestyle": "--"},
+    "bam_sam": {"color": "#0072B2", "linestyle": "-."},
+    "bam_exact": {"color": "#CC79A7", "linestyle": (0, (5, 1))},
 }
 
 
@@ -55,8 +63,7 @@ class Panel(NamedTuple):
 
 def style_of(method: str) -> JsonObject:
     """How a method's line is drawn; a method of one's own is a grey one."""
-    known = registry.METHODS.get(method)
-    return dict(known.style) if known else {"color": "#777777", "linestyle": "-"}
+    return dict(STYLES.get(method, {"color": "#777777", "linestyle": "-"}))
 
 
 def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
@@ -64,22 +71,19 @@ def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
 
     A method has its colour; of several strengths the stronger are darker, each with a marker.
     """
-    found = {}
+    looks = {}
     for method in methods:
-        same = {
-            registry.full_label(m): registry.strength(m)
-            for m in methods
-            if m["name"] == method["name"]
-        }
-        chosen = style_of(method["name"])
-        if len(same) > 1:
-            rank = sorted(same, key=lambda name: same[name]).index(registry.full_label(method))
-            white = 0.6 * (1 - (rank + 1) / len(same))
-            color = np.array(matplotlib.colors.to_rgb(chosen["color"]))
-            chosen["color"] = tuple(float(c) for c in white + (1 - white) * color)
-            chosen |= {"marker": "osD^v<>"[rank % 7], "markersize": 3.5}
-        found[registry.full_label(method)] = chosen
-    return found
+        label, look = registry.full_label(method), style_of(method["name"])
+        same = sorted((m for m in methods if m["name"] == method["name"]), key=registry.strength)
+        order = list(dict.fromkeys(map(registry.full_label, same)))
+        if len(order) > 1:
+            rank = order.index(label)
+            white = 0.6 * (1 - (rank + 1) / len(order))
+            color = np.array(matplotlib.colors.to_rgb(look["color"]))
+            look["color"] = tuple(float(c) for c in white + (1 - white) * color)
+            look |= {"marker": "osD^v<>"[rank % 7], "markersize": 3.5}
+        looks[label] = look
+    return looks
 
 
 def panels(
@@ -131,31 +135,26 @@ def over_seeds(
 
 def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: JsonMapping) -> Line:
     """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
-    estimates = [stats.estimate(at_x) for at_x in values.T.tolist()]
-    means = [found.mean if found else np.nan for found in estimates]
-    spread = [found.sd or 0.0 for found in estimates if found] if len(values) > 1 else None
-    return Line(label, x, means, spread, style)
+    spread = values.std(axis=0, ddof=1).tolist() if len(values) > 1 else None
+    return Line(label, x, values.mean(axis=0).tolist(), spread, style)
 
 
-def compare_runs(
-    runs: Mapping[str, Sequence[Sequence[JsonMapping]]],
-    methods: Sequence[JsonMapping],
-    path: Path,
-    title: str,
-) -> None:
+def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:
     """Draws accuracy, bias and what belongs beside it over training, mean ± SD over seeds.
 
-    `runs` has one list of metrics rows per seed, by the labels of `methods`, sections of configs.
+    `rows` are a study's, of which no two have the same method and strength.
     """
-    charts, style = [], styles(methods)
+    looks, charts = styles([row["method"] for row in rows]), []
     for quantity, heading in COMPARED.items():
         lines = []
-        for name, seeds in runs.items():
-            steps, values = over_seeds(seeds, quantity)
+        for row in rows:
+            label = registry.full_label(row["method"])
+            steps, values = over_seeds([r.rows for r in runs[row["label"]].values()], quantity)
             if steps:
-                lines.append(mean_line(name, steps, values, style[name]))
+                lines.append(mean_line(label, steps, values, looks[label]))
         charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
-    panels(charts, path, title)
+    seeds = max(len(row["seeds"]) for row in rows)
+    panels(charts, path, f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)")
 
 
 def error_bars(
