@@ -1,7 +1,9 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
 import atexit
+import contextlib
 import fcntl
+import io
 import multiprocessing
 import os
 import runpy
@@ -31,6 +33,14 @@ def random_images(name, num_train, num_test, mean, std):
     ]
     scale = np.full(1, mean, np.float32), np.full(1, std, np.float32)
     return datasets.Dataset(name, *splits, 3, *scale)
+
+
+def recomputed(text):
+    """ε as the lines of Python in a statement print it."""
+    lines = text.partition("```python\n")[2].partition("```")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(lines, {})
+    return float(output.getvalue())
 
 
 def first_leaf(params):

@@ -10,12 +10,11 @@ import numpy as np
 
 from bam.core.sampling import OVERFLOW_PROB, PaddedBatch, pad
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import accounting, mechanisms, pld, units
+from bam.privacy import accounting, mechanisms, pld
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import rounded_down, rounded_up
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism, PoissonSteps
 from bam.privacy.selection import Selection
-from bam.privacy.units import UNITS, worded
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -133,8 +132,8 @@ class PrivacyPlan:
         """The record that the sampler, the accountant and every statement read."""
         num, size = self.num_examples, self.expected_batch_size
         made = mechanisms.make(self.mechanism_name, num, size, self.mechanism_options)
-        batches, sampling = (worded(text, self.unit) for text in (made.batches, made.sampling))
-        return dataclasses.replace(made, batches=batches, sampling=sampling)
+        words = {key: getattr(made, key).format(unit=self.unit) for key in ("batches", "sampling")}
+        return dataclasses.replace(made, **words)
 
     @property
     def adjacency(self) -> str:
@@ -322,18 +321,23 @@ def make_plan(
 
 def _check(plan: PrivacyPlan) -> None:
     """ValueError for what no plan can have; the message names the fix."""
-    units.check(plan.unit, plan.group_size)
+    of_users = plan.unit == "user" and plan.group_size > 0
+    if not of_users and (plan.unit, plan.group_size) != ("example", 0):
+        raise ValueError(
+            f"a unit of privacy {plan.unit!r} with a group_size of {plan.group_size} is none"
+        )
     if not 1 <= plan.expected_batch_size <= plan.num_examples:
         raise ValueError(
             f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
-            f"{UNITS[plan.unit].many}, {plan.num_examples}"
+            f"{'users' if of_users else 'training examples'}, {plan.num_examples}"
         )
     if plan.num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {plan.num_steps}")
     if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
         raise ValueError(
             f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
-            f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
+            f"a larger delta would allow publishing "
+            f"{'a user' if of_users else 'an example'} outright"
         )
     if plan.accountant not in ("pld", "rdp"):
         if plan.accountant == "gdp":

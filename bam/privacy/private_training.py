@@ -26,8 +26,9 @@ from bam.core.privatize import PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping
-from bam.privacy import nist, statement
+from bam.privacy import statement
 from bam.privacy.plan import make_plan
+from bam.provenance import git_commit
 
 
 class DrawnBatch(NamedTuple):
@@ -120,22 +121,21 @@ class PrivateTraining:
         """Plans the noise; nothing is drawn yet."""
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-        self._clip, self._sensitivity = clip, sensitivity_of(clip)
+        self._clip, self._given_seed = clip, seed
         self.plan = make_plan(
             num_examples=num_examples,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
             delta=delta,
-            sensitivity=self._sensitivity,
+            sensitivity=sensitivity_of(clip),
             accountant=accountant,
             mechanism=mechanism,
             mechanism_options=mechanism_options,
             num_examples_given=num_examples_given,
         )
         self._begun = self._used = 0  # steps whose batches were drawn, and used
-        self._initialised = False
-        self._nominal, self._transformed = seed is not None, False
+        self._initialised = self._transformed = False
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
 
@@ -282,42 +282,35 @@ class PrivateTraining:
         return optax.GradientTransformation(init, update)
 
     def write_statement(self, path: str | Path, data: str) -> None:
-        """Writes `PRIVACY.md`: what the weights guarantee, with the commands that compute ε again.
+        """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
 
         Args:
           path: the file.
           data: the data set, in words that may be published.
         """
-        files.write_text(Path(path), self._statement(data))
-
-    def _statement(self, data: str) -> str:
-        plan, nominal = self.plan.to_json(), self._nominal
-        summary = {
-            "versions": provenance.versions(),
-            "commit": provenance.git_commit(),
-            "sensitivity": self._sensitivity,
-            "sampling": self.plan.mechanism.sampling,
-            "noise": self.plan.mechanism.noise,
-            "noise_key": "seed" if nominal else "operating system",
+        mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
+        record = {
+            "seed": self._given_seed,
+            "sensitivity": self.plan.sensitivity,
+            "sampling": mechanism.sampling,
+            "noise": mechanism.noise,
+            "noise_key": "operating system" if self._given_seed is None else "seed",
             "device": jax.devices()[0].device_kind,
+            "versions": versions,
+            "commit": commit,
             "steps_begun": self.steps_begun,
         }
-        config = {"method": {"name": "the caller's oracle"}, "clip": {"name": "the caller's clip"}}
-        epsilon, delta = (statement.rounded(plan[k], up=True) for k in ("epsilon", "delta"))
-        kind = "*nominal* " if nominal else ""
-        parts = [
-            "# Privacy of this model",
-            *([statement.NOMINAL.format(epsilon=epsilon)] if nominal else []),
-            f"The weights were trained on {data}, with {kind}({epsilon}, {delta})-differential\n"
-            "privacy for each single training example.",
-            statement.in_words(plan, nominal, "the weights"),
-            statement.facts(config, plan, summary, nominal),
-            LOOKED_AT,
-            nist.answers(plan, summary),
-            statement.check(plan),
-            statement.limits(plan, f"bam {summary['versions']['bam']}, {summary['commit']}"),
-        ]
-        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+        text = statement.of_training(
+            self.plan,
+            record,
+            data=data,
+            method="the caller's oracle",
+            clip="the caller's clip",
+            looked_at=LOOKED_AT,
+            exported_by=f"bam {versions['bam']}, commit {commit}",
+            released="the weights",
+        )
+        files.write_text(Path(path), text)
 
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
@@ -325,8 +318,6 @@ class PrivateTraining:
 
 
 LOOKED_AT = """\
-## Looked at without accounting
-
 The loop was the caller's own: the oracle was given one example at a time, and nothing of the data
 was seen but through it, as far as this file knows. Weights before training, hyper-parameters chosen
 by looking at the data, figures of training examples, and other releases are for whoever releases
