@@ -6,6 +6,7 @@ batch size. `bam train` is the same for configs, with a run folder and a ledger 
 crash.
 """
 
+import functools
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +122,6 @@ class PrivateTraining:
         """Plans the noise; nothing is drawn yet."""
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-        self._clip, self._given_seed = clip, seed
         self.plan = make_plan(
             num_examples=num_examples,
             expected_batch_size=expected_batch_size,
@@ -134,6 +134,7 @@ class PrivateTraining:
             mechanism_options=mechanism_options,
             num_examples_given=num_examples_given,
         )
+        self._clip, self._given_seed = clip, seed
         self._begun = self._used = 0  # steps whose batches were drawn, and used
         self._initialised = self._transformed = False
         self._seed = secrets.randbits(256) if seed is None else seed
@@ -163,8 +164,8 @@ class PrivateTraining:
           ValueError: if an array has another number of rows.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        most, leaves = self.plan.num_examples, jax.tree.leaves(data)
-        num = most
+        num = most = self.plan.num_examples
+        leaves = jax.tree.leaves(data)
         if self.plan.num_examples_given and leaves and np.shape(leaves[0]):
             num = min(most, max(1, len(leaves[0])))
         for leaf in leaves:
@@ -211,45 +212,7 @@ class PrivateTraining:
                 "a PrivateTraining makes one transform: a second one would spend its ε again"
             )
         self._transformed = True
-        plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
-
-        def init(params: Params) -> PrivateState:
-            if tracing.being_traced():
-                raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-            if self._initialised or self.steps_begun:
-                raise RuntimeError(
-                    f"the state is started over after {self.steps_begun} steps: a second one has "
-                    "the same noise. Begin another PrivateTraining; its ε adds to this"
-                )
-            self._initialised = True
-            key = chacha.seeded_key(self._seed)
-            state = PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
-            return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
-
-        def in_order(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
-            is_next = batch.step == state.privatize.noise.step + 1
-            return is_next & jnp.all(batch.run == state.run)
-
-        @jax.jit
-        def compiled(
-            batch: DrawnBatch, state: PrivateState, params: Params
-        ) -> tuple[Grads, PrivateState]:
-            gradient, _, after = private_mean(
-                oracle,
-                clip,
-                params,
-                batch.examples,
-                state.privatize,
-                previous=state.previous,
-                mask=jnp.asarray(batch.mask),
-                noise_multiplier=plan.noise_multiplier,
-                expected_batch_size=plan.expected_batch_size,
-                strategy=strategy,
-                microbatch_size=microbatch_size,
-            )
-            right = in_order(batch, state)
-            gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
-            return gradient, PrivateState(after, gradient, state.run)
+        compiled = jax.jit(functools.partial(self._mean, oracle, microbatch_size))
 
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
@@ -259,17 +222,16 @@ class PrivateTraining:
                     "a private gradient needs update(batch, state, params) with a batch of "
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
                 )
-            right = in_order(batch, state)
-            if not isinstance(right, jax.core.Tracer) and not right:
-                raise ValueError(
-                    f"the batch of step {batch.step} is of another training, or not the next one: "
-                    f"the state has seen {state.privatize.noise.step} steps. A batch that is used "
-                    "twice, or a state that is started over, would repeat noise"
-                )
-            noise = state.privatize.noise
+            right, noise = _is_next(batch, state), state.privatize.noise
             tracing.check_is_argument((noise.key, noise.step), (batch, params))
             if isinstance(right, jax.core.Tracer):
                 return compiled(batch, state, params)
+            if not right:
+                raise ValueError(
+                    f"the batch of step {batch.step} is of another training, or not the next one: "
+                    f"the state has seen {noise.step} steps. A batch that is used twice, or a "
+                    "state that is started over, would repeat noise"
+                )
             if batch.step <= self._used:
                 raise ValueError(
                     f"the batch of step {batch.step} was used before: at other weights, or with "
@@ -279,7 +241,47 @@ class PrivateTraining:
             self._used = int(batch.step)
             return result
 
-        return optax.GradientTransformation(init, update)
+        return optax.GradientTransformation(self._init, update)
+
+    def _init(self, params: Params) -> PrivateState:
+        if tracing.being_traced():
+            raise RuntimeError("init a private transform outside of jit: it holds a secret key")
+        if self._initialised or self.steps_begun:
+            raise RuntimeError(
+                f"the state is started over after {self.steps_begun} steps: a second one has "
+                "the same noise. Begin another PrivateTraining; its ε adds to this"
+            )
+        self._initialised = True
+        key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
+        noise = first_noise(key, self._clip, params, strategy)
+        state = PrivatizeState(self._clip.init(params), noise)
+        return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
+
+    def _mean(
+        self,
+        oracle: Oracle,
+        microbatch_size: int,
+        batch: DrawnBatch,
+        state: PrivateState,
+        params: Params,
+    ) -> tuple[Grads, PrivateState]:
+        """The private gradient; NaN of a batch that is not the state's next."""
+        gradient, _, after = private_mean(
+            oracle,
+            self._clip,
+            params,
+            batch.examples,
+            state.privatize,
+            previous=state.previous,
+            mask=jnp.asarray(batch.mask),
+            noise_multiplier=self.plan.noise_multiplier,
+            expected_batch_size=self.plan.expected_batch_size,
+            strategy=self.plan.mechanism.strategy,
+            microbatch_size=microbatch_size,
+        )
+        right = _is_next(batch, state)
+        gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+        return gradient, PrivateState(after, gradient, state.run)
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -322,6 +324,11 @@ The loop was the caller's own: the oracle was given one example at a time, and n
 was seen but through it, as far as this file knows. Weights before training, hyper-parameters chosen
 by looking at the data, figures of training examples, and other releases are for whoever releases
 the model to say: no ε here covers them."""
+
+
+def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
+    in_order = batch.step == state.privatize.noise.step + 1
+    return in_order & jnp.all(batch.run == state.run)
 
 
 def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
