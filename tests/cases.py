@@ -1,6 +1,7 @@
 """Tiny losses, examples and pytrees that several test files share."""
 
 import atexit
+import contextlib
 import fcntl
 import io
 import json
@@ -51,6 +52,14 @@ def stop_after(num_steps):
     """A `should_stop` that says so after that many steps (it is first asked at step 0)."""
     calls = iter(range(num_steps))
     return lambda: next(calls, None) is None
+
+
+def recomputed(text):
+    """ε as the lines of Python in a statement print it."""
+    lines = text.partition("```python\n")[2].partition("```")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(lines, {})
+    return float(output.getvalue())
 
 
 def first_leaf(params):

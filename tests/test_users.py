@@ -15,7 +15,7 @@ import bam
 from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, users
 from bam.data.sources import parquet
-from bam.privacy import statement, units
+from bam.privacy import statement
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
@@ -38,23 +38,6 @@ def config_of(method="dp_sgd", size=3, **changes):
 
 def build(ids=IDS, images=IMAGES, **options):
     return trainer.build(config_of(**options), images._replace(users=ids))
-
-
-# Words.
-
-
-@pytest.mark.parametrize(
-    ("text", "of_users"),
-    [
-        ("as a coin does, for example", "as a coin does, for example"),
-        ("For example, each example is drawn alone", "For example, each user is drawn alone"),
-        ("an example of 40 examples, per example", "a user of 40 users, per user"),
-        ("room for examples, for an example's key", "room for users, for a user's key"),
-    ],
-)
-def test_words_about_examples_are_said_of_users_and_for_example_stays(text, of_users):
-    assert units.worded(text, "user") == of_users
-    assert units.worded(text, "example") == text
 
 
 # The rows of users.
@@ -197,12 +180,8 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
     earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
     assert bam.PrivacyPlan.from_json(earlier) == of_examples
     for unit, size in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
-        recorded = plan.to_json() | {"unit": unit, "group_size": size}
         with pytest.raises(ValueError, match="a unit of privacy"):
-            units.unit_of(recorded)
-        if isinstance(unit, str) and isinstance(size, int):
-            with pytest.raises(ValueError, match="a unit of privacy"):
-                bam.PrivacyPlan.from_json(recorded)
+            bam.PrivacyPlan.from_json(plan.to_json() | {"unit": unit, "group_size": size})
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
             num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
@@ -230,10 +209,11 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     text = " ".join((tmp_path / "out" / "PRIVACY.md").read_text().split())
     for words in (
         "privacy for each single user, for all training examples of that user together",
-        "Each single user: all training examples that carry one id, together. At most 4 of each",
+        "Each single user: all training examples that carry one id, together; at most 4 are used",
         "could have come out with nothing in the place of that user too",
+        "every training example of other users",
         "one given user was among the training users",
-        "*People with several ids.* The promise is per id",
+        "*People with several ids.* The promise is per id, for all of its examples together",
         "the number of users (360), the most examples used of each (4),",
         "| adjacency | one user replaced by nothing, its place left empty (zero-out) |",
         "| N, number of users | | 360 |",
@@ -245,14 +225,13 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     for wrong in ("per example", "single training example", "one example", "number of training"):
         assert wrong not in text
     # The control: the same of a run that protects examples.
-    as_examples = summary | {"unit": "example", "group_size": 0}
-    plan = built.plan.to_json() | {"unit": "example", "group_size": 0}
-    config = rundir.as_json(built.config)
+    examples = built.plan.to_json() | {"unit": "example", "group_size": 0}
+    plan = bam.PrivacyPlan.from_json(examples)
     how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    other = " ".join(statement.privacy(config, plan, as_examples, **how).split())
-    assert "Each single training example: one row" in other
+    other = statement.privacy(rundir.as_json(built.config), plan, summary | plan.to_json(), **how)
+    other = " ".join(other.split()).replace("each user is in", "")
+    assert "Each single training example: one row" in other and "user" not in other
     assert "The promise is per example" in other
-    assert "user" not in other.replace("each user is in", "")
 
 
 # Where ids come from.

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from absl import flags
 
-import bam
 from bam.cli import console
 from bam.files import write_text
-from bam.provenance import git_commit
 from bam.release import export, page, records
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run; it is only read, but for the page")
@@ -31,12 +29,11 @@ def main() -> None:
     with console.one_line_errors():
         workdir, public = Path(_WORKDIR.value), _PUBLIC.value
         out = Path(_OUT.value or workdir / f"report{'_public' * public}.html")
-        made_by = f"bam {bam.__version__}, commit {git_commit()}"
         try:
             run = records.read(workdir)
             if public:
-                export.check_chosen(workdir, run.plan)
-            text = page.page(run, public=public, made_by=made_by)
+                run.check_chosen()
+            text = page.page(run, public=public, made_by=export.made_by())
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
         console.check_writable(str(out))

@@ -46,7 +46,7 @@ class Mechanism:
 
     Attributes:
       sampling_prob: the probability that an example is in a batch, over all steps alike.
-      batches: how batches are drawn, in few words.
+      batches: how batches are drawn, in few words, with `{unit}` for "example" or "user".
       sampling: the same for whoever reads a release, with the random generator.
       draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair is a stream of its
         own; the seed is a non-negative integer of any size, to be kept secret.
@@ -164,7 +164,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
         sampling_prob=prob,
         batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
         f"{rounded_up(prob, '.4g')}",
-        sampling=f"Poisson: each example is in each batch independently with probability q, {BY}",
+        sampling=f"Poisson: each {{unit}} is in each batch independently with probability q, {BY}",
         draw=lambda seed, step: sampling.poisson_sample(seed, step, num_examples, prob),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         event=lambda sigma, num_steps: poisson_event(sigma, prob, num_steps),
@@ -200,9 +200,9 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
         f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
-        sampling=f"each example is in one of {bands} parts, drawn once at random and independently "
-        f"of others; step t has each example of part t mod {bands} independently with probability "
-        f"{bands}q, {BY}",
+        sampling=f"each {{unit}} is in one of {bands} parts, drawn once at random and "
+        f"independently of others; step t has each {{unit}} of part t mod {bands} independently "
+        f"with probability {bands}q, {BY}",
         draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, of_part, bands),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         event=lambda sigma, num_steps: poisson_event(
@@ -227,8 +227,8 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
         )
     return Mechanism(
         sampling_prob=1 / batches,
-        batches=f"random allocation: each example in one of the {batches} batches of every epoch",
-        sampling=f"random allocation: in every epoch of {batches} steps each example is in the "
+        batches=f"random allocation: each {{unit}} in one of the {batches} batches of every epoch",
+        sampling=f"random allocation: in every epoch of {batches} steps each {{unit}} is in the "
         f"batch of one, any of them equally likely and independently of others and of other "
         f"epochs, {BY}",
         draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
@@ -246,8 +246,8 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
         )
     return dataclasses.replace(
         poisson(num_examples, num_examples),
-        batches=f"all {num_examples} examples in every step",
-        sampling="none: every batch is all of the examples",
+        batches=f"all {num_examples} {{unit}}s in every step",
+        sampling="none: every batch is all of the {unit}s",
     )
 
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from bam.core.sampling import PaddedBatch, pad
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import accounting, mechanisms, pld, units
+from bam.privacy import accounting, mechanisms, pld
 from bam.privacy import selection as selecting
 from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import Selection
-from bam.privacy.units import UNITS, worded
 
 # Standard deviations of the noise that 32-bit floats hold with room to spare.
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
@@ -122,7 +121,7 @@ class PrivacyPlan:
         mechanisms.check_name(name)
         if not isinstance(options, dict):
             raise ValueError(f"mechanism_options are {options!r}, no options")
-        units.check(record.get("unit", "example"), record.get("group_size", 0))
+        _check_unit(record.get("unit", "example"), record.get("group_size", 0))
         try:
             chosen = record.get("selection")
             facts = _fields_of(cls, record) | {
@@ -205,10 +204,10 @@ class PrivacyPlan:
             self.expected_batch_size,
             self.mechanism_options,
         )
-        batches, sampling = (
-            worded(text, self.unit) for text in (mechanism.batches, mechanism.sampling)
-        )
-        return dataclasses.replace(mechanism, batches=batches, sampling=sampling)
+        words = {
+            key: getattr(mechanism, key).format(unit=self.unit) for key in ("batches", "sampling")
+        }
+        return dataclasses.replace(mechanism, **words)
 
     @functools.cached_property
     def mu(self) -> float | None:
@@ -377,19 +376,27 @@ def make_plan(
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
+def _check_unit(unit: object, group_size: object) -> None:
+    """Refuses, with a ValueError, a unit that there is not, or with no such k; 0 of examples."""
+    is_user = unit == "user" and type(group_size) is int and group_size > 0
+    if not is_user and (unit, group_size) != ("example", 0):
+        raise ValueError(f"a unit of privacy {unit!r} with a group_size of {group_size!r} is none")
+
+
 def _check(plan: PrivacyPlan) -> None:
     """ValueError for what no plan can have; the message names the fix."""
     if not 1 <= plan.expected_batch_size <= plan.num_examples:
         raise ValueError(
             f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
-            f"{UNITS[plan.unit].many}, {plan.num_examples}"
+            f"{'users' if plan.unit == 'user' else 'training examples'}, {plan.num_examples}"
         )
     if plan.num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {plan.num_steps}")
     if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
         raise ValueError(
             f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
-            f"a larger delta would allow publishing {worded('an example', plan.unit)} outright"
+            f"a larger delta would allow publishing "
+            f"{'a user' if plan.unit == 'user' else 'an example'} outright"
         )
     if plan.accountant == "gdp":
         raise ValueError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")

@@ -7,6 +7,7 @@ crash.
 """
 
 import dataclasses
+import functools
 import math
 import secrets
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping
-from bam.privacy import nist, statement
+from bam.privacy import statement
 from bam.privacy.plan import Population, make_plan
-from bam.privacy.rounding import rounded
+from bam.provenance import git_commit
 
 
 class DrawnBatch(NamedTuple):
@@ -123,21 +124,20 @@ class PrivateTraining:
         """Plans the noise; nothing is drawn yet."""
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-        self._clip, self._sensitivity = clip, sensitivity_of(clip)
+        self._clip, self._given_seed = clip, seed
         plan = make_plan(
             num_examples=Population(num_examples, num_examples_given=num_examples_given),
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
             delta=delta,
-            clip_norm=self._sensitivity,
+            clip_norm=sensitivity_of(clip),
             accountant=accountant,
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
         self._begun = self._used = 0  # steps whose batches were drawn, and used
-        self._initialised = False
-        self._nominal, self._transformed = seed is not None, False
+        self._initialised = self._transformed = False
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
 
@@ -165,8 +165,8 @@ class PrivateTraining:
           ValueError: if an array has another number of rows.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        most, leaves = self.plan.num_examples, jax.tree.leaves(data)
-        num = most
+        num = most = self.plan.num_examples
+        leaves = jax.tree.leaves(data)
         if self.plan.num_examples_given and leaves and np.shape(leaves[0]):
             num = min(most, max(1, len(leaves[0])))
         for leaf in leaves:
@@ -213,43 +213,7 @@ class PrivateTraining:
                 "a PrivateTraining makes one transform: a second one would spend its ε again"
             )
         self._transformed = True
-        plan, clip, strategy = self.plan, self._clip, self.plan.mechanism.strategy
-        mean = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, strategy)
-
-        def init(params: Params) -> PrivateState:
-            if tracing.being_traced():
-                raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-            if self._initialised or self.steps_begun:
-                raise RuntimeError(
-                    f"the state is started over after {self.steps_begun} steps: a second one has "
-                    "the same noise. Begin another PrivateTraining; its ε adds to this"
-                )
-            self._initialised = True
-            key = chacha.seeded_key(self._seed)
-            state = PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
-            return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
-
-        def in_order(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
-            is_next = batch.step == state.privatize.noise.step + 1
-            return is_next & jnp.all(batch.run == state.run)
-
-        @jax.jit
-        def compiled(
-            batch: DrawnBatch, state: PrivateState, params: Params
-        ) -> tuple[Grads, PrivateState]:
-            gradient, _, after = private_mean(
-                oracle.grad,
-                clip,
-                oracle.ascend(params, state.previous),
-                batch.examples,
-                state.privatize,
-                mean,
-                mask=jnp.asarray(batch.mask),
-                microbatch_size=microbatch_size,
-            )
-            right = in_order(batch, state)
-            gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
-            return gradient, PrivateState(after, gradient, state.run)
+        compiled = jax.jit(functools.partial(self._mean, oracle, microbatch_size))
 
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
@@ -259,65 +223,98 @@ class PrivateTraining:
                     "a private gradient needs update(batch, state, params) with a batch of "
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
                 )
-            right = in_order(batch, state)
-            if not isinstance(right, jax.core.Tracer) and not right:
-                raise ValueError(
-                    f"the batch of step {batch.step} is of another training, or not the next one: "
-                    f"the state has seen {state.privatize.noise.step} steps. A batch that is used "
-                    "twice, or a state that is started over, would repeat noise"
-                )
-            noise = state.privatize.noise
+            right, noise = _is_next(batch, state), state.privatize.noise
             tracing.check_is_argument(noise.key)
             if isinstance(right, jax.core.Tracer):
                 return compiled(batch, state, params)
+            if not right:
+                raise ValueError(
+                    f"the batch of step {batch.step} is of another training, or not the next one: "
+                    f"the state has seen {noise.step} steps. A batch that is used twice, or a "
+                    "state that is started over, would repeat noise"
+                )
             if batch.step <= self._used:
                 raise ValueError(
                     f"the batch of step {batch.step} was used before: at other weights, or with "
                     "another state, it would repeat noise"
                 )
-            result = compiled(batch, state, params)
-            self._used = int(batch.step)
-            return result
+            used, self._used = self._used, int(batch.step)  # before others can see it as unused
+            try:
+                return compiled(batch, state, params)
+            except BaseException:
+                self._used = used  # no result was seen
+                raise
 
-        return optax.GradientTransformation(init, update)
+        return optax.GradientTransformation(self._init, update)
+
+    def _init(self, params: Params) -> PrivateState:
+        if tracing.being_traced():
+            raise RuntimeError("init a private transform outside of jit: it holds a secret key")
+        if self._initialised or self.steps_begun:
+            raise RuntimeError(
+                f"the state is started over after {self.steps_begun} steps: a second one has "
+                "the same noise. Begin another PrivateTraining; its ε adds to this"
+            )
+        self._initialised = True
+        key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
+        noise = first_noise(key, self._clip, params, strategy)
+        state = PrivatizeState(self._clip.init(params), noise)
+        return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
+
+    def _mean(
+        self,
+        oracle: Oracle,
+        microbatch_size: int,
+        batch: DrawnBatch,
+        state: PrivateState,
+        params: Params,
+    ) -> tuple[Grads, PrivateState]:
+        """The private gradient; NaN of a batch that is not the state's next."""
+        plan = self.plan
+        gradient, _, after = private_mean(
+            oracle.grad,
+            self._clip,
+            oracle.ascend(params, state.previous),
+            batch.examples,
+            state.privatize,
+            NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
+            mask=jnp.asarray(batch.mask),
+            microbatch_size=microbatch_size,
+        )
+        right = _is_next(batch, state)
+        gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+        return gradient, PrivateState(after, gradient, state.run)
 
     def write_statement(self, path: str | Path, data: str) -> None:
-        """Writes `PRIVACY.md`: what the weights guarantee, with the commands that compute ε again.
+        """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
 
         Args:
           path: the file.
           data: the data set, in words that may be published.
         """
-        files.write_text(Path(path), self._statement(data))
-
-    def _statement(self, data: str) -> str:
-        plan, nominal = self.plan.to_json(), self._nominal
-        summary = {
-            "versions": provenance.versions(),
-            "commit": provenance.git_commit(),
-            "sensitivity": self._sensitivity,
-            "sampling": self.plan.mechanism.sampling,
-            "noise": self.plan.mechanism.noise,
-            "noise_key": "seed" if nominal else "operating system",
+        mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
+        record = {
+            "seed": self._given_seed,
+            "sensitivity": self.plan.sensitivity,
+            "sampling": mechanism.sampling,
+            "noise": mechanism.noise,
+            "noise_key": "operating system" if self._given_seed is None else "seed",
             "device": jax.devices()[0].device_kind,
+            "versions": versions,
+            "commit": commit,
             "steps_begun": self.steps_begun,
         }
-        config = {"method": {"name": "the caller's oracle"}, "clip": {"name": "the caller's clip"}}
-        epsilon, delta = (rounded(plan[k], up=True) for k in ("epsilon", "delta"))
-        kind = "*nominal* " if nominal else ""
-        parts = [
-            "# Privacy of this model",
-            *([statement.NOMINAL.format(epsilon=epsilon)] if nominal else []),
-            f"The weights were trained on {data}, with {kind}({epsilon}, {delta})-differential\n"
-            "privacy for each single training example.",
-            statement.in_words(plan, nominal, "the weights"),
-            statement.facts(config, plan, summary, nominal),
-            LOOKED_AT,
-            nist.answers(plan, summary),
-            statement.check(plan),
-            statement.limits(plan, f"bam {summary['versions']['bam']}, {summary['commit']}"),
-        ]
-        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+        text = statement.of_training(
+            self.plan,
+            record,
+            data=data,
+            method="the caller's oracle",
+            clip="the caller's clip",
+            looked_at=LOOKED_AT,
+            exported_by=f"bam {versions['bam']}, commit {commit}",
+            released="the weights",
+        )
+        files.write_text(Path(path), text)
 
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
@@ -325,12 +322,15 @@ class PrivateTraining:
 
 
 LOOKED_AT = """\
-## Looked at without accounting
-
 The loop was the caller's own: the oracle was given one example at a time, and nothing of the data
 was seen but through it, as far as this file knows. Weights before training, hyper-parameters chosen
 by looking at the data, figures of training examples, and other releases are for whoever releases
 the model to say: no ε here covers them."""
+
+
+def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
+    in_order = batch.step == state.privatize.noise.step + 1
+    return in_order & jnp.all(batch.run == state.run)
 
 
 def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:

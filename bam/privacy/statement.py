@@ -1,20 +1,23 @@
 """`PRIVACY.md`: what a released model guarantees, in words and in numbers that can be recomputed.
 
-Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
+One text of two variables: the plan's mechanism, which brings its own words, and its unit of
+privacy, "example" or "user". It is made of f-strings because a training by a loop of one's own
+states the same where no extra, and so no Jinja, is installed. Numbers are rounded to the side that
+claims less: ε, δ and q up, noise down.
 """
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
 
-from bam.files import JsonObject
-from bam.privacy import accounting, nist, pld, tradeoff
-from bam.privacy.mechanisms import ADJACENCIES
+from dp_accounting import dp_event
+
+from bam.files import JsonMapping
+from bam.privacy import accounting, pld, random_allocation, tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.privacy.recheck import check
-from bam.privacy.rounding import rounded
+from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
-from bam.privacy.units import neighbours_of, unit_of, worded
 
 NOT_RECORDED = "not recorded"
 # How often a test accuses wrongly, where the best test is stated.
@@ -29,6 +32,16 @@ CLIPS = {
     "normalize": "scaled, up or down, to an L2 norm of at most C",
     "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
 }
+NOMINAL = """\
+**The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
+or guesses the seed can compute the noise and subtract it; then none of the limits below holds.**
+Seeds are often small numbers, and trying millions of them is cheap. ε = {epsilon} is what these
+settings would give with secret randomness; it is no protection of the people in the data."""
+
+
+def rounded(value: float) -> str:
+    """What is claimed, in four digits and never below the number; see `accounting.rounded_up`."""
+    return rounded_up(value, ".4g")
 
 
 def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:
@@ -51,263 +64,290 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
 
 
 def privacy(
-    config: JsonObject,
-    plan: JsonObject,
-    summary: JsonObject,
+    config: JsonMapping,
+    plan: PrivacyPlan,
+    summary: JsonMapping,
+    *,
+    diagnosed: bool,
+    **words: str,
+) -> str:
+    """The statement of a finished run.
+
+    `config` has the settings that may be published; `summary` is `summary.json`; `diagnosed`:
+    whether the records hold figures of training examples; `words` are `data`, `exported_by` and
+    `released` of `of_training`.
+    """
+    names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
+    looked_at = unaccounted(config, summary, diagnosed)
+    return of_training(plan, summary, looked_at=looked_at, **names, **words)
+
+
+def of_training(
+    plan: PrivacyPlan,
+    record: JsonMapping,
     *,
     data: str,
-    diagnosed: bool,
+    method: str,
+    clip: str,
+    looked_at: str,
     exported_by: str,
+    released: str = "this folder",
 ) -> str:
-    """The text of `PRIVACY.md`, in Markdown.
+    """The text of `PRIVACY.md`, in Markdown, whose texts are of one line each.
 
-    `config` has the settings that may be published, and `data` is the data set in such words; plan
-    and summary are `plan.json` and `summary.json`; `diagnosed`: whether the records hold figures of
-    training examples; `exported_by`: version and commit of the code that writes this.
+    Args:
+      plan: of the training.
+      record: what it recorded: seed, sensitivity, sampling, noise, noise_key, device, versions,
+        commit, and the steps begun and taken.
+      data: the data set, in words that may be published.
+      method: its name.
+      clip: its name.
+      looked_at: what ε does not cover.
+      exported_by: version and commit of the code that writes this.
+      released: what the reader has, if it is not such a folder.
     """
-    nominal, chosen = summary["seed"] is not None, bool(plan.get("selection"))
-    epsilon, delta = (rounded(plan[key], up=True) for key in ("epsilon", "delta"))
-    parts = [
-        "# Privacy of this model",
-        *([NOMINAL.format(epsilon=epsilon)] if nominal else []),
-        _OPENING.format(
-            data=data,
-            kind="*nominal* " if nominal else "",
-            epsilon=epsilon,
-            delta=delta,
-            each=unit_of(plan).each,
-        ),
-        *([CHOSEN.format(mean=f"{plan['selection']['trials_mean']:g}")] if chosen else []),
-        in_words(plan, nominal),
-        facts(config, plan, summary, nominal),
-        unaccounted(config, summary, diagnosed),
-        nist.answers(plan, summary),
-        check(plan),
-        limits(plan, exported_by),
-    ]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-NOMINAL = """\
-**The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
-or guesses the seed can compute the noise and subtract it; then none of the limits below holds.**
-Seeds are often small numbers, and trying millions of them is cheap. ε = {epsilon} is what these
-settings would give with secret randomness; it is no protection of the people in the data."""
-
-_OPENING = """\
-The weights in this folder were trained on {data}, with {kind}({epsilon}, {delta})-differential
-privacy for {each}. Nothing else in the folder was computed from the data; it
+    nominal = record["seed"] is not None
+    epsilon, delta = rounded(plan.epsilon), rounded(plan.delta)
+    each, folder, chosen = "each single training example", "", ""
+    if plan.unit == "user":
+        each = "each single user, for all training examples\nof that user together"
+    if released == "this folder":
+        folder = """ Nothing else in the folder was computed from the data; it
 repeats what is treated as public (listed below)."""
+    if plan.selection:
+        chosen = f"""
 
-CHOSEN = """\
 The settings were chosen on these data, and ε pays for that: this is the best, by a noised score, of
-a random number of trials, {mean} on average, each with settings drawn at random from a list that
-was fixed before. It holds for whoever does not know how many trials there were and what became of
-the others (Papernot & Steinke 2022)."""
+a random number of trials, {plan.selection.trials_mean:g} on average, each with settings drawn at
+random from a list that was fixed before. It holds for whoever does not know how many trials there
+were and what became of the others (Papernot & Steinke 2022)."""
+    return f"""\
+# Privacy of this model
+
+{NOMINAL.format(epsilon=epsilon) + chr(10) * 2 if nominal else ""}\
+The weights{" in this folder" if folder else ""} were trained on {data}, with \
+{"*nominal* " if nominal else ""}({epsilon}, {delta})-differential
+privacy for {each}.{folder}{chosen}
+
+{in_words(plan, nominal, released)}
+
+{facts(plan, record, method, clip)}
+
+## Looked at without accounting
+
+{looked_at}
+
+{nist(plan, released)}
+
+## Check it
+
+{recomputation(plan)}
+
+What q is, and that the noise is σ times S, stands in the table. That the program does what the
+table says can be read, and tested, in its code at that commit (where it says "modified", with
+changes that are in no commit).
+
+## What this file cannot show
+
+A program ({exported_by}) wrote it from the records of the run.
+That training went as recorded, on data with one {_owned(plan)} per person if that is claimed, and
+that nothing else was released, is the word of whoever releases the model.
+"""
 
 
-OWN_LIMITS = """\
-The limits in
-the middle are those of this very training, by the noise and the batches of all its steps. In one
-number, they are within μ-Gaussian differential privacy for μ = {mu}, rounded up: but for δ, no test
-does better than one that tells a draw of a normal distribution from a draw of another whose mean is
-μ standard deviations higher. The limits on the right follow from ε and δ alone, and are weaker."""
+def _owned(plan: PrivacyPlan) -> str:
+    """What a person may have several of."""
+    return "id" if plan.unit == "user" else "example"
 
 
-def in_words(plan: JsonObject, nominal: bool, what: str = "this folder") -> str:
-    """What ε and δ promise of `what`, in Markdown as all that follows."""
-    epsilon, delta, num_examples = plan["epsilon"], plan["delta"], plan["num_examples"]
-    own, mu = own_power(planned := PrivacyPlan.from_json(plan), plan["num_steps"]), planned.mu
-    neighbours, unit = neighbours_of(plan), unit_of(plan)
-    powers = [lambda alarm: most_power(epsilon, delta, alarm)]
-    head, source = '"yes" if trained with it, at most %', "These limits follow from ε\nand δ alone."
-    if own and mu is not None:
-        powers.insert(0, own)
-        head += " | the same by ε and δ alone, %"
-        source = OWN_LIMITS.format(mu=rounded(mu, up=True))
-    rows = "\n".join(
-        " | ".join([f"| {100 * alarm:g}", *(rounded(100 * p(alarm), up=True) for p in powers)])
-        + " |"
-        for alarm in FALSE_ALARMS
-    )
-    one_in = f"1/{num_examples} = {rounded(1 / num_examples, up=False, digits=2)}"
-    double = rounded(min(1, (1 + math.exp(epsilon)) * delta), up=True)
-    several = unit.several.format(two=f"({rounded(2 * epsilon, up=True)}, {double})")
+def _number(plan: PrivacyPlan) -> str:
+    """What N is."""
+    number = f"number of {'users' if plan.unit == 'user' else 'training examples'}"
+    if plan.num_examples_given:
+        return f"upper bound on the {number}, fixed without counting"
+    return number
+
+
+def _protected(plan: PrivacyPlan) -> str:
+    """The unit of privacy."""
+    if plan.unit == "user":
+        k = plan.group_size
+        return f"user: all training examples that carry one id, together; at most {k} are used"
+    return "training example: one row of the data set, that is one image or record with its label"
+
+
+def in_words(plan: PrivacyPlan, nominal: bool, released: str) -> str:
+    """What ε and δ promise to whom, and what they do not."""
+    unit, owned, n = plan.unit, _owned(plan), plan.num_examples
+    could, otherwise = f"with nothing in the place of that {unit}", "with nothing in its place"
+    if plan.num_examples_given:
+        could, otherwise = f"without that {unit}", f"without the {unit}"
+    doubled = rounded(2 * plan.epsilon), rounded(min(1, (1 + math.exp(plan.epsilon)) * plan.delta))
     return f"""\
 ## In plain words
 
-**What is protected.** {unit.protected} Random noise
-was added during training, so that the same weights could have come out {neighbours.could}
+**What is protected.** Each single {_protected(plan)}.
+Random noise was added during training, so that the same weights could have come out {could}
 too; ε and δ limit how much less likely that would have been.
 
-**From whom.** From anyone who has {what}, whatever else they have: the program, all settings
-below, every other {unit.others}, other data, and any amount of computing short of what it takes
-to find the random numbers that were used{" (here: the seed)" if nominal else ""}; see "noise".
+**From whom.** From anyone who has {released}, whatever else they have: the program, all settings
+below, every training example {"of other users" if unit == "user" else "but that one"}, other data,
+and any amount of computing short of what it takes to find the random numbers that were used\
+{" (here: the seed)" if nominal else ""}; see "noise".
 
-**What ε and δ mean.** Suppose somebody tests whether {neighbours.tests}.
-However clever the test, if it says "yes" of weights that were trained {neighbours.otherwise} as
+**What ε and δ mean.** Suppose somebody tests whether one given {unit} was among the training \
+{unit}s.
+However clever the test, if it says "yes" of weights that were trained {otherwise} as
 often as on the left, it says "yes" of weights that were trained with it at most as often as on the
 right:
 
-| "yes" if trained {neighbours.otherwise}, % | {head} |
-|---:|{"---:|" * len(powers)}
-{rows}
-
-The same on both sides would be perfect privacy; 100 on the right, none. {source}
+{_powers(plan, otherwise)}
 By them the right side is at most e^ε times the left plus δ, and the same holds of "no". A
 smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
-is {rounded(delta, up=True)}. It has to be far below one in the number of {unit.many}:
-a δ of {one_in} would allow publishing {worded("an example", unit.name)} outright.
+is {rounded(plan.delta)}. It has to be far below 1/N: a δ of 1/{n} = {rounded_down(1 / n, ".2g")}
+would allow publishing {"a user" if unit == "user" else "an example"} outright.
 
 **What is not protected.**
 
-- {several}{neighbours.versions}
+- *People with several {owned}s.* The promise is per {owned}\
+{", for all of its examples together" if unit == "user" else ""}. With two, a person
+  has ({doubled[0]}, {doubled[1]}) instead; with more, less protection still. The same pair limits
+  how well two versions of one {unit} can be told apart.
 - *What holds for people in general.* A model that learns from many that a habit goes with an
   illness says so of everybody with that habit, in the data or not.
-- *What is treated as public:* the {neighbours.number} ({num_examples}), {unit.public},
-  the classes, the constants that normalise the inputs, and all settings.
-- *Anything released besides {what}.* Other models and figures from the same data add their ε
+- *What is treated as public:* the {_number(plan)} ({n}),
+  {f"the most examples used of each ({plan.group_size}), " if unit == "user" else ""}the size and \
+format of examples, the classes, the constants that
+  normalise the inputs, and all settings.
+- *Anything released besides {released}.* Other models and figures from the same data add their ε
   to this one, roughly. The run's own folder, checkpoints above all, is not for release.
 - *Test examples,* and what else stands under "Looked at without accounting"."""
 
 
-def facts(config: JsonObject, plan: JsonObject, summary: JsonObject, nominal: bool) -> str:
+def _powers(plan: PrivacyPlan, otherwise: str) -> str:
+    """The table of the best tests, with what it rests on."""
+    powers: list[Callable[[float], float]]
+    powers = [lambda alarm: most_power(plan.epsilon, plan.delta, alarm)]
+    head = '"yes" if trained with it, at most %'
+    rests_on = "These limits follow from ε and\nδ alone."
+    own, mu = own_power(plan, plan.num_steps), plan.mu
+    if own and mu is not None:
+        powers.insert(0, own)
+        head += " | the same by ε and δ alone, %"
+        rests_on = f"""The limits in
+the middle are those of this very training, by the noise and the batches of all its steps. In one
+number, they are within μ-Gaussian differential privacy for μ = {rounded(mu)}, rounded up: but for
+δ, no test does better than one that tells a draw of a normal distribution from a draw of another
+whose mean is μ standard deviations higher. The limits on the right follow from ε and δ alone, and
+are weaker."""
+    shares = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_ALARMS]
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in shares)
+    return f"""\
+| "yes" if trained {otherwise}, % | {head} |
+|---:|{"---:|" * len(powers)}
+{rows}
+
+The same on both sides would be perfect privacy; 100 on the right, none. {rests_on}"""
+
+
+def facts(plan: PrivacyPlan, record: JsonMapping, method: str, clip: str) -> str:
     """Every number and choice that the guarantee rests on."""
-    versions, clip = summary["versions"], config["clip"]["name"]
-    planned = PrivacyPlan.from_json(plan)
-    size, prob = plan["expected_batch_size"], planned.mechanism.sampling_prob
-    most = ", at most" if planned.num_examples_given else ""
-    batch: list[tuple[str, object, object]] = [
-        ("l, batch size, or what it is on average" + most, "", size),
-        ("q = l/N, rounded up", rounded(plan["sampling_prob"], up=True), plan["sampling_prob"]),
-    ]
-    if prob != plan["sampling_prob"]:  # of batches that divide the data
-        batch = [
-            ("l, what a step's sum is divided by", "", size),
-            ("N/b, batch size on average", "", plan["num_examples"] * prob),
-            ("q = 1/b, rounded up", rounded(prob, up=True), prob),
-        ]
-    noise_std = plan["noise_multiplier"] * summary["sensitivity"]
-    unit, neighbours = unit_of(plan), neighbours_of(plan)
-    own = [f"{k} `{config[k]['name']}`" for k in ("method", "clip") if ":" in config[k]["name"]]
-    source = "**a seed** (see the top)" if nominal else "secret and never saved"
-    rows: list[tuple[str, object, object]] = [
-        ("unit of privacy", unit.fact, ""),
-        (
-            "adjacency",
-            worded(ADJACENCIES[planned.adjacency][1], unit.name),
-            f"`{planned.adjacency}`",
-        ),
-        ("ε, rounded up", rounded(plan["epsilon"], up=True), plan["epsilon"]),
-        ("δ, rounded up", rounded(plan["delta"], up=True), plan["delta"]),
-        *([("μ of Gaussian DP", rounded(planned.mu, up=True), planned.mu)] if planned.mu else []),
-        ("accountant", ACCOUNTANTS[plan["accountant"]], f"`{plan['accountant']}`"),
-        ("accountant's version", f"dp-accounting {versions['dp-accounting']}", ""),
-        *_choice(plan),
-        (f"N, {neighbours.number}", "", plan["num_examples"]),
-        *batch,
-        ("sampling", summary["sampling"], f"`{plan.get('mechanism', 'poisson')}`"),
-        ("T, steps that ε pays for", "", plan["num_steps"]),
-        ("steps begun, lost ones included", "", summary.get("steps_begun", NOT_RECORDED)),
-        ("steps taken", "", summary.get("steps_taken", NOT_RECORDED)),
-        ("method", "", f"`{config['method']['name']}`"),
-        (unit.gradient, CLIPS.get(clip, "given a norm of at most S"), f"`{clip}`"),
-        ("C, clip norm", "", plan["clip_norm"] or "none: the clip is the caller's"),
-        ("S, sensitivity", neighbours.sensitivity, summary["sensitivity"]),
-        (
-            "σ, noise multiplier, rounded down",
-            rounded(plan["noise_multiplier"], up=False),
-            plan["noise_multiplier"],
-        ),
-        (
-            "σS, standard deviation of the fresh noise on a step's sum, rounded down",
-            rounded(noise_std, up=False),
-            noise_std,
-        ),
-        ("noise", summary["noise"], ""),
-        ("noise and batches come from", source, summary["noise_key"]),
-        ("code by others than bam that the guarantee rests on", ", ".join(own) or "none", ""),
-        ("device", summary["device"], ""),
-        ("libraries", ", ".join(f"{k} {v}" for k, v in versions.items()), ""),
-        ("commit of bam's code", summary["commit"], ""),
-    ]
-    lines = "\n".join(f"| {name} | {value} | {exact} |" for name, value, exact in rows)
+    unit, given, versions = plan.unit, plan.num_examples_given, record["versions"]
+    sigma, std = plan.noise_multiplier, plan.noise_multiplier * record["sensitivity"]
+    neighbours = "replaced by nothing, its place left empty (zero-out)"
+    neighbours = "added or removed" if given else neighbours
+    norm = plan.clip_norm if plan.clip_norm < math.inf else "none: the clip is the caller's"
+    source = "secret and never saved" if record["seed"] is None else "**a seed** (see the top)"
+    prob, size = plan.mechanism.sampling_prob, plan.expected_batch_size
+    batch = f"""l, batch size, or what it is on average{", at most" * given} | | {size} |
+| q = l/N"""
+    if prob != plan.sampling_prob:  # of batches that divide the data
+        batch = f"""l, what a step's sum is divided by | | {size} |
+| N/b, batch size on average | | {plan.num_examples * prob} |
+| q = 1/b"""
+    mu = f"\n| μ of Gaussian DP | {rounded(plan.mu)} | {plan.mu} |" if plan.mu else ""
+    choice = ""
+    if plan.selection:
+        mean, shape, noise = dataclasses.astuple(plan.selection)
+        choice = f"""
+| E[K], trials on average | K is drawn before the first, and secret | {mean} |
+| η, shape of the distribution of K | truncated negative binomial: 0 is logarithmic, 1 geometric \
+| {shape} |
+| noise on a trial's score | standard deviation, in images classified right | {noise} |"""
+    own = [f"{k} `{x}`" for k, x in (("method", method), ("clip", clip)) if ":" in x]
     return f"""\
 ## Facts
 
-Each step takes the gradients of a batch, bounds each {unit.name}'s own, adds them up, adds noise
+Each step takes the gradients of a batch, bounds each {unit}'s own, adds them up, adds noise
 once, and divides by l. Training uses the training examples for nothing else.
 
 | fact | in words, or rounded | exactly, as used |
 |---|---|---|
-{lines}"""
+| unit of privacy | one {_protected(plan)} | |
+| adjacency | one {unit} {neighbours} | `{plan.adjacency}` |
+| ε, rounded up | {rounded(plan.epsilon)} | {plan.epsilon} |
+| δ, rounded up | {rounded(plan.delta)} | {plan.delta} |{mu}
+| accountant | {ACCOUNTANTS[plan.accountant]} | `{plan.accountant}` |{choice}
+| N, {_number(plan)} | | {plan.num_examples} |
+| {batch}, rounded up | {rounded(prob)} | {prob} |
+| sampling | {record["sampling"]} | `{plan.mechanism_name}` |
+| T, steps that ε pays for | | {plan.num_steps} |
+| steps begun, lost ones included | | {record.get("steps_begun", NOT_RECORDED)} |
+| steps taken | | {record.get("steps_taken", NOT_RECORDED)} |
+| method | | `{method}` |
+| the gradient of each {unit}'s {"mean " * (unit == "user")}loss is | \
+{CLIPS.get(clip, "given a norm of at most S")} | `{clip}` |
+| C, clip norm | | {norm} |
+| S, sensitivity | how far one {unit} moves the sum, in L2 | {record["sensitivity"]} |
+| σ, noise multiplier, rounded down | {rounded_down(sigma, ".4g")} | {sigma} |
+| σS, standard deviation of the fresh noise on a step's sum, rounded down | \
+{rounded_down(std, ".4g")} | {std} |
+| noise | {record["noise"]} | |
+| noise and batches come from | {source} | {record["noise_key"]} |
+| code by others than bam that the guarantee rests on | {", ".join(own) or "none"} | |
+| device | {record["device"]} | |
+| libraries | {", ".join(f"{k} {v}" for k, v in versions.items())} | |
+| commit of bam's code | {record["commit"]} | |"""
 
 
-def _choice(plan: JsonObject) -> list[tuple[str, object, object]]:
-    """The facts that ε rests on further if the run was chosen."""
-    if not plan.get("selection"):
-        return []
-    mean, shape, noise = (
-        plan["selection"][k] for k in ("trials_mean", "trials_shape", "score_noise_multiplier")
-    )
-    drawn = "truncated negative binomial: 0 is logarithmic, 1 geometric"
-    return [
-        ("E[K], trials on average", "K is drawn before the first, and secret", mean),
-        ("η, shape of the distribution of K", drawn, shape),
-        ("noise on a trial's score", "standard deviation, in images classified right", noise),
-    ]
-
-
-def unaccounted(
-    config: JsonObject,
-    summary: JsonObject,
-    diagnosed: bool,
-    figures: str = "No figure of it is in this folder, but people",
-) -> str:
-    """What was looked at that ε does not cover; `figures` begins the sentence on who saw it."""
+def unaccounted(config: JsonMapping, summary: JsonMapping, diagnosed: bool) -> str:
+    """What was looked at that ε does not cover."""
+    unknown, declared = "not known to this file", "which whoever trained declares"
+    made, chosen = f"{declared} made without these data", bool(summary.get("selection"))
     holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
-    measured = "none in the run's records"
+    weights, name = (
+        config.get("loss", {}).get("weights"),
+        config.get("features", {}).get("name", ""),
+    )
+    measured, aside, clip_norm, begun = (
+        "none in the run's records",
+        "none",
+        "a setting",
+        "at random",
+    )
     if config["diagnostics"]["every"] or diagnosed:
-        measured = (
-            "**yes**: losses, norms and clipping bias were measured and shown during training"
-        )
-    chosen = bool(summary.get("selection"))
-    aside, covered = "none", "ε covers this choice by them" if chosen else "no ε covers them"
+        measured = "**yes**: losses, norms and clipping bias were measured and shown in training"
     if holdout:
-        aside = (
-            f"**{holdout}** were set aside and stood in for test examples; they are not among the "
-            f"N, and {covered}"
-        )
+        covered = "ε covers this choice by them" if chosen else "no ε covers them"
+        aside = f"""**{holdout}** were set aside and stood in for test examples; they are not among
+the N, and {covered}""".replace("\n", " ")
     tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
     tested = "none was measured" if chosen and holdout else tested
-    settings = among = "not known to this file"
-    if chosen:
-        settings = "**yes**, by the search that ε pays for; others: not known to this file"
-        among = "**yes**, by the search that ε pays for"
-    weights = config.get("loss", {}).get("weights")
-    weighed = f"**{list(weights)}**, which whoever trained declares public" if weights else "none"
-    clip_norm = "a setting"
+    searched = "**yes**, by the search that ε pays for"
     if config["public_clip"]["quantile"]:
-        clip_norm = "from another data set, which whoever trained declares public"
-    declared = "which whoever trained declares made without these data"
-    begun = "at random"
+        clip_norm = f"from another data set, {declared} public"
     if digest := summary.get("init_digest"):
-        begun = f"**in a file** (SHA-256 {digest}), {declared}"
+        begun = f"**in a file** (SHA-256 {digest}), {made}"
     if frozen := summary.get("num_frozen"):
         begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
-    name = config.get("features", {}).get("name", "")
-    seen = "none: the examples themselves"
-    if name:
-        seen = f"by `{name}`, a fixed map of each image alone, made without these data"
-    if digest := summary.get("features_digest"):
-        seen = f"**by `{name}`**, a frozen network of the weights of SHA-256 {digest}, {declared}"
+    seen = f"by `{name}`, a fixed map of each image alone, made without these data"
     if ":" in name:
-        seen = f"**by `{name}`**, {declared}"
+        seen = f"**by `{name}`**, {made}"
+    elif digest := summary.get("features_digest"):
+        seen = f"**by `{name}`**, a frozen network of the weights of SHA-256 {digest}, {made}"
     return f"""\
-## Looked at without accounting
-
-ε does not cover what follows. {figures} may have seen it and
-acted on it. What is "not known to this file" is for whoever releases the model to say.
+ε does not cover what follows: people may have seen it, and acted on it. What is "not known to this
+file" is for whoever releases the model to say.
 
 | what | in this run |
 |---|---|
@@ -315,22 +355,96 @@ acted on it. What is "not known to this file" is for whoever releases the model 
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
-| weights of the classes in the loss | {weighed} |
+| weights of the classes in the loss | \
+{f"**{list(weights)}**, {declared} public" if weights else "none"} |
 | weights before training | {begun} |
-| features of the examples | {seen} |
+| features of the examples | {seen if name else "none: the examples themselves"} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |
-| hyper-parameters chosen by looking at this data | {settings} |
-| this run chosen among several | {among} |
-| other releases from the same data | not known to this file |"""
+| hyper-parameters chosen by looking at this data | \
+{f"{searched}; others: {unknown}" if chosen else unknown} |
+| this run chosen among several | {searched if chosen else unknown} |
+| other releases from the same data | {unknown} |"""
 
 
-def limits(plan: JsonObject, exported_by: str) -> str:
-    """What no record can show; `exported_by` is version and commit of the code that writes it."""
-    person = unit_of(plan).person
+def nist(plan: PrivacyPlan, released: str) -> str:
+    """What NIST has an evaluator ask of a claim of differential privacy, where no fact answers it.
+
+    Source: NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy
+    Guarantees (2025).
+    """
+    chosen = "by the search that ε pays for" if plan.selection else "not known to this file"
     return f"""\
-## What this file cannot show
+## What NIST SP 800-226 asks of such a claim
 
-A program ({exported_by})
-wrote it from the records of the run. That training went as recorded, on data with
-{person} if that is claimed, and that nothing else was released, is the word of
-whoever releases the model."""
+"Facts" has the unit of privacy, the neighbouring data sets (adjacency), the privacy parameters (ε
+and δ, of the whole training), the bound on a contribution (S, enforced for each {plan.unit} in each
+step) and the randomness. "From whom" has the threat model; "What is not protected" and "Looked at
+without accounting" have what is outside; "Check it" says how it can be checked. What is left:
+
+| question | answer |
+|---|---|
+| who chose ε and δ | whoever trained, before training; they are public |
+| other parameters | settings, all public; chosen by looking at these data: {chosen} |
+| trust model | central: whoever trained saw the data; what is released is {released} |
+| side channels | **outside**: how long training took, its memory, screen and logs; rounding is \
+none, since sums and noise are of integers |
+| several releases | their ε add up; others than this one are not known to this file |"""
+
+
+def event(
+    plan: PrivacyPlan, noise_multiplier: float, sampling_prob: float, num_steps: int
+) -> dp_event.DpEvent:
+    """What ε is computed from, as dp-accounting has it: so many steps, or a choice of trials."""
+    training = accounting.poisson_event(noise_multiplier, sampling_prob, num_steps)
+    if not (choice := plan.selection):
+        return training
+    score = dp_event.GaussianDpEvent(choice.score_noise_multiplier)
+    trial = dp_event.ComposedDpEvent([training, score])
+    return dp_event.RepeatAndSelectDpEvent(trial, choice.trials_mean, choice.trials_shape)
+
+
+def recomputation(plan: PrivacyPlan) -> str:
+    """Three lines of Python that compute ε again without bam, and how to read them."""
+    delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
+    notes = f"\nTheir δ is less by {plan.overflow:g}, for draws that outgrow their rows"
+    notes += ", and by 2⁻⁵¹ a step for rounding." if plan.accountant == "pld" and steps else "."
+    package, own = "Google's dp-accounting (`pip install dp-accounting`)", ""
+    if bands > 1:
+        notes += f"""
+The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
+any one {plan.unit} that is worth one Poisson-sampled step of independent noise in {bands}: as many
+as T/{bands}, rounded up, with probability {bands}q, and with σ over the norm of what the noise of a
+step is made of (see "noise"). These numbers are what the lines have."""
+    if steps is None:
+        sigma, batches = plan.noise_multiplier, plan.mechanism.period
+        epochs, package = -(-plan.num_steps // batches), "PLD_accounting (`pip install` it)"
+        spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
+        lines = f"""\
+from PLD_accounting import *
+run = PrivacyParams(sigma={sigma}, num_steps={batches}, num_epochs={epochs}, delta={delta})
+print(gaussian_allocation_epsilon_configurable(params=run, config=AllocationSchemeConfig(\
+loss_discretization={spacing}, tail_truncation={truncation})))"""
+    else:
+        name, less = "PLDAccountant", f" - {steps.num_steps} * {pld.ROUNDING}"
+        if plan.accountant == "rdp":
+            name, less = "RdpAccountant", ""
+            notes += "\nWarnings name orders that are left out."
+        lines = f"""\
+from dp_accounting.dp_event import *
+from dp_accounting.{plan.accountant} import {name}
+print({name}().compose({event(plan, *steps)!r}).get_epsilon({delta}{less}))"""
+        flags = " ".join(f"--{key}={value}" for key, value in steps._asdict().items())
+        own = f"""
+
+With bam, this prints ε, this training's own limits (column "composed") and its μ:
+
+```console
+bam privacy {flags} --delta={delta}
+```"""
+    return f"""\
+These lines compute ε from the noise, the batches, T and δ without bam, by
+{package}. They print {plan.epsilon}, but for late digits.{notes}
+
+```python
+{lines}
+```{own * (not plan.selection)}"""

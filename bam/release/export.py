@@ -6,9 +6,7 @@ put together from a list of what may be in it, never by leaving things out.
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,28 +15,20 @@ from jaxtyping import PyTree
 import bam
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import (
-    JsonObject,
-    make_folder,
-    one_line,
-    read_json,
-    replace,
-    user_path,
-    write_json,
-    write_text,
-)
+from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
 from bam.privacy import statement
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.release.load import Released, Shapes, build, check_shapes, load
-from bam.training import checkpoint, finetune, registry
+from bam.release.records import CHOSEN, Run, read
+from bam.training import checkpoint, finetune
 
 with needs("train"):
     import safetensors
     import safetensors.numpy
     from flax import traverse_util
 
-__all__ = ["Released", "export", "load"]
+__all__ = ["CHOSEN", "Released", "export", "load"]
 
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
@@ -68,19 +58,6 @@ SETTINGS = {
 }  # fmt: skip
 # Numbers, and names or expressions without a folder in them.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
-# A file that a private search puts into the folder of the trial it has chosen, and no other.
-CHOSEN = "chosen.json"
-# What a run records for its release; 0.1.0 did not.
-RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
-
-
-class _Run(NamedTuple):
-    """The records of a finished run."""
-
-    config: JsonObject
-    plan: JsonObject
-    summary: JsonObject
-    diagnosed: bool  # whether there are figures that are not private
 
 
 def export(
@@ -105,21 +82,15 @@ def export(
         holds anything. Then nothing is written.
     """
     workdir, out = user_path(workdir), user_path(out)
-    run = _read_run(workdir)
-    _check(workdir, run, nominal)
+    run = read(workdir)
+    _check(run, nominal)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
     facts = _model_facts(run)
-    params = _averaged(workdir, run, build(facts, own_model).like)
+    params = _averaged(run, build(facts, own_model).like)
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
-    said = settings(run.config, run.summary["dataset"])
-    text = statement.privacy(
-        *(one_line(records) for records in (said, run.plan, run.summary)),
-        data=data_in_words(run.config, run.summary["dataset"]),
-        diagnosed=run.diagnosed,
-        exported_by=f"bam {bam.__version__}, commit {git_commit()}",
-    )
-
+    stated = settings(run)
+    text = statement_of(run, made_by())
     make_folder(out.parent)
     partial = out.with_name(f"{out.name}.partial")
     try:
@@ -132,7 +103,7 @@ def export(
         (partial / "weights.safetensors").write_bytes(safetensors.numpy.save(named))
         np.savez(partial / "weights.npz", allow_pickle=False, **named)
         write_json(partial / "model.json", facts)
-        write_json(partial / "config.json", said)
+        write_json(partial / "config.json", stated)
         write_text(partial / "PRIVACY.md", text)
         load(partial, own_model)
         replace(partial, out)
@@ -141,86 +112,60 @@ def export(
         raise
 
 
-def _read_run(workdir: Path) -> _Run:
-    if not (workdir / "config.json").exists():
-        raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
-    if not (workdir / "summary.json").exists():
-        raise ValueError(f"the run in {workdir} is not finished; only a finished one is released")
-    config, plan, summary = (
-        read_json(workdir / f"{name}.json") for name in ("config", "plan", "summary")
-    )
-    metrics = workdir / "metrics.jsonl"
-    diagnosed = metrics.exists() and '"not_private/' in metrics.read_text(encoding="utf-8")
-    return _Run(config, plan, summary, diagnosed)
-
-
-def _check(workdir: Path, run: _Run, nominal: bool) -> None:
+def _check(run: Run, nominal: bool) -> None:
     """Refuses what must not be released, or not with this statement."""
-    config, plan, summary = run.config, run.plan, run.summary
-    if not is_private(config, plan):
-        raise ValueError(f"the run in {workdir} is not private; there is nothing to state")
-    if found := next(faults(plan, summary, f"the run in {workdir}"), None):
-        raise ValueError(found)
-    if summary["seed"] is not None and not nominal:
+    where = f"the run in {run.workdir}"
+    if not run.summary:
+        raise ValueError(f"{where} is not finished; only a finished one is released")
+    if not run.private:
+        raise ValueError(f"{where} is not private; there is nothing to state")
+    if fault := next(run.faults(), None):
+        raise ValueError(f"{where}: {fault}")
+    run.check_chosen()
+    if run.nominal and not nominal:
         raise ValueError(
-            f"the run in {workdir} has a seed: whoever knows or guesses it can remove the noise. "
+            f"{where} has a seed: whoever knows or guesses it can remove the noise. "
             "Train without --config.seed, or give --nominal to release it with that said"
         )
-    check_chosen(workdir, plan)
 
 
-def is_private(config: JsonObject, plan: JsonObject) -> bool:
-    """Whether the records of a run are of a private one; a stranger's need not agree."""
-    return plan["epsilon"] is not None and registry.is_private(config["method"]["name"])
+def made_by() -> str:
+    """Version and commit of this code."""
+    return f"bam {bam.__version__}, commit {git_commit()}"
 
 
-def check_chosen(workdir: Path, plan: JsonObject) -> None:
-    """Refuses a trial of a private search that was not chosen: ε covers the chosen one alone."""
-    if plan.get("selection") and not (workdir / CHOSEN).exists():
-        raise ValueError(
-            f"the run in {workdir} is one trial of a private search, and not the chosen one: ε "
-            "covers the chosen one alone"
-        )
+def statement_of(run: Run, exported_by: str, released: str = "this folder") -> str:
+    """The text of `PRIVACY.md` of a finished run."""
+    return statement.privacy(
+        one_line(settings(run)),
+        run.plan,
+        run.summary,
+        data=data_in_words(run),
+        diagnosed=run.diagnosed,
+        exported_by=exported_by,
+        released=released,
+    )
 
 
-def faults(plan: JsonObject, summary: JsonObject, run: str = "this run") -> Iterator[str]:
-    """What in the records of a finished private run speaks against its ε, a line each."""
-    missing = [key for key in RECORDED if key not in summary]
-    if missing:
-        yield (
-            f"{run} was trained by a version that did not record {', '.join(missing)} and "
-            "whose noise falls short of its claim (docs/privacy.md); train again"
-        )
-    if any(summary.get(key) != value for key, value in plan.items()):
-        yield f"plan.json and summary.json of {run} disagree"
-    begun = summary.get("steps_begun", 0)
-    if begun > plan["num_steps"]:
-        yield f"{run}: {begun} steps were begun, the plan pays for {plan['num_steps']}"
-    try:
-        PrivacyPlan.from_json(plan).check_epsilon()
-    except ValueError as error:
-        yield f"{run}: {error}"
-
-
-def settings(config: JsonObject, dataset: str) -> JsonObject:
-    """What may be said of a config, nested as it is; `dataset` is the name that its run recorded.
+def settings(run: Run) -> JsonObject:
+    """What may be said of a run's config, nested as it is.
 
     Of a data set of one's own neither name nor folder is.
     """
-    found: JsonObject = {}
+    stated: JsonObject = {}
     for section, keys in SETTINGS.items():
-        if section == "selection" and section not in config:
+        if section == "selection" and section not in run.config:
             continue
-        values = config.get(section, {}) if section else config
+        values = run.config.get(section, {}) if section else run.config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
-        found |= {section: plain} if section else plain
-    found["dataset"]["name"] = _known_name(config, dataset) or "folder"
-    return found
+        stated |= {section: plain} if section else plain
+    stated["dataset"]["name"] = _known_name(run) or "folder"
+    return stated
 
 
-def data_in_words(config: JsonObject, dataset: str) -> str:
-    """What may be said of the data that a config's run recorded as `dataset`."""
-    name = _known_name(config, dataset)
+def data_in_words(run: Run) -> str:
+    """What may be said of a run's data."""
+    name = _known_name(run)
     return f"the data set `{name}`" if name else "a data set of its author's own"
 
 
@@ -232,12 +177,13 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _known_name(config: JsonObject, name: str) -> str:
+def _known_name(run: Run) -> str:
     """The name of a well-known data set, or nothing: a name of one's own is part of a path."""
-    return name if name in datasets.DATASETS and name == config["dataset"]["name"] else ""
+    name = run.summary.get("dataset", "")  # a run may be given its data
+    return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
 
 
-def _model_facts(run: _Run) -> JsonObject:
+def _model_facts(run: Run) -> JsonObject:
     """What it takes to make the network again; public, all of it."""
     section = run.config["model"]
     own = ":" in section["name"]
@@ -264,20 +210,21 @@ def _model_facts(run: _Run) -> JsonObject:
     }
 
 
-def _averaged(workdir: Path, run: _Run, like: Shapes) -> PyTree:
+def _averaged(run: Run, like: Shapes) -> PyTree:
     """The averaged weights after the last step, and what was frozen: nothing else is read."""
     trained, frozen = finetune.split(like, run.config.get("trainable", ""))
     wanted = {"averaged": trained, "step": jax.ShapeDtypeStruct((), np.int32)}
     wanted |= {"frozen": frozen} if frozen else {}
-    newest = checkpoint.read(workdir / "checkpoints", wanted)
+    newest = checkpoint.read(run.workdir / "checkpoints", wanted)
     if newest is None:
         raise ValueError(
-            f"the run in {workdir} kept no weights; train with --config.checkpoint.every above 0"
+            f"the run in {run.workdir} kept no weights; train with --config.checkpoint.every "
+            "above 0"
         )
     state, facts = newest
-    taken = run.summary.get("steps_taken", run.plan["num_steps"])
-    if int(state["step"]) != taken or facts["identity"]["plan"] != run.plan:
-        raise ValueError(f"the newest checkpoint of {workdir} is not of the end of this run")
+    taken = run.summary.get("steps_taken", run.plan.num_steps)
+    if int(state["step"]) != taken or PrivacyPlan.from_json(facts["identity"]["plan"]) != run.plan:
+        raise ValueError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
     params = finetune.merge(state["averaged"], state.get("frozen", {}))
-    check_shapes(workdir, params, like)
+    check_shapes(run.workdir, params, like)
     return params

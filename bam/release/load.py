@@ -3,6 +3,7 @@
 What a release holds is `bam.release.export`'s matter.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -64,7 +65,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       ValueError: if the files are not such a release.
     """
     folder = user_path(folder)
-    path = folder / "model.json"
+    path, weights = folder / "model.json", folder / "weights.safetensors"
     facts = read_json(path)
     for key, is_right in FACTS.items():
         if key not in facts:
@@ -73,14 +74,11 @@ def load(folder: Path | str, own_model: str = "") -> Released:
             raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
     try:
         built = build(facts, own_model)
+        named = safetensors.numpy.load_file(weights)
     except (AttributeError, KeyError, TypeError) as error:  # of an option of the model or features
         raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
-    try:
-        named = safetensors.numpy.load_file(folder / "weights.safetensors")
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{folder / 'weights.safetensors'} is damaged: {error}") from None
-    if facts["model"]["name"] == "linear" and "kernel" in named:  # its earlier name, of this shape
-        named["weight"] = named.pop("kernel")
+        raise ValueError(f"{weights} is damaged: {error}") from None
     params = traverse_util.unflatten_dict(named, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)
@@ -92,27 +90,32 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     return Released(params, logits, built.prepare, built.model)
 
 
-def _numbers(found: object, kinds: tuple[type, ...] = (int, float)) -> bool:
-    return isinstance(found, list) and all(type(x) in kinds and abs(x) < 2**31 for x in found)
-
-
-def _section(found: object) -> bool:
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return False
-    return all(x <= LARGEST_SIZE for x in found.values() if isinstance(x, int))
-
-
 LARGEST_SIZE = 10_000  # of a network's width or depth: a stranger's could take days to look at
+
+
+def _are_numbers(
+    value: object, kinds: tuple[type, ...] = (int, float), above: float = -math.inf
+) -> bool:
+    return isinstance(value, list) and all(
+        type(x) in kinds and abs(x) < 2**31 and x > above for x in value
+    )
+
+
+def _is_section(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    return all(x <= LARGEST_SIZE for x in value.values() if isinstance(x, int))
+
 
 # What a `model.json` must have, and whether a stranger's is of the right type.
 FACTS: Mapping[str, Callable[[Any], bool]] = {
-    "model": _section,
-    "num_classes": lambda found: type(found) is int and 0 < found <= 2**20,
-    "image_shape": lambda found: _numbers(found, (int,)) and all(size > 0 for size in found),
-    "mean": _numbers,
-    "std": lambda found: _numbers(found) and all(x > 0 for x in found),
-    "input_clip_norm": lambda found: _numbers([found]),
-    "precision": lambda found: isinstance(found, str),
+    "model": _is_section,
+    "num_classes": lambda value: type(value) is int and 0 < value <= 2**20,
+    "image_shape": lambda value: _are_numbers(value, (int,), above=0),
+    "mean": _are_numbers,
+    "std": lambda value: _are_numbers(value, above=0),
+    "input_clip_norm": lambda value: _are_numbers([value]),
+    "precision": lambda value: isinstance(value, str),
 }
 
 
@@ -140,7 +143,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
     dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
 
     section = facts.get("features") or {"name": ""}
-    if not _section(section):
+    if not _is_section(section):
         raise TypeError(f"features is {section!r}")
     elsewhere = ":" in section["name"] or section["name"] == "backbone"  # not in the release
     feature_map = None if elsewhere else registry.make_features(ConfigDict(section))

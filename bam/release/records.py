@@ -1,59 +1,81 @@
 """The records of a run, finished or not, as its folder holds them; they may be a stranger's."""
 
+import dataclasses
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bam.files import JsonObject, one_line, read_json
-from bam.privacy.accounting import PoissonSteps
 from bam.privacy.plan import PrivacyPlan
-from bam.release import export
 from bam.training import config as base
-from bam.training.rundir import as_json, flat, read_rows
+from bam.training import registry
+from bam.training.rundir import as_json, read_rows
 
-_NUMBERS = (
-    "num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier",
-    "delta",
-)  # fmt: skip
+# A file that a private search puts into the folder of the trial it has chosen, and no other.
+CHOSEN = "chosen.json"
+# What a run records for its release; 0.1.0 did not.
+RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
+NOT_PRIVATE = "not_private/"  # begins the names of figures of training examples
 
 
-class Run(NamedTuple):
-    """The records of a run.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The records of a run, in texts of one line each.
 
     Attributes:
-      name: of its folder.
-      config, plan, summary: the files, in texts of one line each; the summary is empty while the
-        run is not finished.
+      workdir: the folder.
+      config: `config.json`.
+      plan: what `plan.json` says.
+      plan_record: the same as it stands there.
+      summary: `summary.json`; empty while the run is not finished.
       rows: of `metrics.jsonl`, each with its finite numbers.
+      diagnosed: whether there are figures that are not private.
       begun: steps begun, lost ones included.
     """
 
-    name: str
+    workdir: Path
     config: JsonObject
-    plan: JsonObject
+    plan: PrivacyPlan
+    plan_record: JsonObject
     summary: JsonObject
     rows: Sequence[Mapping[str, float]]
+    diagnosed: bool
     begun: int
 
     @property
     def private(self) -> bool:
-        """Whether it has a finite ε."""
-        return export.is_private(self.config, self.plan)
+        """Whether it has a finite ε, by its plan and its method; a stranger's need not agree."""
+        return self.plan.private and registry.is_private(self.config["method"]["name"])
 
     @property
     def nominal(self) -> bool:
         """Whether noise and batches came from a seed."""
         return self.summary.get("seed", self.config.get("seed")) is not None
 
-    def epsilon_after(self, num_steps: int) -> float:
-        """ε once so many steps are begun, by the run's own accountant."""
-        return PrivacyPlan.from_json(self.plan).epsilon_after(num_steps)
+    def check_chosen(self) -> None:
+        """Refuses a trial of a private search that was not chosen: ε covers the chosen one."""
+        if self.plan.selection and not (self.workdir / CHOSEN).exists():
+            raise ValueError(
+                f"the run in {self.workdir} is one trial of a private search, and not the chosen "
+                "one: ε covers the chosen one alone"
+            )
 
-    def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
-        """Poisson-sampled Gaussians that dominate so many steps, if any are known."""
-        return PrivacyPlan.from_json(self.plan).dp_event_after(num_steps)
+    def faults(self) -> Iterator[str]:
+        """What in the records, if it is finished and private, speaks against its ε, a line each."""
+        if missing := ", ".join(key for key in RECORDED if key not in self.summary):
+            yield (
+                f"it was trained by a version that did not record {missing} and "
+                "whose noise falls short of its claim (docs/privacy.md); train again"
+            )
+        if any(self.summary.get(key) != value for key, value in self.plan_record.items()):
+            yield "plan.json and summary.json disagree"
+        begun = self.summary.get("steps_begun", 0)
+        if begun > self.plan.num_steps:
+            yield f"{begun} steps were begun, the plan pays for {self.plan.num_steps}"
+        try:
+            self.plan.check_epsilon()
+        except ValueError as error:
+            yield str(error)
 
 
 def read(workdir: Path) -> Run:
@@ -61,15 +83,16 @@ def read(workdir: Path) -> Run:
     if not (workdir / "config.json").exists():
         raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
     config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
-    for section in filter(None, export.SETTINGS):
-        if not isinstance(config.setdefault(section, {}), dict):
+    for section, default in as_json(base.get_config("dp_sgd")).items():
+        if isinstance(default, dict) and not isinstance(config.setdefault(section, {}), dict):
             raise ValueError(f"{workdir}/config.json is damaged: {section} is no section")
-    wrong = [key for key in _NUMBERS if not _is_number(plan.get(key))]
-    wrong += [key for key in ("epsilon", "clip_norm") if not _is_number(plan.get(key) or 0)]
-    if wrong:
-        raise ValueError(f"{workdir}/plan.json is damaged: {', '.join(wrong)}")
+    try:
+        parsed = PrivacyPlan.from_json(plan)
+    except ValueError as error:
+        raise ValueError(f"{workdir}/plan.json: {error}") from None
     summary = workdir / "summary.json"
-    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_rows(workdir)]
+    measured = read_rows(workdir)
+    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in measured]
     rows = [row for row in rows if "step" in row]
     # The ledger has the steps begun; without one, at least those that the other files know of.
     begun = [int(row.get("steps_begun", row["step"])) for row in rows]
@@ -77,26 +100,16 @@ def read(workdir: Path) -> Run:
     ledger = workdir / "steps_begun"
     begun += [ledger.stat().st_size] if ledger.exists() else []
     return Run(
-        name=workdir.resolve().name,
+        workdir=workdir,
         config=one_line(config, without=""),  # with the bars of regular expressions
-        plan=one_line(plan),
+        plan=parsed,
+        plan_record=one_line(plan),
         summary=one_line(read_json(summary)) if summary.exists() else {},
         rows=rows,
-        begun=min(max(begun, default=0), int(plan["num_steps"])),
+        diagnosed=any(key.startswith(NOT_PRIVATE) for row in measured for key in row),
+        begun=min(max(begun, default=0), parsed.num_steps),
     )
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def command_of(config: JsonObject) -> tuple[str, list[str]]:
-    """The command for a recorded config, and its keys that the base config does not have."""
-    method = config["method"]["name"]
-    file = method if method in base.METHODS else "dp_sgd"
-    known = flat(as_json(base.get_config(file)))
-    other = {k: v for k, v in flat(config).items() if k not in known or known[k] != v}
-    arguments = [f"--config=base:{file}", "--workdir=NEW_FOLDER"]
-    arguments += [f"--config.{key}={value}" for key, value in other.items() if key in known]
-    quoted = [shlex.quote(argument) for argument in arguments]
-    return " \\\n  ".join(["bam train", *quoted]), sorted(other.keys() - known.keys())
