@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 from scipy import optimize, special, stats
 
 from bam.audit import canary
@@ -122,7 +122,7 @@ def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Ora
     """The oracle of a `method` section, but for canaries (labels below zero): single entries."""
     own = registry.make_oracle(method, loss_fn)
 
-    def grad(params: Params, example: dict[str, Array]) -> Grads:
+    def grad(params: Params, example: dict[str, PyTree]) -> Grads:
         label = example["label"]
         grads = own.grad(params, example | {"label": jnp.maximum(label, 0)})
         entries = jnp.asarray(entries_of(pytree.num_params(params), num_canaries))
