@@ -388,11 +388,10 @@ def _decided(
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    clip_norm = config.clip_norm
-    if not private:
-        clip_norm = math.inf
-    elif config.public_clip.quantile:
-        clip_norm = recorded.clip_norm if recorded else public_clip.clip_norm(config, shape)
+    is_measured = private and bool(config.public_clip.quantile)
+    clip_norm = config.clip_norm if private else math.inf
+    if is_measured:  # σ and ε do not depend on C, so what the plan refuses costs no measurement
+        clip_norm = recorded.clip_norm if recorded else 1.0
     section = config.get("selection")  # only a trial of a private search has it
     population = Population(
         num_examples,
@@ -414,6 +413,8 @@ def _decided(
         mechanism=mechanism,
         **wanted,
     )
+    if is_measured and recorded is None:
+        plan = dataclasses.replace(plan, clip_norm=public_clip.clip_norm(config, shape))
     clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
     wanted |= {
         "sensitivity": clip.sensitivity if plan.private else 0.0,
