@@ -46,16 +46,16 @@ def on_an_edge(size, tries=50):
     return None
 
 
-def noised_sum(size, keep_places, w, data, mask):
-    noise = bam.GaussianNoise(bam.seeded_key(0), SIGMA * clipping.ROUNDING)
+def noised_sum(size, keep_places, key, w, data, mask):
+    noise = bam.GaussianNoise(key, SIGMA * clipping.ROUNDING)
     options = {"microbatch_size": size, "noise": noise, "mask": mask}
     options |= {"bound": clipping.bound_of(CLIP, CLIP.init(w)), "draw_places": not keep_places}
     return engine.per_example_sum(bam.dp_sgd(squared).grad, w, data, **options)[0]
 
 
-def through_privatize(w, data, mask):
+def through_privatize(key, w, data, mask):
     grads = jax.vmap(bam.dp_sgd(squared).grad, (None, 0))(w, data)
-    tx = bam.privatize(CLIP, SIGMA, 1.0, bam.seeded_key(0))
+    tx = bam.privatize(CLIP, SIGMA, 1.0, key)
     return tx.update(grads, tx.init(w), w, mask=mask)[0]
 
 
@@ -67,7 +67,7 @@ def repacked(data):
 
 def changes(size):
     """By how much the noised sum moves, over S, when a row without a gradient is removed."""
-    everyone = np.ones(NUM_GROUPS * size, bool)
+    key, everyone = bam.seeded_key(0), np.ones(NUM_GROUPS * size, bool)
     but_one = everyone & (np.arange(len(everyone)) > 0)
     found = on_an_edge(size)
     rows = {"x": np.ones((NUM_GROUPS * size, DIM)), "y": np.ones(NUM_GROUPS * size)}
@@ -75,7 +75,7 @@ def changes(size):
 
     def moved(fn, *without):
         fn = jax.jit(fn)
-        return float(jnp.linalg.norm(fn(w, data, everyone) - fn(w, *without)))
+        return float(jnp.linalg.norm(fn(key, w, data, everyone) - fn(key, w, *without)))
 
     kept, packed = (functools.partial(noised_sum, size, keep) for keep in (False, True))
     result = {"clipped_sum": moved(kept, data, but_one)}
@@ -86,7 +86,7 @@ def changes(size):
     batch = sampling.pad(np.arange(size), size + 1, 0, 1)
     placed = jax.device_get(batch.take(few))
     without = batch.mask & (batch.indices != 0)
-    own = jax.jit(through_privatize)
+    own = functools.partial(jax.jit(through_privatize), key)
     first = own(w, placed, batch.mask)
     if found:
         few_packed, there = repacked(few)
@@ -108,9 +108,9 @@ def exp_log(p, example):
     return jnp.exp(example["x"] @ p["w"] * 1e-5) - jnp.log(example["y"] ** 2 + jnp.exp(p["b"]))
 
 
-def checksums(size, loss, make, params, data, mask, mesh):
+def checksums(size, loss, make, params, key, data, mask, mesh):
     """A number of each row's integers; and, packed, of each place's."""
-    noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
+    noise = bam.gaussian_noise(CLIP, SIGMA, key)
     bound = clipping.bound_of(CLIP, CLIP.init(params))
 
     def checked(params, grads):
@@ -128,10 +128,11 @@ def rows_that_change(size, loss, make, params, data, mesh=None):
     """How many of the others' numbers change when a row is removed, from any of three places."""
     num = len(data["y"] if "y" in data else data["label"])
     fn = jax.jit(functools.partial(checksums, size, loss, make, params, mesh=mesh))
-    before, changed = np.asarray(fn(data, np.ones(num, bool))), 0
+    key = bam.seeded_key(0)
+    before, changed = np.asarray(fn(key, data, np.ones(num, bool))), 0
     for row in (0, num // 2, num - 1):
         others = np.arange(num) != row
-        after = np.asarray(fn(data, others))
+        after = np.asarray(fn(key, data, others))
         changed += int(np.sum(after[others] != before[others]))
     return changed
 
