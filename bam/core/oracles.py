@@ -32,8 +32,9 @@ LossFn = Callable[[Params, PyTree], Float[Array, ""]]
 # A pytree of bools like the parameters, a function from them to one, or None.
 AscentMask: TypeAlias = PyTree
 
-# True while a loss is traced at weights that are each example's own. A layer may compute the same
-# in another way then: under `vmap`, a convolution's images are laid out by example.
+# True while a loss is traced at weights that differ between examples, as BAM's shifted ones do.
+# Under `vmap` a convolution then has a kernel for each example, which a layer may compute in
+# another way.
 own_weights = contextvars.ContextVar("weights of each example's own", default=False)
 
 

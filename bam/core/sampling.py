@@ -183,11 +183,11 @@ def usual_capacity(
 def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: int) -> PaddedBatch:
     """Puts row numbers at random places of `capacity` rows, or of a doubling that holds them all.
 
-    Any places, in any order, are equally likely, so seen from the other rows their law is the same
-    with and without any one: what a `vmap` over the rows makes of one tells of no other. That holds
-    while the draw, less one, is below the capacity: the chance of `usual_capacity` adds to δ. A
-    draw is never truncated: leaving examples out would change the sampling distribution. A longer
-    shape costs one more compilation, rarely.
+    Any places, in any order, are equally likely. So removing a row leaves the law of the others'
+    places as it was, and the bits that a `vmap` gives at a place tell nothing of who else was
+    drawn. That holds while the draw fits the capacity; the chance that it does not,
+    `usual_capacity`'s, adds to δ. A draw is never cut: leaving examples out would change the
+    sampling distribution. A longer shape costs one more compilation, rarely.
 
     Seed and step are those of the draw. ValueError if the capacity is below 1, or the row numbers
     are not different integers from 0 to 2^31 - 2.
