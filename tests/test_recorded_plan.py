@@ -177,3 +177,12 @@ def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):
     right = {"num_examples": 200, "expected_batch_size": 20, "num_steps": 2, "delta": 1e-4}
     with pytest.raises(ValueError, match=message):
         make_plan(**(right | {"target_epsilon": 3.0, "clip_norm": 1.0} | wrong))
+
+
+def test_a_trainer_is_not_built_on_a_plan_of_a_larger_epsilon(now):
+    config = now.config.copy_and_resolve_references()
+    config.epsilon = now.plan.epsilon / 2
+    with pytest.raises(ValueError, match=r"the plan's epsilon .* is above the config's"):
+        loop.build(config, plan=now.plan)
+    config.epsilon = 2 * now.plan.epsilon  # a smaller one may be taken
+    assert loop.build(config, plan=now.plan).plan == now.plan

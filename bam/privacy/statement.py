@@ -40,7 +40,7 @@ settings would give with secret randomness; it is no protection of the people in
 
 
 def rounded(value: float) -> str:
-    """What is claimed, in four digits and never below the number; see `accounting.rounded_up`."""
+    """What is claimed, in four digits and never below the number; see `bam.privacy.rounding`."""
     return rounded_up(value, ".4g")
 
 
