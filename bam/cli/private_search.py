@@ -225,8 +225,7 @@ def _with_recorded_noise(workdir: Path, trainer: loop.Trainer) -> loop.Trainer:
     noise = {key: recorded.get(key) for key in ("noise_multiplier", "epsilon")}
     try:
         plan = dataclasses.replace(trainer.plan, **noise)
-        if not plan.epsilon <= config.epsilon:
-            raise ValueError(f"epsilon {plan.epsilon} is above the config's {config.epsilon}")
+        plan.check_target(config.epsilon)
         plan.check_epsilon()
     except (ValueError, TypeError) as error:
         raise ValueError(

@@ -18,7 +18,7 @@ from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study
 from bam.training import loop, registry
 
-CONFIG = config_flags.DEFINE_config_file(
+config_flags.DEFINE_config_file(
     "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
 )
 WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and what is made of them")

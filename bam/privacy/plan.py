@@ -261,6 +261,11 @@ class PrivacyPlan:
             return selecting.epsilon(self.selection, sampling_prob=self.sampling_prob, **steps)
         return self.mechanism.epsilon(accountant=self.accountant, **steps)
 
+    def check_target(self, target: float) -> None:
+        """Raises ValueError for an ε above a config's."""
+        if not self.epsilon <= target:
+            raise ValueError(f"the plan's epsilon {self.epsilon} is above the config's {target}")
+
     def check_epsilon(self) -> None:
         """Raises ValueError if ε, computed again here, is above the record's by a relative 1e-6."""
         epsilon = self.epsilon_after(self.num_steps)

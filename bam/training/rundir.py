@@ -239,19 +239,15 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
 
     Another version of the accountant may choose another σ today, so the plan is not made anew; but
     its ε must hold when it is computed again, and be at most the config's: a ValueError in one line
-    otherwise, and for what is no plan. A mechanism of one's own is code that is not run here: its
-    plan is made anew, and `RunFiles` refuses it if it is another.
+    otherwise, and for what is no plan.
     """
     path = workdir / "plan.json"
     if not path.exists():
         return None
-    record = read_json(path)
-    if ":" in str(record.get("mechanism")):
-        return None
     try:
-        plan = PrivacyPlan.from_json(record)
-        if registry.is_private(config.method.name) and plan.epsilon > config.epsilon:
-            raise ValueError(f"epsilon {plan.epsilon} is above the config's {config.epsilon}")
+        plan = PrivacyPlan.from_json(read_json(path))
+        if registry.is_private(config.method.name):
+            plan.check_target(config.epsilon)
         plan.check_epsilon()
     except ValueError as error:
         raise ValueError(f"{path}: {error}; choose another --workdir") from None

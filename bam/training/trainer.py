@@ -413,9 +413,8 @@ def _decided(
         mechanism=mechanism,
         **wanted,
     )
-    if private and plan.epsilon > config.epsilon:
-        above = f"{plan.epsilon} is above the config's {config.epsilon}"
-        raise ValueError(f"the plan's epsilon {above}")
+    if private:
+        plan.check_target(config.epsilon)
     if is_measured and recorded is None:
         plan = dataclasses.replace(plan, clip_norm=public_clip.clip_norm(config, shape))
     clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
