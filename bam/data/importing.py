@@ -6,18 +6,15 @@ so that adding or removing a person changes that person's rows alone.
 
 import concurrent.futures
 import hashlib
-import io
 import json
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bam import files
-from bam.data.common import MAX_PIXELS, DataError
+from bam.data import pixels
+from bam.data.common import DataError
 from bam.data.listing import SPLITS, Example
 from bam.extras import needs
 from bam.files import JsonObject
@@ -25,13 +22,10 @@ from bam.files import JsonObject
 with needs("data"):
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from PIL import Image, ImageOps
 
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
 SHARD = 512  # examples of a file
 ROW_GROUP = 2**19  # bytes, decoded, of a file's part that is read at once
 MANIFEST = "manifest.json"
-MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
 
 
 class Options(NamedTuple):
@@ -206,7 +200,9 @@ def _write_shard(
     kept, left_out = [], dict[str, str]()
     for example in shard:
         try:
-            kept.append((example, encoded(folder / example.file, options)))
+            kept.append(
+                (example, pixels.encoded(folder / example.file, options.size, options.channels))
+            )
         except DataError as error:
             if options.strict:
                 raise
@@ -243,48 +239,3 @@ def _labels(labels: list[str], options: Options) -> Any:
         return pa.array([float(x) for x in labels], pa.float32())
     several = pa.list_(pa.int8(), len(options.classes))
     return pa.array([[int(x) for x in label.split(",")] for label in labels], several)
-
-
-def encoded(file: Path, options: Options) -> bytes:
-    """An image file as a PNG of the size and channels that are asked for; else a DataError.
-
-    8 and 16 bits, grey, colour, palettes and transparency (on white) are read, turned upright as
-    their EXIF says, resized by Lanczos and cut to their middle.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow: sizes are checked here
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > 8 * MAX_PIXELS:
-                    raise ValueError(f"{image.width} × {image.height} pixels are too many")
-                upright = ImageOps.exif_transpose(_eight_bits(image)).convert(
-                    MODES[options.channels]
-                )
-                fitted = ImageOps.fit(upright, (options.size,) * 2, Image.Resampling.LANCZOS)
-    # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
-    except Exception as error:
-        raise DataError(f"{file}: {type(error).__name__}: {error}") from error
-    written = io.BytesIO()
-    fitted.save(written, "PNG")
-    return written.getvalue()
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """An image of at most 8 bits a channel, its transparency on white."""
-    if image.mode == "F":
-        raise ValueError("of floating-point numbers it is not known which is white")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray(_upper_byte(np.asarray(image)))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        over = image.convert("RGBA")
-        white = Image.new("RGBA", over.size, "white")
-        white.alpha_composite(over)
-        return white
-    return image
-
-
-def _upper_byte(numbers: np.ndarray) -> np.ndarray:
-    """16 bits in 8."""
-    if numbers.min() < 0 or numbers.max() >= 2**16:
-        raise ValueError("numbers of more than 16 bits")
-    return (numbers >> 8).astype(np.uint8)
