@@ -171,7 +171,8 @@ def mlp_batch(num_rows, dtype=np.float32):
 
 def mostly(values, slow):
     """For `parametrize`: some of the values only in the slow suite."""
-    return [pytest.param(x, marks=pytest.mark.slow) if x in slow else x for x in values]
+    marked = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
+    return [pytest.param(*marked(x), marks=pytest.mark.slow) if x in slow else x for x in values]
 
 
 def refused(message, function, *arguments, kind=ValueError, **options):

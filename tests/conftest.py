@@ -7,6 +7,7 @@ XLA's passes are not. Whoever sets XLA_FLAGS decides for himself: `XLA_FLAGS= ma
 that users run, in thrice the time.
 """
 
+import gc
 import os
 import platform
 
@@ -29,6 +30,7 @@ import tests.typecheck  # noqa: F401 (the hook looks it up by name)
 _hook = jaxtyping.install_import_hook("bam", "tests.typecheck.check")
 
 jax.config.update("jax_num_cpu_devices", 8)
+gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live: 8 % of the time
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,9 +39,9 @@ def shared_compilation_cache(tmp_path_factory, worker_id):
     folder = (base if worker_id == "master" else base.parent) / "jax_cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         yield
 
 

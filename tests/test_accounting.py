@@ -236,7 +236,10 @@ def shown(plan):
 @pytest.mark.parametrize("target", [0.70001, 2.0, 12.3456])
 @pytest.mark.parametrize("delta", [1e-5, 1.4e-5, 7.7777e-6, 1 / 123457])
 def test_a_plan_in_words_is_no_stronger_claim_than_the_plan(target, delta):
-    plan = bam.make_plan(**PLAN | {"target_epsilon": target, "delta": delta, "num_examples": 999})
+    plan = bam.make_plan(
+        **PLAN
+        | {"target_epsilon": target, "delta": delta, "num_examples": 999, "accountant": "rdp"}
+    )
     epsilon, printed_delta, q, sigma = shown(plan)
     assert plan.epsilon <= epsilon < 1.002 * plan.epsilon
     assert plan.delta <= printed_delta < 1.02 * plan.delta

@@ -299,6 +299,7 @@ def test_a_noise_key_used_twice_is_caught(monkeypatch):
     assert "steps" in caught(build(num_steps=20))
 
 
+@pytest.mark.slow
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
     right = privatize.clipped_sum
 

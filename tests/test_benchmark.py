@@ -6,7 +6,7 @@ import pytest
 
 from tests import cases
 
-pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_the_tests_type_checks")]
 
 
 def run(folder, *flags):
@@ -76,7 +76,6 @@ def test_finished_runs_are_in_the_file_alone_and_not_trained_again(finished, tmp
     assert "unknown: x" in run(tmp_path, "--methods=x").stderr
 
 
-@pytest.mark.slow
 def test_steps_of_all_methods_and_batches_are_timed(tmp_path):
     assert run(tmp_path, "--time").returncode == 0
     times = json.loads((tmp_path / "benchmark_times.json").read_text())["milliseconds"]["digits"]

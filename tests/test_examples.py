@@ -238,6 +238,7 @@ def test_features_of_dead_leaves_are_what_the_formula_says(few_leaves):
     np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_of_dead_leaves_weigh_as_much_as_scattering(few_leaves):
     images = np.random.default_rng(0).uniform(size=(3, 32, 32, 3)).astype(np.float32)
     both = np.asarray(dead_leaves.features(7)(images)).reshape(3, -1)

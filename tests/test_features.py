@@ -332,6 +332,7 @@ def test_a_backbones_features_are_what_its_last_layer_sees(weights):
     assert jax.eval_shape(headless, jax.random.key(0), images)[0].shape == (3, 8 * 2**3)
 
 
+@pytest.mark.slow
 def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weights, tmp_path, few):
     digest = hashlib.sha256(weights[0].read_bytes()).hexdigest()
     options = {"model": "vit_ti16", "weights": str(weights[0]), "size": 16, "groups": None}

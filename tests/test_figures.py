@@ -15,6 +15,7 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_path):
     def draw(figure):
         done = run_command(

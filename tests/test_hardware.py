@@ -178,6 +178,7 @@ def by_devices():
     return {number: compiled(number) for number in (1, 2, 8)}
 
 
+@pytest.mark.slow
 def test_devices_exchange_one_sum_and_nothing_that_grows_with_them(by_devices):
     held = {number: ahead.memory(found.program) for number, found in by_devices.items()}
     for number, found in by_devices.items():

@@ -31,6 +31,7 @@ def run():
     return outputs, names
 
 
+@pytest.mark.slow
 def test_the_stored_outputs_are_what_the_cells_print_and_draw(run):
     pictures = []
     for cell, (printed, num_figures) in zip(CODE, run[0], strict=True):
@@ -42,6 +43,7 @@ def test_the_stored_outputs_are_what_the_cells_print_and_draw(run):
     assert all(png.startswith(b"\x89PNG") and len(png) < 60_000 for png in pictures)
 
 
+@pytest.mark.slow
 def test_the_prose_states_what_the_cells_compute(run):
     names = run[1]
     markdown = (c for c in CELLS if c["cell_type"] == "markdown")

@@ -21,7 +21,7 @@ from bam.sweep import comparison
 from bam.training import config as base
 from bam.training import loading, loop, score
 from configs import digits
-from tests.cases import digits_of_numbers, made_once, recomputed, run_command
+from tests.cases import digits_of_numbers, made_once, mostly, recomputed, run_command
 
 FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
 
@@ -129,8 +129,12 @@ def test_a_search_that_is_done_keeps_no_key_of_its_data(searched, tmp_path):
         search(copy)
 
 
-@pytest.mark.parametrize("path", ["none", "some", "all"])
-@pytest.mark.parametrize("judged_on", [150, 0])
+MISSING = [(rows, path) for rows in (150, 0) for path in ("none", "some", "all")]
+
+
+@pytest.mark.parametrize(
+    ("judged_on", "path"), mostly(MISSING, slow=[x for x in MISSING if x[1] == "some"])
+)
 def test_no_missing_value_in_the_data_decides_whether_a_search_ends(path, judged_on, tmp_path):
     missing = {"dataset.name": "tests.cases:digits_of_numbers", "dataset.path": path}
     said = search(tmp_path / "s", holdout=judged_on, trials=(1.01, 1.0, 10.0), **missing)

@@ -122,6 +122,7 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
     assert distance(other, whole.state.params) > 100 * distance(state.params, whole.state.params)
 
 
+@pytest.mark.slow
 def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     """Without a seed, what the operating system gave must be the same in both processes.
 

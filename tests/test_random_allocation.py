@@ -18,6 +18,7 @@ from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.training import devices, loop, trainer
 from tests import test_audit, test_one_run
+from tests.cases import mostly
 
 RUN = {"noise_multiplier": 2.0, "num_steps": 120, "delta": 1e-5}  # ten epochs of twelve batches
 PLAN = {"num_examples": 80, "expected_batch_size": 20, "num_steps": 60, "delta": 1e-5}
@@ -38,9 +39,12 @@ def losses(sigma, batches, epochs, num, present):
     return found if present else -found
 
 
+SIMULATED = [(2.0, 12, 3, 0.95), (0.8, 4, 2, 0.95), (1.0, 48, 1, 0.9), (0.6285, 312, 1, 0.8)]
+
+
 @pytest.mark.parametrize(
     ("sigma", "batches", "epochs", "share"),
-    [(2.0, 12, 3, 0.95), (0.8, 4, 2, 0.95), (1.0, 48, 1, 0.9), (0.6285, 312, 1, 0.8)],
+    mostly(SIMULATED, slow=SIMULATED[1:]),
 )
 def test_epsilon_is_just_above_that_of_simulated_runs(sigma, batches, epochs, share):
     delta, num = 1e-3, min(400_000, 20_000_000 // batches)

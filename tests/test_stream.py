@@ -236,6 +236,7 @@ def test_a_stand_in_of_another_size_is_streamed_and_planned_for():
     assert capacity * 64 * 64 * 3 < arguments < 1.2 * capacity * 64 * 64 * 3 + 2**21
 
 
+@pytest.mark.slow
 def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, tmp_path):
     command = (
         "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / 'stream'}",

@@ -53,6 +53,7 @@ def test_the_deep_network_has_a_layers_weights_per_layer_and_one_compiled_block(
     assert program.count("tanh") == min(2, depth - 1)
 
 
+@pytest.mark.slow
 def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
     done = run_command(
         "scripts.benchmarks.depth", f"--out={tmp_path}/depth", "--depths=2", "--width=4",

@@ -102,6 +102,7 @@ def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
     assert len(asked) == 4 and config.microbatch_size == "auto"
 
 
+@pytest.mark.slow
 def test_the_timed_step_is_real_and_formulations_and_microbatches_give_one_result():
     assert loop.build(tiny(microbatch_size="auto")).config.microbatch_size in (1, 8)
     states = [
