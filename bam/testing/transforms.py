@@ -110,10 +110,11 @@ def _check_bound(
     sensitivity: float,
     when: str,
 ) -> None:
-    """The bound, for one kind of parameters and one state; all gradients in one call."""
+    """The bound, for one kind of parameters and one state; all gradients in one program."""
     names, rows = zip(*_gradients(params), strict=True)
-    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    bounded = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
+    batch = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    update = jax.vmap(lambda grads, state: transform.update(grads, state, params)[0], (0, None))
+    bounded = jax.device_get(jax.jit(update)(batch, state))
     for i, name in enumerate(names):
         _check_norm(row(bounded, i), sensitivity, name, when)
 
@@ -132,8 +133,9 @@ def _later_state(
 ) -> PyTree:
     """The state after many steps whose noised means had this value everywhere."""
     mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
+    step = jax.jit(lambda state: finish(transform, mean, state)[1])
     for _ in range(NUM_LATER_STEPS):
-        state = finish(transform, mean, state)[1]
+        state = step(state)
     return state
 
 
