@@ -74,6 +74,7 @@ def run(
     """
     options.preprocessing.check()
     check(examples, options)
+    several = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     shards = _shards(examples, options)
     identity = _identity(folder, examples, options)
     begun = out / "import.json"
@@ -107,6 +108,7 @@ def run(
         "preprocessing": options.preprocessing.as_json(),
         "num_examples": counts,
         "ids": "user" if examples[0].user else "",
+        "first_frames": several,
         "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
         "files": {name: done[name]["sha256"] for name in sorted(done)},
     }

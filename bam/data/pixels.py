@@ -1,23 +1,31 @@
 """The pixels of an image file as people have it, as a PNG of one size and 8 bits a channel."""
 
+import contextlib
 import io
 import math
+import statistics
+import sys
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from bam.data.common import MAX_PIXELS, DataError
-from bam.extras import needs
+from bam.extras import MissingExtraError, needs
 
 with needs("data"):
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageCms, ImageOps
 
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
+# Of Pillow's forty, those without programs of their own; AVIF where it was built in.
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
 BACKGROUNDS = ("white", "black")
-SIZES = (4, 4096)  # pixels of a side: least and most
+SIDES = range(4, 4097)  # heights and widths that can be asked for
+LIMIT = 8 * MAX_PIXELS  # pixels of a file
+BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
+TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 
 class Preprocessing(NamedTuple):
@@ -49,74 +57,322 @@ class Preprocessing(NamedTuple):
     def from_json(cls, value: Any) -> "Preprocessing":
         """A record that `as_json` wrote, perhaps a stranger's; a DataError says what is wrong."""
         try:
-            record = cls(**value)
-            sides, window = tuple(record.size), record.window
-            record = record._replace(size=sides, window=None if window is None else tuple(window))
+            record = cls(**{k: tuple(x) if isinstance(x, list) else x for k, x in value.items()})
             record.check()
-        except (TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"preprocessing {value!r:.200}: {error}") from error
         return record
 
     def check(self) -> None:
         """Raises a DataError for a size, a window or a background that cannot be."""
-        if len(self.size) != 2 or not all(_is_side(x) for x in self.size):
-            raise DataError(f"size {self.size}: a height and a width from {SIZES[0]} to {SIZES[1]}")
+        if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
+            raise DataError(f"size {self.size}: a height and a width from 4 to {SIDES[-1]}")
         if type(self.channels) is not int or self.channels not in MODES:
             raise DataError(f"{self.channels} channels: 1 (grey) or 3 (colour)")
-        if self.window is not None and not _is_window(self.window):
-            raise DataError(f"window {self.window}: two finite numbers are needed, LOW < HIGH")
+        ends = (0, 1) if self.window is None else self.window
+        numbers = [float(x) for x in ends if type(x) in (int, float)]
+        if not len(ends) == len(numbers) == 2 or not 0 < numbers[1] - numbers[0] < math.inf:
+            raise DataError(f"window {ends}: two finite numbers are needed, LOW < HIGH")
         if self.background not in BACKGROUNDS:
             raise DataError(f"background {self.background!r}: {' or '.join(BACKGROUNDS)}")
 
 
-def _is_side(x: object) -> bool:
-    return isinstance(x, int) and SIZES[0] <= x <= SIZES[1]
+class _Opened(NamedTuple):
+    """What the header of a file says, before it is decoded.
 
+    Attributes:
+      size: height and width.
+      bits: of each of its unsigned numbers; None: signed or floating-point, of no declared range.
+      read: decodes it: an image of 8 bits, or numbers `[height, width]`, or of several channels.
+      several: whether it has further frames or pages.
+      inverted: whether the least number is white.
+    """
 
-def _is_window(window: tuple[object, ...]) -> bool:
-    numbers = [x for x in window if isinstance(x, int | float) and math.isfinite(x)]
-    return len(window) == len(numbers) == 2 and numbers[0] < numbers[1]
+    size: tuple[int, int]
+    bits: int | None
+    read: Callable[[], Image.Image | np.ndarray]
+    several: bool = False
+    inverted: bool = False
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
-    """An image file as a PNG of 8 bits a channel; else a DataError.
+    """An image file as a PNG of 8 bits a channel, pixels and nothing else; else a DataError.
 
-    8 and 16 bits, grey, colour, palettes and transparency are read, turned upright as
-    their EXIF says, resized by Lanczos and cut to their middle.
+    It is what a viewer shows: the first frame, upright, in sRGB, on the background. It is resized
+    by Lanczos until it covers the size, and its middle is cut out.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow: sizes are checked here
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > 8 * MAX_PIXELS:
-                    raise ValueError(f"{image.width} × {image.height} pixels are too many")
-                upright = ImageOps.exif_transpose(_eight_bits(image))
-                upright = upright.convert(MODES[preprocessing.channels])
-                fitted = ImageOps.fit(upright, preprocessing.size[::-1], Image.Resampling.LANCZOS)
-    # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
-    except Exception as error:
-        raise DataError(f"{file}: {type(error).__name__}: {error}") from error
+    with _opened(file, preprocessing) as opened:
+        image = opened.read()
+        if isinstance(image, np.ndarray):
+            image = _scaled(image, opened.bits, preprocessing.window)
+            image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
+        image = _as_viewed(image, preprocessing.background)
+        image = ImageOps.invert(image) if opened.inverted else image
+        image = image.convert(MODES[preprocessing.channels])
+        fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
+        fitted.info.clear()
     written = io.BytesIO()
     fitted.save(written, "PNG")
     return written.getvalue()
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """An image of at most 8 bits a channel, its transparency on white."""
-    if image.mode == "F":
-        raise ValueError("of floating-point numbers it is not known which is white")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray(_upper_byte(np.asarray(image)))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        over = image.convert("RGBA")
-        white = Image.new("RGBA", over.size, "white")
-        white.alpha_composite(over)
-        return white
-    return image
+def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
+    """How many files have several frames or pages, of which only the first is used.
+
+    Raises:
+      DataError: if without a window files of more than 8 bits do not use the range that their
+        format declares, or it declares none: they would be black or grey.
+    """
+    deep, several = dict[int | None, list[Path]](), 0
+    for file in files:
+        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+            several += opened.several
+            if preprocessing.window is None and (opened.bits is None or opened.bits > 8):
+                deep.setdefault(opened.bits, []).append(file)
+    for bits, alike in deep.items():
+        _check_range(bits, alike, preprocessing)
+    return several
 
 
-def _upper_byte(numbers: np.ndarray) -> np.ndarray:
-    """16 bits in 8."""
-    if numbers.min() < 0 or numbers.max() >= 2**16:
-        raise ValueError("numbers of more than 16 bits")
-    return (numbers >> 8).astype(np.uint8)
+def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessing) -> None:
+    ends = []
+    for file in files[:: 1 + len(files) // 256]:  # decoding all would take as long as the import
+        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+            numbers = np.asarray(opened.read())
+            numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
+            if (finite := numbers[np.isfinite(numbers)]).size:
+                ends.append((finite.min().item(), finite.max().item()))
+    if not ends:
+        return
+    low, high = min(x for x, _ in ends), max(x for _, x in ends)
+    most = math.inf if bits is None else 2**bits - 1
+    if high >= 0.75 * most and statistics.median(x for _, x in ends) >= most / 8:
+        return
+    kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
+    black, whole = 0 - _power(-low), isinstance(high, int)
+    white = max(_power(high + 1) - 1 if whole else _power(high), black + 1)
+    raise DataError(
+        f"{len(files):,} files of {kind} hold values from {low:,.9g} to {high:,.9g} (NOT PRIVATE) "
+        "and would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
+        f"made them, for example --window={black:.12g},{white:.12g}"
+    )
+
+
+def _power(x: float) -> float:
+    """The least power of two that is no less than x, or 0."""
+    return 2.0 ** math.ceil(math.log2(x)) if x > 0 else 0.0
+
+
+def dicom_user(file: Path) -> str:
+    """The PatientID of a DICOM file; a DataError if it has none."""
+    with _one_line(file), file.open("rb") as stream:
+        user = str(_dicom_header(stream).get("PatientID") or "").strip()
+        if not user:
+            raise ValueError("no PatientID in it")
+    return user
+
+
+@contextlib.contextmanager
+def _one_line(file: Path) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of decoders: sizes are checked here
+            yield
+    except MissingExtraError:
+        raise
+    # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
+    except Exception as error:
+        raise DataError(f"{file}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
+    """A file of a kind that its first bytes tell, its declared size checked."""
+    with _one_line(file), file.open("rb") as stream:
+        head, name = stream.read(132), file.name.lower()
+        stream.seek(0)
+        if head.startswith(b"\x93NUMPY"):
+            opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
+        elif head[128:] == b"DICM" or name.endswith(".dcm"):
+            opened = _dicom(stream, preprocessing.window)
+        elif name.endswith((".nii", ".nii.gz")):
+            opened = _nifti(file)
+        else:
+            opened = _pillow(stream, head)
+        if not 0 < opened.size[0] * opened.size[1] <= LIMIT:
+            raise ValueError(f"{opened.size[0]} × {opened.size[1]} pixels; at most {LIMIT:,}")
+        yield opened
+
+
+def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
+    """What Pillow reads, and HEIC, for which an extra has Pillow's reader."""
+    formats = FORMATS
+    if head[4:8] == b"ftyp" and b"avif" not in head[8:64] and b"avis" not in head[8:64]:
+        with needs("heic"):
+            import pillow_heif
+        pillow_heif.register_heif_opener()
+        formats = ("HEIF",)
+    image = Image.open(stream, formats=formats)
+    raw, tags = _raw_mode(image), getattr(image, "tag_v2", {})
+    colour = ";16" in raw and image.mode in ("RGB", "RGBA") and "RGBa" not in raw
+    deep = colour or image.mode[0] in "IF"
+    signed = image.mode == "F" or tags.get(SAMPLE_FORMAT, (1,))[0] == 2
+    bits = (None if signed else tags.get(BITS, (16,))[0]) if deep else 8
+
+    def read() -> Image.Image | np.ndarray:
+        if not deep:
+            return _upright(image)
+        numbers = _both_bytes(stream, raw) if colour else np.asarray(_upright(image))
+        numbers = numbers.view(np.uint32) if bits == 32 else numbers
+        if (clear := image.info.get("transparency")) is None:
+            return numbers
+        levels = numbers.reshape(*numbers.shape[:2], -1)
+        opaque = (levels != clear).any(axis=-1, keepdims=True)
+        return np.concatenate([levels, opaque * np.uint16(2**16 - 1)], axis=-1)
+
+    # A phone's JPEG may have a map of its brightness, or a view for the other eye, behind it.
+    several = getattr(image, "is_animated", False) and image.format != "MPO"
+    inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
+    return _Opened((image.height, image.width), bits, read, several, inverted)
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How the file has its pixels, in Pillow's words."""
+    args = image.tile[0].args if image.tile else ""
+    return str(args[0] if isinstance(args, tuple) else args)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The decoded image, turned as its EXIF says; a damaged EXIF says nothing."""
+    grey = {"L;2": 85, "L;4": 17}.get(_raw_mode(image), 1)  # between two of its levels
+    image.load()
+    if grey > 1 and "transparency" in image.info:
+        image.info["transparency"] *= grey
+    turn = None
+    with contextlib.suppress(Exception):
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(Image.Transpose(turn))
+
+
+def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
+    """Colours of 16 bits: Pillow keeps the upper byte, and the other if their order is changed."""
+
+    def read(order: str) -> np.ndarray:
+        stream.seek(0)
+        image = Image.open(stream, formats=FORMATS)
+        for i, tile in enumerate(image.tile):
+            more = tile.args[1:] if isinstance(tile.args, tuple) else ()
+            image.tile[i] = tile._replace(args=(order, *more))
+        return np.asarray(_upright(image))
+
+    if raw == "LA;16B":
+        return read("RGBA").view(">u2")
+    other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}[raw[-1]]
+    return read(raw).astype(np.uint16) << 8 | read(raw[:-1] + other)
+
+
+def _as_viewed(image: Image.Image, background: str) -> Image.Image:
+    """An image of 8 bits in RGB: inks by their profile, transparency on the background."""
+    image = image.convert("LA") if image.mode == "La" else image
+    if image.has_transparency_data:
+        below = Image.new("RGBA", image.size, background)
+        below.alpha_composite(image.convert("RGBA"))
+        image = below
+    if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
+        with contextlib.suppress(ImageCms.PyCMSError, OSError):
+            screen, inks = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
+            return ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
+    return image.convert("RGB")
+
+
+def _scaled(
+    numbers: np.ndarray, bits: int | None, window: tuple[float, float] | None
+) -> np.ndarray:
+    """Numbers in 8 bits: `255 (x - low) / (high - low)`, clipped; without a window the upper byte.
+
+    The last of two or four channels is opacity. What is not a number is black.
+    """
+    if numbers.shape[2:] in ((2,), (4,)):
+        parts = [(numbers[..., :-1], window), (numbers[..., -1:], None)]
+        return np.concatenate([_scaled(x, bits, its) for x, its in parts], axis=-1)
+    if bits and (window is None or bits <= 8):
+        eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
+        return np.minimum(eight, 255).astype(np.uint8)
+    if window is None:
+        raise ValueError("signed or floating-point numbers need --window=LOW,HIGH")
+    scaled = np.empty(numbers.shape, np.uint8)
+    for rows in np.array_split(np.arange(len(numbers)), 1 + numbers.size // 2**22):  # of float64
+        unit = (numbers[rows].astype(np.float64) - window[0]) / (window[1] - window[0])
+        scaled[rows] = np.rint(255 * np.nan_to_num(np.clip(unit, 0, 1)))
+    return scaled
+
+
+def _array(numbers: np.ndarray) -> _Opened:
+    """An array `[height, width]`, or with 1, 3 or 4 channels behind."""
+    known = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
+    if not known or numbers.dtype.kind not in "biuf":
+        raise ValueError(f"{numbers.dtype} {numbers.shape} is no image: [height, width, channels]")
+    height, width = numbers.shape[:2]
+    bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
+    return _Opened((height, width), bits, lambda: np.asarray(numbers))
+
+
+def _nifti(file: Path) -> _Opened:
+    """A slice of a volume: the middle one along its last axis; the first axis is the rows."""
+    with needs("nifti"):
+        import nibabel
+    volume = nibabel.load(file)
+    shape, stored = volume.shape, volume.dataobj
+    if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
+        raise ValueError(f"a volume of shape {shape}: two or three axes, at most {2**30:,} voxels")
+    plain = (stored.slope, stored.inter) == (1, 0)
+    middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
+    opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
+    return opened._replace(size=shape[:2], read=lambda: np.asarray(stored[middle]))
+
+
+def _dicom_header(stream: BinaryIO) -> Any:
+    """The tags of a DICOM file, without its pixels."""
+    with needs("dicom"):
+        import pydicom
+    meta = pydicom.filereader.read_file_meta_info(stream.name)
+    if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
+        raise ValueError("a deflated DICOM file, whose size is unknown before it is inflated")
+    return pydicom.dcmread(stream, stop_before_pixels=True)
+
+
+def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
+    """A DICOM image in the units of its modality, or as its own window (VOI) shows it."""
+    header = _dicom_header(stream)
+    import pydicom
+    from pydicom import pixels
+
+    kind, voi = header.PhotometricInterpretation, header.get("VOILUTSequence")
+    if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
+        raise ValueError(f"{frames} frames; a DICOM file of one is read")
+    has_voi = voi or not {"None", ""} & {str(header.get(f"Window{x}")) for x in ("Center", "Width")}
+    rescale = (header.get("RescaleSlope", 1), header.get("RescaleIntercept", 0))
+    plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
+    bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
+    own = kind.startswith("MONO") and window is None and bool(has_voi)
+
+    def read() -> np.ndarray:
+        stream.seek(0)
+        data = pydicom.dcmread(stream)
+        numbers = data.pixel_array
+        if kind == "PALETTE COLOR":
+            numbers = pixels.apply_color_lut(numbers, data)
+            return _scaled(numbers, 8 * numbers.itemsize, None)
+        if not kind.startswith("MONO"):
+            return numbers
+        numbers = pixels.apply_modality_lut(numbers, data)
+        if not own:
+            return numbers
+        if voi:
+            viewed = pixels.apply_voi_lut(np.rint(numbers).astype(np.int64), data)
+            return _scaled(viewed, voi[0].LUTDescriptor[2], None)
+        low, high = pixels.apply_voi_lut(np.array([-1e9, 1e9]), data)
+        return _scaled(pixels.apply_voi_lut(numbers, data), None, (low, high))
+
+    shown = 8 if own or kind == "PALETTE COLOR" else bits
+    return _Opened((header.Rows, header.Columns), shown, read, inverted=kind == "MONOCHROME1")
