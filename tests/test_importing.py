@@ -185,7 +185,7 @@ def test_a_bomb_is_left_out_before_it_is_decoded(folder, tmp_path):
 def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     out, sheet = tmp_path / "out", tmp_path / "sheet.png"
     done = run_command(
-        "bam", "data", "import", str(folder), f"--out={out}", "--size=8", "--workers=1"
+        "bam", "data", "import", str(folder), f"--out={out}", "--size=8x12", "--workers=1"
     )
     assert done.returncode == 0, done.stderr
     assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
@@ -196,7 +196,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     config.dataset.update({"name": "folder", "path": str(out)})
     config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
     config.model.name = "linear"
-    assert loop.train(loop.build(config), 0).summary["image_shape"] == [8, 8, 3]
+    assert loop.train(loop.build(config), 0).summary["image_shape"] == [8, 12, 3]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,9 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "export", "x"), "bam data import FOLDER --out=DATA, or bam data show DATA"),
         (("data", "import", ".", "--out=o", "--labels=t.csv"), "--labels needs --classes"),
         (("data", "import", "x"), "--out is required"),
+        (("data", "import", "x", "--out=o", "--size=8y9"), "--size=32 or --size=16x24"),
+        (("data", "import", "x", "--out=o", "--size=8x9x9"), "a height and a width"),
+        (("data", "import", "x", "--out=o", "--window=9,9"), "two finite numbers are needed"),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
     ],
 )

@@ -18,8 +18,9 @@ from pydicom import uid
 from bam.data import importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.pixels import Preprocessing
+from bam.data.sources import parquet
 from bam.extras import MissingExtraError
-from tests.cases import refused
+from tests.cases import refused, run_command
 
 GREY = Preprocessing((4, 6), 1)
 COLOUR = Preprocessing((4, 6), 3)
@@ -471,3 +472,26 @@ def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_pa
     refused("no PatientID", pixels.dicom_user, file, kind=DataError)
     file.write_bytes(KINDS["GIF"][1])
     refused("x.dcm", pixels.dicom_user, file, kind=DataError)
+
+
+def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_path):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    for number in range(25):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        content = dicom(full(number, np.uint8), PatientID=f"p{number // 2}" if number else "")
+        (place / f"{number}.dcm").write_bytes(content)
+    flags = (f"--out={out}", "--size=4x6", "--channels=1", "--user_column=PatientID")
+    done = run_command("bam", "data", "import", str(folder), *flags)
+    assert done.returncode == 0, done.stderr
+    assert "left out: a/0.dcm" in done.stdout and "no PatientID" in done.stdout
+    manifest = importing.read_manifest(out)
+    assert manifest["ids"] == "user" and sum(manifest["num_examples"].values()) == 24
+    ids = parquet.read_ids(out, "user").tolist()  # two images each, but for the first
+    assert 1 < len(set(ids)) <= len(ids) // 2 + 1
+    table = tmp_path / "table.csv"
+    rows = [f"{'ab'[i % 2]}/{i}.dcm,{'ab'[i % 2]}" for i in range(1, 25)]
+    table.write_text("\n".join(["file,label", *rows]))
+    flags = (f"--out={tmp_path / 'two'}", *flags[1:], f"--labels={table}", "--classes=a,b")
+    done = run_command("bam", "data", "import", str(folder), *flags)
+    assert done.returncode == 0 and "groups=user" in done.stdout, done.stderr

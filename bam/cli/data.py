@@ -15,6 +15,7 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -60,6 +61,7 @@ def import_folder(folder: Path) -> None:
     """Writes the data set, and says what became of the images."""
     if not _OUT.value:
         raise ValueError("--out is required: folder for the data set")
+    preprocessing = _preprocessing()
     several = _LABEL.value.split(",")[1:] != []
     kind = "number" if _NUMBER.value else "several" if several else "class"
     if _LABELS.value:
@@ -83,7 +85,7 @@ def import_folder(folder: Path) -> None:
         classes = _LABEL.value.split(",") if several else []
     options = importing.Options(
         kind=kind,
-        preprocessing=_preprocessing(),
+        preprocessing=preprocessing,
         classes=tuple(classes),
         test_share=_TEST.value,
         strict=_STRICT.value,
@@ -111,19 +113,16 @@ def import_folder(folder: Path) -> None:
 
 
 def _preprocessing() -> pixels.Preprocessing:
-    """What the flags say of pixels."""
-    sides, window = _SIZE.value.lower().split("x"), None
-    if not all(x.isdecimal() for x in sides) or len(sides) > 2:
-        raise ValueError(f"--size={_SIZE.value}: pixels, or HEIGHTxWIDTH, for example 16x24")
-    if _WINDOW.value:
-        try:
-            window = tuple(float(x) for x in _WINDOW.value)
-        except ValueError:
-            raise ValueError(f"--window={','.join(_WINDOW.value)}: no two numbers") from None
-    size = int(sides[0]), int(sides[-1])
-    made = pixels.Preprocessing(size, int(_CHANNELS.value), window, _BACKGROUND.value)
-    made.check()
-    return made
+    """What the flags say of pixels; a ValueError if they are no numbers."""
+    try:
+        sides = [int(x) for x in _SIZE.value.split("x")]
+        window: Any = _WINDOW.value and tuple(float(x) for x in _WINDOW.value)
+    except ValueError:
+        raise ValueError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
+    size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
+    preprocessing = pixels.Preprocessing(size, int(_CHANNELS.value), window, _BACKGROUND.value)
+    preprocessing.check()
+    return preprocessing
 
 
 def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[listing.Example]:

@@ -10,8 +10,8 @@ from bam.data.common import DataError
 from bam.data.sources import parquet
 
 SUFFIXES = (  # the last ones are read by packages of extras
-    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2", ".avif", ".npy",
-    ".dcm", ".heic", ".heif", ".nii", ".nii.gz",
+    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2", ".j2k", ".avif",
+    ".npy", ".dcm", ".dicom", ".ima", ".heic", ".heif", ".nii", ".nii.gz",
 )  # fmt: skip
 SPLITS = ("train", "test")
 

@@ -18,8 +18,10 @@ from bam.extras import MissingExtraError, needs
 with needs("data"):
     from PIL import Image, ImageCms, ImageOps
 
-# Of Pillow's forty, those without programs of their own; AVIF where it was built in.
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
+Image.init()
+# Of Pillow's forty, those without programs of their own; an old Pillow has no AVIF.
+SAFE = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
+FORMATS = tuple(x for x in SAFE if x in Image.OPEN)
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
 BACKGROUNDS = ("white", "black")
 SIDES = range(4, 4097)  # heights and widths that can be asked for
@@ -57,8 +59,8 @@ class Preprocessing(NamedTuple):
     def from_json(cls, value: Any) -> "Preprocessing":
         """A record that `as_json` wrote, perhaps a stranger's; a DataError says what is wrong."""
         try:
-            record = cls(**{k: tuple(x) if isinstance(x, list) else x for k, x in value.items()})
-            record.check()
+            fields: Any = {k: tuple(x) if isinstance(x, list) else x for k, x in value.items()}
+            (record := cls(**fields)).check()
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"preprocessing {value!r:.200}: {error}") from error
         return record
@@ -78,21 +80,13 @@ class Preprocessing(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """What the header of a file says, before it is decoded.
+    """What the header of a file says, before it is decoded."""
 
-    Attributes:
-      size: height and width.
-      bits: of each of its unsigned numbers; None: signed or floating-point, of no declared range.
-      read: decodes it: an image of 8 bits, or numbers `[height, width]`, or of several channels.
-      several: whether it has further frames or pages.
-      inverted: whether the least number is white.
-    """
-
-    size: tuple[int, int]
-    bits: int | None
-    read: Callable[[], Image.Image | np.ndarray]
-    several: bool = False
-    inverted: bool = False
+    size: tuple[int, int]  # height and width
+    bits: int | None  # of an unsigned number; None: signed or floating-point, of no declared range
+    read: Callable[[], Image.Image | np.ndarray]  # of 8 bits, or numbers [h, w] or [h, w, channels]
+    several: bool = False  # further frames or pages
+    inverted: bool = False  # the least number is white
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
@@ -149,18 +143,14 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     if high >= 0.75 * most and statistics.median(x for _, x in ends) >= most / 8:
         return
     kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
-    black, whole = 0 - _power(-low), isinstance(high, int)
-    white = max(_power(high + 1) - 1 if whole else _power(high), black + 1)
+    # Powers of two, because the ends themselves are somebody's.
+    black = -(2.0 ** math.frexp(low)[1]) if low < 0 else 0
+    white = 2.0 ** math.frexp(high)[1] - isinstance(high, int) or 1
     raise DataError(
         f"{len(files):,} files of {kind} hold values from {low:,.9g} to {high:,.9g} (NOT PRIVATE) "
         "and would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
         f"made them, for example --window={black:.12g},{white:.12g}"
     )
-
-
-def _power(x: float) -> float:
-    """The least power of two that is no less than x, or 0."""
-    return 2.0 ** math.ceil(math.log2(x)) if x > 0 else 0.0
 
 
 def dicom_user(file: Path) -> str:
@@ -182,18 +172,21 @@ def _one_line(file: Path) -> Iterator[None]:
         raise
     # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
-        raise DataError(f"{file}: {type(error).__name__}: {error}") from error
+        text = str(error).partition(" <_io")[0]  # of Pillow, which names the stream
+        raise DataError(f"{file}: {type(error).__name__}: {text}") from error
 
 
 @contextlib.contextmanager
 def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
     """A file of a kind that its first bytes tell, its declared size checked."""
+    if not file.is_file():  # a pipe would be waited for
+        raise DataError(f"{file}: no ordinary file")
     with _one_line(file), file.open("rb") as stream:
         head, name = stream.read(132), file.name.lower()
         stream.seek(0)
         if head.startswith(b"\x93NUMPY"):
             opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
-        elif head[128:] == b"DICM" or name.endswith(".dcm"):
+        elif head[128:] == b"DICM" or name.endswith((".dcm", ".dicom", ".ima")):
             opened = _dicom(stream, preprocessing.window)
         elif name.endswith((".nii", ".nii.gz")):
             opened = _nifti(file)
@@ -212,18 +205,22 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
             import pillow_heif
         pillow_heif.register_heif_opener()
         formats = ("HEIF",)
-    image = Image.open(stream, formats=formats)
-    raw, tags = _raw_mode(image), getattr(image, "tag_v2", {})
-    colour = ";16" in raw and image.mode in ("RGB", "RGBA") and "RGBa" not in raw
-    deep = colour or image.mode[0] in "IF"
-    signed = image.mode == "F" or tags.get(SAMPLE_FORMAT, (1,))[0] == 2
-    bits = (None if signed else tags.get(BITS, (16,))[0]) if deep else 8
+    image: Any = Image.open(stream, formats=formats)
+    args, tags = image.tile[0].args if image.tile else "", getattr(image, "tag_v2", {})
+    raw = str(args[0] if isinstance(args, tuple) else args)  # Pillow's name of the file's pixels
+    if raw in ("L;2", "L;4") and "transparency" in image.info:  # in units of the file
+        image.info["transparency"] *= 255 // (2 ** int(raw[-1]) - 1)
+    colour = raw.startswith(("RGB;16", "RGBX;16", "RGBA;16", "LA;16"))
+    signed = tags.get(SAMPLE_FORMAT, (1,))[0] == 2
+    deep = colour or signed or image.mode[0] in "IF"
+    depth = tags.get(BITS, (16,))[0] if deep else 8
 
     def read() -> Image.Image | np.ndarray:
         if not deep:
             return _upright(image)
         numbers = _both_bytes(stream, raw) if colour else np.asarray(_upright(image))
-        numbers = numbers.view(np.uint32) if bits == 32 else numbers
+        if image.mode != "F" and depth in (8, 32):  # which Pillow takes for uint8 and int32
+            numbers = numbers.view(f"{'i' if signed else 'u'}{depth // 8}")
         if (clear := image.info.get("transparency")) is None:
             return numbers
         levels = numbers.reshape(*numbers.shape[:2], -1)
@@ -233,21 +230,13 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
     # A phone's JPEG may have a map of its brightness, or a view for the other eye, behind it.
     several = getattr(image, "is_animated", False) and image.format != "MPO"
     inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
+    bits = None if signed or image.mode == "F" else depth
     return _Opened((image.height, image.width), bits, read, several, inverted)
-
-
-def _raw_mode(image: Image.Image) -> str:
-    """How the file has its pixels, in Pillow's words."""
-    args = image.tile[0].args if image.tile else ""
-    return str(args[0] if isinstance(args, tuple) else args)
 
 
 def _upright(image: Image.Image) -> Image.Image:
     """The decoded image, turned as its EXIF says; a damaged EXIF says nothing."""
-    grey = {"L;2": 85, "L;4": 17}.get(_raw_mode(image), 1)  # between two of its levels
     image.load()
-    if grey > 1 and "transparency" in image.info:
-        image.info["transparency"] *= grey
     turn = None
     with contextlib.suppress(Exception):
         turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
@@ -259,7 +248,7 @@ def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
 
     def read(order: str) -> np.ndarray:
         stream.seek(0)
-        image = Image.open(stream, formats=FORMATS)
+        image: Any = Image.open(stream, formats=FORMATS)
         for i, tile in enumerate(image.tile):
             more = tile.args[1:] if isinstance(tile.args, tuple) else ()
             image.tile[i] = tile._replace(args=(order, *more))
@@ -281,7 +270,7 @@ def _as_viewed(image: Image.Image, background: str) -> Image.Image:
     if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
         with contextlib.suppress(ImageCms.PyCMSError, OSError):
             screen, inks = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
-            return ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
+            image = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB") or image
     return image.convert("RGB")
 
 
@@ -321,7 +310,7 @@ def _nifti(file: Path) -> _Opened:
     """A slice of a volume: the middle one along its last axis; the first axis is the rows."""
     with needs("nifti"):
         import nibabel
-    volume = nibabel.load(file)
+    volume: Any = nibabel.load(file)
     shape, stored = volume.shape, volume.dataobj
     if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
         raise ValueError(f"a volume of shape {shape}: two or three axes, at most {2**30:,} voxels")
@@ -351,7 +340,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
     if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
         raise ValueError(f"{frames} frames; a DICOM file of one is read")
     has_voi = voi or not {"None", ""} & {str(header.get(f"Window{x}")) for x in ("Center", "Width")}
-    rescale = (header.get("RescaleSlope", 1), header.get("RescaleIntercept", 0))
+    rescale = (header.get("RescaleSlope") or 1, header.get("RescaleIntercept") or 0)
     plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
     bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
     own = kind.startswith("MONO") and window is None and bool(has_voi)
@@ -365,7 +354,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
             return _scaled(numbers, 8 * numbers.itemsize, None)
         if not kind.startswith("MONO"):
             return numbers
-        numbers = pixels.apply_modality_lut(numbers, data)
+        numbers = numbers if plain else pixels.apply_modality_lut(numbers, data)
         if not own:
             return numbers
         if voi:
