@@ -129,6 +129,21 @@ def palette(*colours):
     return image
 
 
+def tiff(photometric, channels, content, extra=None, signed=False, order="<"):
+    """A TIFF of 6 × 4 by its parts, of kinds that Pillow does not write."""
+    bits = len(content) * 8 // (24 * channels)
+    tags = {256: 6, 257: 4, 258: bits, 259: 1, 262: photometric, 273: 0, 277: channels, 278: 4}
+    tags |= {279: len(content), 338: extra, 339: 2 if signed else None}
+    tags = {tag: x for tag, x in sorted(tags.items()) if x is not None}
+    end = 14 + 12 * len(tags)
+    tags[273] = end + 2 * channels  # behind the bits of the channels, which are behind the tags
+    many = {258: struct.pack(order + "HHII", 258, 3, channels, end)} if channels > 1 else {}
+    parts = [many.get(x, struct.pack(order + "HHIHH", x, 3, 1, tags[x], 0)) for x in tags]
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IH", 8, len(tags))
+    behind = bytes(4) + struct.pack(f"{order}{channels}H", *[bits] * channels)
+    return head + b"".join(parts) + behind + content
+
+
 def array(numbers):
     file = io.BytesIO()
     np.save(file, numbers)
@@ -243,6 +258,14 @@ KINDS = {
         "png", png(2, 16, 6, [be(300, 300, 300) * 6] * 4, tRNS=be(300, 300, 300)), {}, 255),
     "RGBA of 16 bits, window": (
         "png", png(6, 16, 6, [be(100, 100, 100, 65535) * 6] * 4), WINDOW, 128),
+    "RGBA of 16 bits, multiplied": (
+        "tif", tiff(2, 4, be(50, 50, 50, 0x8000) * 24, 1, order=">"), WINDOW, 191),
+    "int8 of TIFF": ("tif", tiff(1, 1, b"\x9c" * 24, signed=True), {"window": (-300, 300)}, 85),
+    "int16 of TIFF, other order": (
+        "tif", tiff(1, 1, b"\xff\x9c" * 24, signed=True, order=">"), {"window": (-300, 300)}, 85),
+    "uint32 of TIFF": ("tif", tiff(1, 1, b"\xff\xff\xff\x8f" * 24), {}, 0x8F),
+    "12 bits of TIFF": ("tif", tiff(1, 1, b"\x8f\xf8\xff" * 12), {}, 0x8F),
+    "16 bits of TIFF, white is zero": ("tif", tiff(0, 1, b"\xff\x8f" * 24), {}, 112),
     "8 bits have no window": ("png", saved(flat(100)), WINDOW, 100),
     "int16 of TIFF": (
         "tif", saved(Image.fromarray(full(-100, np.int32)), "TIFF"), {"window": (-300, 300)}, 85),
@@ -420,12 +443,23 @@ def scans(folder, *values, kind=np.uint16):
 @pytest.mark.parametrize(
     ("values", "kind", "seen", "example"),
     [
-        ([3000, 4000, 3500, 10], np.uint16, "16 bits .* from 0 to 4,000 .NOT PRIVATE", "0,4095"),
+        (
+            [3000, 4000, 3500, 10],
+            np.uint16,
+            "16 bits .*: 4, .* from 0 to 4,000 .NOT PRIVATE",
+            "0,4095",
+        ),
         ([255] * 4, np.uint16, "from 0 to 255 ", "0,255"),
         ([0] * 4, np.uint16, "from 0 to 0 ", "0,1"),
         ([4095, 4095, 4095, 65535], np.uint16, "from 0 to 65,535 ", "0,65535"),
-        ([-900, 1800, 5, 5], np.int16, "4 files of signed .* from -900 to 1,800 ", "-1024,2047"),
+        (
+            [-900, 1800, 5, 5],
+            np.int16,
+            "signed .*: 4, .* from -900 to 1,800 ",
+            "-1024,2047",
+        ),
         ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),
+        ([-1.0, 1.0, 0.0, 0.0], np.float64, "from -1 to 1 ", "-1,1"),
         ([65000, 60000, 65535, 100], np.uint16, None, None),
     ],
 )

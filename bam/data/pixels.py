@@ -144,11 +144,11 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
         return
     kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
     # Powers of two, because the ends themselves are somebody's.
-    black = -(2.0 ** math.frexp(low)[1]) if low < 0 else 0
-    white = 2.0 ** math.frexp(high)[1] - isinstance(high, int) or 1
+    power, whole = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
+    black, white = -power(low) if low < 0 else 0, power(high + whole) - whole or 1
     raise DataError(
-        f"{len(files):,} files of {kind} hold values from {low:,.9g} to {high:,.9g} (NOT PRIVATE) "
-        "and would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
+        f"files of {kind}: {len(files):,}, of values from {low:,.9g} to {high:,.9g} (NOT PRIVATE), "
+        "which would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
         f"made them, for example --window={black:.12g},{white:.12g}"
     )
 
@@ -210,7 +210,7 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
     raw = str(args[0] if isinstance(args, tuple) else args)  # Pillow's name of the file's pixels
     if raw in ("L;2", "L;4") and "transparency" in image.info:  # in units of the file
         image.info["transparency"] *= 255 // (2 ** int(raw[-1]) - 1)
-    colour = raw.startswith(("RGB;16", "RGBX;16", "RGBA;16", "LA;16"))
+    colour = raw.startswith(("RGB;16", "RGBX;16", "RGBA;16", "RGBa;16", "LA;16"))
     signed = tags.get(SAMPLE_FORMAT, (1,))[0] == 2
     deep = colour or signed or image.mode[0] in "IF"
     depth = tags.get(BITS, (16,))[0] if deep else 8
@@ -219,6 +219,10 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
         if not deep:
             return _upright(image)
         numbers = _both_bytes(stream, raw) if colour else np.asarray(_upright(image))
+        if raw.startswith("RGBa;16"):  # colours were multiplied by their opacity
+            numbers[..., :3] = (numbers[..., :3] * 65535.0 / numbers[..., 3:].clip(1)).clip(
+                0, 65535
+            )
         if image.mode != "F" and depth in (8, 32):  # which Pillow takes for uint8 and int32
             numbers = numbers.view(f"{'i' if signed else 'u'}{depth // 8}")
         if (clear := image.info.get("transparency")) is None:
@@ -257,6 +261,7 @@ def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
     if raw == "LA;16B":
         return read("RGBA").view(">u2")
     other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}[raw[-1]]
+    raw = raw.replace("a", "A")
     return read(raw).astype(np.uint16) << 8 | read(raw[:-1] + other)
 
 
