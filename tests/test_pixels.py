@@ -523,6 +523,12 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
     assert manifest["ids"] == "user" and sum(manifest["num_examples"].values()) == 24
     ids = parquet.read_ids(out, "user").tolist()  # two images each, but for the first
     assert 1 < len(set(ids)) <= len(ids) // 2 + 1
+    bare = tmp_path / "bare"
+    for place in "aabb":
+        (bare / place).mkdir(parents=True, exist_ok=True)
+        flat(7).save(bare / place / f"{len(list(bare.rglob('*')))}.png")
+    done = run_command("bam", "data", "import", str(bare), f"--out={bare}/out", *flags[1:])
+    assert done.returncode == 2 and "no DICOM file with a PatientID" in done.stderr
     table = tmp_path / "table.csv"
     rows = [f"{'ab'[i % 2]}/{i}.dcm,{'ab'[i % 2]}" for i in range(1, 25)]
     table.write_text("\n".join(["file,label", *rows]))

@@ -115,7 +115,7 @@ def import_folder(folder: Path) -> None:
 def _preprocessing() -> pixels.Preprocessing:
     """What the flags say of pixels; a ValueError if they are no numbers."""
     try:
-        sides = [int(x) for x in _SIZE.value.split("x")]
+        sides = [int(x) for x in _SIZE.value.lower().split("x")]
         window: Any = _WINDOW.value and tuple(float(x) for x in _WINDOW.value)
     except ValueError:
         raise ValueError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
@@ -135,6 +135,8 @@ def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[li
             if _STRICT.value:
                 raise
             print(f"left out: {example.file} ({error})")
+    if not known:
+        raise DataError(f"{folder}: no DICOM file with a PatientID")
     return known
 
 
