@@ -305,7 +305,7 @@ def _array(numbers: np.ndarray) -> _Opened:
     """An array `[height, width]`, or with 1, 3 or 4 channels behind."""
     known = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
     if not known or numbers.dtype.kind not in "biuf":
-        raise ValueError(f"{numbers.dtype} {numbers.shape} is no image: [height, width, channels]")
+        raise ValueError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
     height, width = numbers.shape[:2]
     bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
     return _Opened((height, width), bits, lambda: np.asarray(numbers))
@@ -318,7 +318,7 @@ def _nifti(file: Path) -> _Opened:
     volume: Any = nibabel.load(file)
     shape, stored = volume.shape, volume.dataobj
     if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
-        raise ValueError(f"a volume of shape {shape}: two or three axes, at most {2**30:,} voxels")
+        raise ValueError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
     plain = (stored.slope, stored.inter) == (1, 0)
     middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
     opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
