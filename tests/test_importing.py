@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.data import datasets, importing, listing
+from bam.data import datasets, importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.sources import parquet
 from bam.training import loop
 from configs import digits
 from tests.cases import refused, run_command
 
-OPTIONS = importing.Options(8, 3, ("disc", "square"), 0.25, strict=False)
+EIGHT = pixels.Preprocessing((8, 8), 3)
+OPTIONS = importing.Options(EIGHT, ("disc", "square"), 0.25, strict=False)
 
 
 def picture(number, size=(20, 30), bright=200):
@@ -78,7 +79,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
     made(folder, tmp_path / "two")
     assert contents(tmp_path / "two") == expected
     with pytest.raises(DataError, match="holds something else"):
-        made(folder, tmp_path / "two", OPTIONS._replace(size=9))
+        made(folder, tmp_path / "two", OPTIONS._replace(preprocessing=EIGHT._replace(size=(9, 8))))
     picture(99).save(folder / "disc" / "0.png")  # another image of the same name
     with pytest.raises(DataError, match="holds something else"):
         made(folder, tmp_path / "two")
@@ -184,7 +185,7 @@ def test_a_bomb_is_left_out_before_it_is_decoded(folder, tmp_path):
 def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     out, sheet = tmp_path / "out", tmp_path / "sheet.png"
     done = run_command(
-        "bam", "data", "import", str(folder), f"--out={out}", "--size=8", "--workers=1"
+        "bam", "data", "import", str(folder), f"--out={out}", "--size=8x12", "--workers=1"
     )
     assert done.returncode == 0, done.stderr
     assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
@@ -195,7 +196,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     config.dataset.update({"name": "folder", "path": str(out)})
     config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
     config.model.name = "linear"
-    assert loop.train(loop.build(config), 0).summary["image_shape"] == [8, 8, 3]
+    assert loop.train(loop.build(config), 0).summary["image_shape"] == [8, 12, 3]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,9 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "export", "x"), "bam data import FOLDER --out=DATA, or bam data show DATA"),
         (("data", "import", ".", "--out=o", "--labels=t.csv"), "--labels needs --classes"),
         (("data", "import", "x"), "--out is required"),
+        (("data", "import", "x", "--out=o", "--size=8y9"), "--size=32 or --size=16x24"),
+        (("data", "import", "x", "--out=o", "--size=8x9x9"), "a height and a width"),
+        (("data", "import", "x", "--out=o", "--window=9,9"), "two finite numbers are needed"),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
     ],
 )

@@ -6,27 +6,33 @@ bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv --cla
 bam data show data --out=sheet.png
 
 `import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/… and FOLDER/test/CLASS/…, or the images that
---labels names; any sizes, 8 and 16 bits, PNG, JPEG, TIFF, WebP, BMP. It goes on where it was
-stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DATA, and with
+--labels names: PNG, JPEG, TIFF, WebP, BMP, GIF, JPEG 2000, AVIF and .npy of any sizes, and with the
+extras dicom, heic and nifti those. Files of more than 8 bits may need a --window. It goes on where
+it was stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DATA, and with
 --config.dataset.groups=user to protect users. The names of the classes are public.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
 from rich.progress import Progress
 
 from bam.cli import console, tables
-from bam.data import importing, listing
-from bam.data.common import Split
+from bam.data import importing, listing, pixels
+from bam.data.common import DataError, Split
 from bam.data.sources import parquet
 
 _OUT = flags.DEFINE_string("out", "", "of import: folder for the data set; of show: a PNG file")
-_SIZE = flags.DEFINE_integer("size", 32, "height and width of the images, in pixels", 4, 4096)
+_SIZE = flags.DEFINE_string("size", "32", "pixels of the height and the width; 16x24: of each")
 _CHANNELS = flags.DEFINE_enum("channels", "3", ["1", "3"], "1: grey; 3: colour")
+_WINDOW = flags.DEFINE_list(
+    "window", None, "LOW,HIGH: numbers that are black and white, in files of more than 8 bits"
+)
+_BACKGROUND = flags.DEFINE_enum("background", "white", pixels.BACKGROUNDS, "of transparent pixels")
 _LABELS = flags.DEFINE_string("labels", "", "CSV or Parquet file with a row for each image")
 _FILE = flags.DEFINE_string("file_column", "file", "of --labels: path of the image in FOLDER")
 _LABEL = flags.DEFINE_string(
@@ -55,6 +61,7 @@ def import_folder(folder: Path) -> None:
     """Writes the data set, and says what became of the images."""
     if not _OUT.value:
         raise ValueError("--out is required: folder for the data set")
+    preprocessing = _preprocessing()
     several = _LABEL.value.split(",")[1:] != []
     kind = "number" if _NUMBER.value else "several" if several else "class"
     if _LABELS.value:
@@ -63,16 +70,22 @@ def import_folder(folder: Path) -> None:
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
-        examples = listing.in_table(folder, Path(_LABELS.value), columns)
+        try:
+            examples = listing.in_table(folder, Path(_LABELS.value), columns)
+        except DataError:
+            if columns.pop("user", "") != "PatientID":
+                raise
+            examples = listing.in_table(folder, Path(_LABELS.value), columns)
     else:
         examples = listing.in_class_folders(folder)
+    if _USER.value == "PatientID" and not examples[0].user:
+        examples = _with_patients(folder, examples)
     classes = _CLASSES.value or sorted({x.label for x in examples})
     if kind != "class":
         classes = _LABEL.value.split(",") if several else []
     options = importing.Options(
         kind=kind,
-        size=_SIZE.value,
-        channels=int(_CHANNELS.value),
+        preprocessing=preprocessing,
         classes=tuple(classes),
         test_share=_TEST.value,
         strict=_STRICT.value,
@@ -82,6 +95,8 @@ def import_folder(folder: Path) -> None:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard)
+    if frames := manifest["first_frames"]:
+        print(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
     for file, why in manifest["left_out"].items():
         print(f"left out: {file} ({why.rpartition(': ')[2]})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
@@ -95,6 +110,34 @@ def import_folder(folder: Path) -> None:
             "number": " --config.loss.name=squared_error",
         }.get(kind, "")
     )
+
+
+def _preprocessing() -> pixels.Preprocessing:
+    """What the flags say of pixels; a ValueError if they are no numbers."""
+    try:
+        sides = [int(x) for x in _SIZE.value.lower().split("x")]
+        window: Any = _WINDOW.value and tuple(float(x) for x in _WINDOW.value)
+    except ValueError:
+        raise ValueError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
+    size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
+    preprocessing = pixels.Preprocessing(size, int(_CHANNELS.value), window, _BACKGROUND.value)
+    preprocessing.check()
+    return preprocessing
+
+
+def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[listing.Example]:
+    """Examples whose user is the PatientID of their DICOM file; the others are left out."""
+    known = []
+    for example in examples:
+        try:
+            known.append(example._replace(user=pixels.dicom_user(folder / example.file)))
+        except DataError as error:
+            if _STRICT.value:
+                raise
+            print(f"left out: {example.file} ({error})")
+    if not known:
+        raise DataError(f"{folder}: no DICOM file with a PatientID")
+    return known
 
 
 def show(data: Path) -> None:

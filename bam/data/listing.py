@@ -9,7 +9,10 @@ from typing import NamedTuple
 from bam.data.common import DataError
 from bam.data.sources import parquet
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp"}
+SUFFIXES = (  # the last ones are read by packages of extras
+    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2", ".j2k", ".avif",
+    ".npy", ".dcm", ".dicom", ".ima", ".heic", ".heif", ".nii", ".nii.gz",
+)  # fmt: skip
 SPLITS = ("train", "test")
 
 
@@ -38,7 +41,7 @@ def in_class_folders(folder: Path) -> list[Example]:
         for split, names in (splits.items() if given else [("", below)])
         for name in names
         for file in sorted(name.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
+        if file.name.lower().endswith(SUFFIXES)
     ]
     names = {x.name for many in (splits.values() if given else [below]) for x in many}
     images = collections.Counter(example.label for example in examples)

@@ -1,59 +1,372 @@
 """The pixels of an image file as people have it, as a PNG of one size and 8 bits a channel."""
 
+import contextlib
 import io
+import math
+import statistics
+import sys
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from bam.data.common import MAX_PIXELS, DataError
-from bam.extras import needs
+from bam.extras import MissingExtraError, needs
 
 with needs("data"):
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageCms, ImageOps
 
-FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")
+Image.init()
+# Of Pillow's forty, those without programs of their own; an old Pillow has no AVIF.
+SAFE = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
+FORMATS = tuple(x for x in SAFE if x in Image.OPEN)
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
+BACKGROUNDS = ("white", "black")
+SIDES = range(4, 4097)  # heights and widths that can be asked for
+LIMIT = 8 * MAX_PIXELS  # pixels of a file
+BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
+TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 
-def encoded(file: Path, size: int, channels: int) -> bytes:
-    """An image file as a PNG of the size and channels that are asked for; else a DataError.
+class Preprocessing(NamedTuple):
+    """How a file becomes pixels; all of it is public, and a release repeats it.
 
-    8 and 16 bits, grey, colour, palettes and transparency (on white) are read, turned upright as
-    their EXIF says, resized by Lanczos and cut to their middle.
+    Attributes:
+      size: height and width in pixels: the image covers them, and its middle is cut out.
+      channels: 1 (grey) or 3 (colour).
+      window: the numbers that become black and white, of files with more than 8 bits; None: what
+        a file's format declares.
+      background: the colour behind transparent pixels.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow: sizes are checked here
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > 8 * MAX_PIXELS:
-                    raise ValueError(f"{image.width} × {image.height} pixels are too many")
-                upright = ImageOps.exif_transpose(_eight_bits(image)).convert(MODES[channels])
-                fitted = ImageOps.fit(upright, (size,) * 2, Image.Resampling.LANCZOS)
-    # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
-    except Exception as error:
-        raise DataError(f"{file}: {type(error).__name__}: {error}") from error
+
+    size: tuple[int, int]
+    channels: int
+    window: tuple[float, float] | None = None
+    background: str = "white"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return (*self.size, self.channels)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {key: list(x) if isinstance(x, tuple) else x for key, x in self._asdict().items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Preprocessing":
+        """A record that `as_json` wrote, perhaps a stranger's; a DataError says what is wrong."""
+        try:
+            fields: Any = {k: tuple(x) if isinstance(x, list) else x for k, x in value.items()}
+            (record := cls(**fields)).check()
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"preprocessing {value!r:.200}: {error}") from error
+        return record
+
+    def check(self) -> None:
+        """Raises a DataError for a size, a window or a background that cannot be."""
+        if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
+            raise DataError(f"size {self.size}: a height and a width from 4 to {SIDES[-1]}")
+        if type(self.channels) is not int or self.channels not in MODES:
+            raise DataError(f"{self.channels} channels: 1 (grey) or 3 (colour)")
+        ends = (0, 1) if self.window is None else self.window
+        numbers = [float(x) for x in ends if type(x) in (int, float)]
+        if not len(ends) == len(numbers) == 2 or not 0 < numbers[1] - numbers[0] < math.inf:
+            raise DataError(f"window {ends}: two finite numbers are needed, LOW < HIGH")
+        if self.background not in BACKGROUNDS:
+            raise DataError(f"background {self.background!r}: {' or '.join(BACKGROUNDS)}")
+
+
+class _Opened(NamedTuple):
+    """What the header of a file says, before it is decoded."""
+
+    size: tuple[int, int]  # height and width
+    bits: int | None  # of an unsigned number; None: signed or floating-point, of no declared range
+    read: Callable[[], Image.Image | np.ndarray]  # of 8 bits, or numbers [h, w] or [h, w, channels]
+    several: bool = False  # further frames or pages
+    inverted: bool = False  # the least number is white
+
+
+def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
+    """An image file as a PNG of 8 bits a channel, pixels and nothing else; else a DataError.
+
+    It is what a viewer shows: the first frame, upright, in sRGB, on the background. It is resized
+    by Lanczos until it covers the size, and its middle is cut out.
+    """
+    with _opened(file, preprocessing) as opened:
+        image = opened.read()
+        if isinstance(image, np.ndarray):
+            image = _scaled(image, opened.bits, preprocessing.window)
+            image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
+        image = _as_viewed(image, preprocessing.background)
+        image = ImageOps.invert(image) if opened.inverted else image
+        image = image.convert(MODES[preprocessing.channels])
+        fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
+        fitted.info.clear()
     written = io.BytesIO()
     fitted.save(written, "PNG")
     return written.getvalue()
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """An image of at most 8 bits a channel, its transparency on white."""
-    if image.mode == "F":
-        raise ValueError("of floating-point numbers it is not known which is white")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return Image.fromarray(_upper_byte(np.asarray(image)))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        over = image.convert("RGBA")
-        white = Image.new("RGBA", over.size, "white")
-        white.alpha_composite(over)
-        return white
-    return image
+def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
+    """How many files have several frames or pages, of which only the first is used.
+
+    Raises:
+      DataError: if without a window files of more than 8 bits do not use the range that their
+        format declares, or it declares none: they would be black or grey.
+    """
+    deep, several = dict[int | None, list[Path]](), 0
+    for file in files:
+        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+            several += opened.several
+            if preprocessing.window is None and (opened.bits is None or opened.bits > 8):
+                deep.setdefault(opened.bits, []).append(file)
+    for bits, alike in deep.items():
+        _check_range(bits, alike, preprocessing)
+    return several
 
 
-def _upper_byte(numbers: np.ndarray) -> np.ndarray:
-    """16 bits in 8."""
-    if numbers.min() < 0 or numbers.max() >= 2**16:
-        raise ValueError("numbers of more than 16 bits")
-    return (numbers >> 8).astype(np.uint8)
+def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessing) -> None:
+    ends = []
+    for file in files[:: 1 + len(files) // 256]:  # decoding all would take as long as the import
+        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+            numbers = np.asarray(opened.read())
+            numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
+            if (finite := numbers[np.isfinite(numbers)]).size:
+                ends.append((finite.min().item(), finite.max().item()))
+    if not ends:
+        return
+    low, high = min(x for x, _ in ends), max(x for _, x in ends)
+    most = math.inf if bits is None else 2**bits - 1
+    if high >= 0.75 * most and statistics.median(x for _, x in ends) >= most / 8:
+        return
+    kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
+    # Powers of two, because the ends themselves are somebody's.
+    power, whole = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
+    black, white = -power(low) if low < 0 else 0, power(high + whole) - whole or 1
+    raise DataError(
+        f"files of {kind}: {len(files):,}, of values from {low:,.9g} to {high:,.9g} (NOT PRIVATE), "
+        "which would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
+        f"made them, for example --window={black:.12g},{white:.12g}"
+    )
+
+
+def dicom_user(file: Path) -> str:
+    """The PatientID of a DICOM file; a DataError if it has none."""
+    with _one_line(file), file.open("rb") as stream:
+        user = str(_dicom_header(stream).get("PatientID") or "").strip()
+        if not user:
+            raise ValueError("no PatientID in it")
+    return user
+
+
+@contextlib.contextmanager
+def _one_line(file: Path) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of decoders: sizes are checked here
+            yield
+    except MissingExtraError:
+        raise
+    # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
+    except Exception as error:
+        text = str(error).partition(" <_io")[0]  # of Pillow, which names the stream
+        raise DataError(f"{file}: {type(error).__name__}: {text}") from error
+
+
+@contextlib.contextmanager
+def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
+    """A file of a kind that its first bytes tell, its declared size checked."""
+    if not file.is_file():  # a pipe would be waited for
+        raise DataError(f"{file}: no ordinary file")
+    with _one_line(file), file.open("rb") as stream:
+        head, name = stream.read(132), file.name.lower()
+        stream.seek(0)
+        if head.startswith(b"\x93NUMPY"):
+            opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
+        elif head[128:] == b"DICM" or name.endswith((".dcm", ".dicom", ".ima")):
+            opened = _dicom(stream, preprocessing.window)
+        elif name.endswith((".nii", ".nii.gz")):
+            opened = _nifti(file)
+        else:
+            opened = _pillow(stream, head)
+        if not 0 < opened.size[0] * opened.size[1] <= LIMIT:
+            raise ValueError(f"{opened.size[0]} × {opened.size[1]} pixels; at most {LIMIT:,}")
+        yield opened
+
+
+def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
+    """What Pillow reads, and HEIC, for which an extra has Pillow's reader."""
+    formats = FORMATS
+    if head[4:8] == b"ftyp" and b"avif" not in head[8:64] and b"avis" not in head[8:64]:
+        with needs("heic"):
+            import pillow_heif
+        pillow_heif.register_heif_opener()
+        formats = ("HEIF",)
+    image: Any = Image.open(stream, formats=formats)
+    args, tags = image.tile[0].args if image.tile else "", getattr(image, "tag_v2", {})
+    raw = str(args[0] if isinstance(args, tuple) else args)  # Pillow's name of the file's pixels
+    if raw in ("L;2", "L;4") and "transparency" in image.info:  # in units of the file
+        image.info["transparency"] *= 255 // (2 ** int(raw[-1]) - 1)
+    colour = raw.startswith(("RGB;16", "RGBX;16", "RGBA;16", "RGBa;16", "LA;16"))
+    signed = tags.get(SAMPLE_FORMAT, (1,))[0] == 2
+    deep = colour or signed or image.mode[0] in "IF"
+    depth = tags.get(BITS, (16,))[0] if deep else 8
+
+    def read() -> Image.Image | np.ndarray:
+        if not deep:
+            return _upright(image)
+        numbers = _both_bytes(stream, raw) if colour else np.asarray(_upright(image))
+        if raw.startswith("RGBa;16"):  # colours were multiplied by their opacity
+            numbers[..., :3] = (numbers[..., :3] * 65535.0 / numbers[..., 3:].clip(1)).clip(
+                0, 65535
+            )
+        if image.mode != "F" and depth in (8, 32):  # which Pillow takes for uint8 and int32
+            numbers = numbers.view(f"{'i' if signed else 'u'}{depth // 8}")
+        if (clear := image.info.get("transparency")) is None:
+            return numbers
+        levels = numbers.reshape(*numbers.shape[:2], -1)
+        opaque = (levels != clear).any(axis=-1, keepdims=True)
+        return np.concatenate([levels, opaque * np.uint16(2**16 - 1)], axis=-1)
+
+    # A phone's JPEG may have a map of its brightness, or a view for the other eye, behind it.
+    several = getattr(image, "is_animated", False) and image.format != "MPO"
+    inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
+    bits = None if signed or image.mode == "F" else depth
+    return _Opened((image.height, image.width), bits, read, several, inverted)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The decoded image, turned as its EXIF says; a damaged EXIF says nothing."""
+    image.load()
+    turn = None
+    with contextlib.suppress(Exception):
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(Image.Transpose(turn))
+
+
+def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
+    """Colours of 16 bits: Pillow keeps the upper byte, and the other if their order is changed."""
+
+    def read(order: str) -> np.ndarray:
+        stream.seek(0)
+        image: Any = Image.open(stream, formats=FORMATS)
+        for i, tile in enumerate(image.tile):
+            more = tile.args[1:] if isinstance(tile.args, tuple) else ()
+            image.tile[i] = tile._replace(args=(order, *more))
+        return np.asarray(_upright(image))
+
+    if raw == "LA;16B":
+        return read("RGBA").view(">u2")
+    other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}[raw[-1]]
+    raw = raw.replace("a", "A")
+    return read(raw).astype(np.uint16) << 8 | read(raw[:-1] + other)
+
+
+def _as_viewed(image: Image.Image, background: str) -> Image.Image:
+    """An image of 8 bits in RGB: inks by their profile, transparency on the background."""
+    image = image.convert("LA") if image.mode == "La" else image
+    if image.has_transparency_data:
+        below = Image.new("RGBA", image.size, background)
+        below.alpha_composite(image.convert("RGBA"))
+        image = below
+    if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
+        with contextlib.suppress(ImageCms.PyCMSError, OSError):
+            screen, inks = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
+            image = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB") or image
+    return image.convert("RGB")
+
+
+def _scaled(
+    numbers: np.ndarray, bits: int | None, window: tuple[float, float] | None
+) -> np.ndarray:
+    """Numbers in 8 bits: `255 (x - low) / (high - low)`, clipped; without a window the upper byte.
+
+    The last of two or four channels is opacity. What is not a number is black.
+    """
+    if numbers.shape[2:] in ((2,), (4,)):
+        parts = [(numbers[..., :-1], window), (numbers[..., -1:], None)]
+        return np.concatenate([_scaled(x, bits, its) for x, its in parts], axis=-1)
+    if bits and (window is None or bits <= 8):
+        eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
+        return np.minimum(eight, 255).astype(np.uint8)
+    if window is None:
+        raise ValueError("signed or floating-point numbers need --window=LOW,HIGH")
+    scaled = np.empty(numbers.shape, np.uint8)
+    for rows in np.array_split(np.arange(len(numbers)), 1 + numbers.size // 2**22):  # of float64
+        unit = (numbers[rows].astype(np.float64) - window[0]) / (window[1] - window[0])
+        scaled[rows] = np.rint(255 * np.nan_to_num(np.clip(unit, 0, 1)))
+    return scaled
+
+
+def _array(numbers: np.ndarray) -> _Opened:
+    """An array `[height, width]`, or with 1, 3 or 4 channels behind."""
+    known = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
+    if not known or numbers.dtype.kind not in "biuf":
+        raise ValueError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
+    height, width = numbers.shape[:2]
+    bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
+    return _Opened((height, width), bits, lambda: np.asarray(numbers))
+
+
+def _nifti(file: Path) -> _Opened:
+    """A slice of a volume: the middle one along its last axis; the first axis is the rows."""
+    with needs("nifti"):
+        import nibabel
+    volume: Any = nibabel.load(file)
+    shape, stored = volume.shape, volume.dataobj
+    if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
+        raise ValueError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
+    plain = (stored.slope, stored.inter) == (1, 0)
+    middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
+    opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
+    return opened._replace(size=shape[:2], read=lambda: np.asarray(stored[middle]))
+
+
+def _dicom_header(stream: BinaryIO) -> Any:
+    """The tags of a DICOM file, without its pixels."""
+    with needs("dicom"):
+        import pydicom
+    meta = pydicom.filereader.read_file_meta_info(stream.name)
+    if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
+        raise ValueError("a deflated DICOM file, whose size is unknown before it is inflated")
+    return pydicom.dcmread(stream, stop_before_pixels=True)
+
+
+def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
+    """A DICOM image in the units of its modality, or as its own window (VOI) shows it."""
+    header = _dicom_header(stream)
+    import pydicom
+    from pydicom import pixels
+
+    kind, voi = header.PhotometricInterpretation, header.get("VOILUTSequence")
+    if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
+        raise ValueError(f"{frames} frames; a DICOM file of one is read")
+    has_voi = voi or not {"None", ""} & {str(header.get(f"Window{x}")) for x in ("Center", "Width")}
+    rescale = (header.get("RescaleSlope") or 1, header.get("RescaleIntercept") or 0)
+    plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
+    bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
+    own = kind.startswith("MONO") and window is None and bool(has_voi)
+
+    def read() -> np.ndarray:
+        stream.seek(0)
+        data = pydicom.dcmread(stream)
+        numbers = data.pixel_array
+        if kind == "PALETTE COLOR":
+            numbers = pixels.apply_color_lut(numbers, data)
+            return _scaled(numbers, 8 * numbers.itemsize, None)
+        if not kind.startswith("MONO"):
+            return numbers
+        numbers = numbers if plain else pixels.apply_modality_lut(numbers, data)
+        if not own:
+            return numbers
+        if voi:
+            viewed = pixels.apply_voi_lut(np.rint(numbers).astype(np.int64), data)
+            return _scaled(viewed, voi[0].LUTDescriptor[2], None)
+        low, high = pixels.apply_voi_lut(np.array([-1e9, 1e9]), data)
+        return _scaled(pixels.apply_voi_lut(numbers, data), None, (low, high))
+
+    shown = 8 if own or kind == "PALETTE COLOR" else bits
+    return _Opened((header.Rows, header.Columns), shown, read, inverted=kind == "MONOCHROME1")

@@ -1,0 +1,537 @@
+"""Each kind of image file becomes the pixels that a viewer shows, or one line says why not."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+import zlib
+
+import nibabel
+import numpy as np
+import pillow_heif
+import pydicom
+import pytest
+from PIL import Image
+from pydicom import uid
+
+from bam.data import importing, listing, pixels
+from bam.data.common import DataError
+from bam.data.pixels import Preprocessing
+from bam.data.sources import parquet
+from bam.extras import MissingExtraError
+from tests.cases import refused, run_command
+
+GREY = Preprocessing((4, 6), 1)
+COLOUR = Preprocessing((4, 6), 3)
+# Left half 200, right half 40: upright 4 × 6, so that every turn and mirror shows.
+LEVELS = np.full((4, 6), 40, np.uint8)
+LEVELS[:, :3] = 200
+LEVELS[:1] = 120
+
+
+def decoded(file, preprocessing=GREY):
+    image = Image.open(io.BytesIO(pixels.encoded(file, preprocessing)))
+    assert not image.info and not image.getexif() and image.mode in ("L", "RGB")
+    return np.asarray(image)
+
+
+# EXIF's orientation -> how the upright picture is stored.
+STORED = {
+    1: lambda x: x,
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: np.rot90(x),
+    7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
+    8: lambda x: np.rot90(x, -1),
+}
+MODES = ("L", "LA", "P", "RGB", "RGBA")
+TURNED = [
+    *[("jpg", mode, turn) for mode in ("L", "RGB", "CMYK") for turn in STORED],
+    *[("png", mode, turn) for mode in (*MODES, "1", "I;16") for turn in (3, 6)],
+    *[("webp", mode, turn) for mode in ("RGB", "RGBA") for turn in (6, 7)],
+    *[("tif", mode, turn) for mode in (*MODES, "CMYK", "I;16", "F") for turn in (5, 6)],
+    *[("lzw.tif", mode, turn) for mode in ("L", "RGBA", "I;16") for turn in (6, 8)],
+    *[("avif", mode, turn) for mode in ("RGB", "RGBA") for turn in (6, 7)],
+    *[("heic", mode, turn) for mode in ("RGB", "RGBA") for turn in (6,)],
+]  # fmt: skip
+
+
+def in_mode(levels, mode):
+    if mode == "I;16":
+        return Image.fromarray(levels.astype(np.uint16) * 257)
+    if mode == "F":
+        return Image.fromarray(levels.astype(np.float32))
+    image = Image.fromarray(np.ascontiguousarray(levels))
+    return image.convert("RGB").convert(mode) if mode == "CMYK" else image.convert(mode)
+
+
+@pytest.mark.parametrize(("kind", "mode", "turn"), TURNED)
+def test_every_mode_and_format_is_upright(tmp_path, kind, mode, turn):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    file = tmp_path / f"x.{kind}"
+    levels = 255 * (LEVELS > 150).astype(np.uint8) if mode == "1" else LEVELS
+    # As blocks of 8, because JPEG and its like blur what is finer.
+    big = np.kron(STORED[turn](levels), np.ones((8, 8), np.uint8))
+    options = {"quality": 100} if kind in ("jpg", "webp", "avif", "heic") else {}
+    options |= {"compression": "tiff_lzw"} if kind == "lzw.tif" else {}
+    if kind == "heic":
+        pillow_heif.register_heif_opener()
+    in_mode(big, mode).save(file, exif=exif.tobytes() if kind == "heic" else exif, **options)
+    shown = decoded(file, GREY._replace(size=(32, 48), window=(0, 255) if mode == "F" else None))
+    assert np.abs(shown[4::8, 4::8].astype(int) - levels).max() <= 6
+
+
+def png(color_type, depth, width, rows, **chunks):
+    """A PNG file by its parts, because Pillow writes few kinds of it."""
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, len(rows), depth, color_type, 0, 0, 0)}
+    parts |= {name.encode(): value for name, value in chunks.items()}
+    parts |= {b"IDAT": zlib.compress(b"".join(b"\0" + row for row in rows)), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x))
+        for name, x in parts.items()
+    )
+
+
+def be(*numbers):
+    return struct.pack(f">{len(numbers)}H", *numbers)
+
+
+def saved(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def flat(value, mode="L", size=(6, 4), **info):
+    image = Image.new(mode, size, value)
+    image.info.update(info)
+    return image
+
+
+def half(image):
+    image.putalpha(102)
+    return image
+
+
+def premultiplied(tiff):
+    tag = struct.pack("<HHIH", 338, 3, 1, 2)  # ExtraSamples: opacity by itself
+    assert tag in tiff
+    return tiff.replace(tag, struct.pack("<HHIH", 338, 3, 1, 1))
+
+
+def palette(*colours):
+    image = Image.new("P", (6, 4), 1)
+    image.putpalette([x for colour in colours for x in colour])
+    return image
+
+
+def tiff(photometric, channels, content, extra=None, signed=False, order="<"):
+    """A TIFF of 6 × 4 by its parts, of kinds that Pillow does not write."""
+    bits = len(content) * 8 // (24 * channels)
+    tags = {256: 6, 257: 4, 258: bits, 259: 1, 262: photometric, 273: 0, 277: channels, 278: 4}
+    tags |= {279: len(content), 338: extra, 339: 2 if signed else None}
+    tags = {tag: x for tag, x in sorted(tags.items()) if x is not None}
+    end = 14 + 12 * len(tags)
+    tags[273] = end + 2 * channels  # behind the bits of the channels, which are behind the tags
+    many = {258: struct.pack(order + "HHII", 258, 3, channels, end)} if channels > 1 else {}
+    parts = [many.get(x, struct.pack(order + "HHIHH", x, 3, 1, tags[x], 0)) for x in tags]
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IH", 8, len(tags))
+    behind = bytes(4) + struct.pack(f"{order}{channels}H", *[bits] * channels)
+    return head + b"".join(parts) + behind + content
+
+
+def array(numbers):
+    file = io.BytesIO()
+    np.save(file, numbers)
+    return file.getvalue()
+
+
+def full(value, kind=np.uint16, shape=(4, 6)):
+    return np.full(shape, value, kind)
+
+
+def dicom(numbers, photometric="MONOCHROME2", syntax=uid.ExplicitVRLittleEndian, **tags):
+    """A DICOM file of the numbers, with names that must not be kept."""
+    data = pydicom.Dataset()
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = syntax
+    data.SOPClassUID = data.SOPInstanceUID = uid.SecondaryCaptureImageStorage
+    data.PatientName, data.PatientID = "Doe^Jane", " p7 "
+    data.Rows, data.Columns = numbers.shape[:2]
+    data.SamplesPerPixel = 3 if numbers.ndim == 3 else 1
+    data.PlanarConfiguration = 0
+    data.PhotometricInterpretation = photometric
+    data.BitsAllocated = data.BitsStored = 8 * numbers.itemsize
+    data.PixelRepresentation = int(numbers.dtype.kind == "i")
+    data.PixelData = numbers.tobytes()
+    for name, value in tags.items():
+        setattr(data, name, value)
+    data.HighBit = data.BitsStored - 1
+    file = io.BytesIO()
+    data.save_as(file, enforce_file_format=True)
+    return file.getvalue()
+
+
+def lut(first, *entries):
+    item = pydicom.Dataset()
+    item.LUTDescriptor = [len(entries), first, 16]
+    item.add_new("LUTData", "US", list(entries))
+    return pydicom.Sequence([item])
+
+
+def nifti(numbers, slope=None):
+    volume = nibabel.Nifti1Image(numbers, np.eye(4))
+    volume.header.set_slope_inter(slope, 0 if slope else None)
+    return volume.to_bytes()
+
+
+def heic(image, **options):
+    pillow_heif.register_heif_opener()
+    return saved(image, "HEIF", quality=100, **options)
+
+
+CT = {"RescaleSlope": 2, "RescaleIntercept": -1000}
+SLICES = np.stack([full(x, np.int16) for x in (0, 0, 80, 0, 0)], -1)
+VOI = {"WindowCenter": 201, "WindowWidth": 401}
+FALLING = {"RescaleSlope": -1, "RescaleIntercept": 0, "WindowCenter": -50, "WindowWidth": 40}
+WINDOW = {"window": (-100.0, 300.0)}
+TWO = {"save_all": True, "append_images": [flat(9)]}
+# Kind -> file's suffix, bytes, what differs from GREY, the value of all pixels.
+KINDS = {
+    "RGBA on white": ("png", saved(flat((0, 0, 0, 102), "RGBA")), {}, 153),
+    "RGBA on black": (
+        "png", saved(flat((250, 250, 250, 102), "RGBA")), {"background": "black"}, 100),
+    "LA": ("png", saved(flat((0, 102), "LA")), {}, 153),
+    "LA of TIFF": ("tif", saved(flat((0, 102), "LA"), "TIFF"), {}, 153),
+    "La of TIFF": ("tif", premultiplied(saved(flat((0, 102), "LA"), "TIFF")), {}, 153),
+    "RGBA of WebP": ("webp", saved(flat((0, 0, 0, 102), "RGBA"), "WEBP", lossless=True), {}, 153),
+    "RGBA of BMP": ("bmp", saved(flat((0, 0, 0, 255), "RGBA"), "BMP"), {}, 0),
+    "palette": ("png", saved(palette((9, 9, 9), (70, 70, 70))), {}, 70),
+    "palette, one index clear": (
+        "png", saved(palette((9,) * 3, (70,) * 3), transparency=1), {}, 255),
+    "palette, bytes of opacity": (
+        "png", saved(palette((9,) * 3, (0,) * 3), transparency=b"\xff\x66"), {}, 153),
+    "palette of GIF, clear": (
+        "gif", saved(palette((9,) * 3, (70,) * 3), "GIF", transparency=1), {}, 255),
+    "palette of TIFF": ("tif", saved(palette((9,) * 3, (70,) * 3), "TIFF"), {}, 70),
+    "PA": ("tif", saved(half(palette((9,) * 3, (0,) * 3).convert("PA")), "TIFF"), {}, 153),
+    "grey with a clear level": ("png", png(0, 8, 6, [b"\x46" * 6] * 4, tRNS=be(70)), {}, 255),
+    "grey with another clear level": ("png", png(0, 8, 6, [b"\x46" * 6] * 4, tRNS=be(71)), {}, 70),
+    "grey of 2 bits": ("png", png(0, 2, 8, [b"\xaa" * 2] * 4), {}, 170),
+    "grey of 2 bits, clear": ("png", png(0, 2, 8, [b"\xaa" * 2] * 4, tRNS=be(2)), {}, 255),
+    "grey of 4 bits, clear": ("png", png(0, 4, 6, [b"\x33" * 3] * 4, tRNS=be(3)), {}, 255),
+    "1 bit": ("png", saved(flat(1, "1")), {}, 255),
+    "1 bit, clear": ("png", png(0, 1, 8, [b"\0"] * 4, tRNS=be(0)), {}, 255),
+    "1 bit of TIFF by fax": ("tif", saved(flat(0, "1"), "TIFF", compression="group4"), {}, 0),
+    "RGB with a clear colour": (
+        "png", png(2, 8, 6, [bytes((1, 2, 3)) * 6] * 4, tRNS=be(1, 2, 3)), {}, 255),
+    "CMYK of JPEG": ("jpg", saved(flat((0, 0, 0, 55), "CMYK"), "JPEG", quality=100), {}, 200),
+    "CMYK of TIFF": ("tif", saved(flat((0, 0, 0, 55), "CMYK"), "TIFF"), {}, 200),
+    "YCbCr": ("jpg", saved(flat((90, 128, 128), "YCbCr"), "JPEG", quality=100), {}, 90),
+    "YCbCr of TIFF": ("tif", saved(flat((90,) * 3, "RGB"), "TIFF", compression="jpeg"), {}, 90),
+    "LAB": ("tif", saved(flat((137, 128, 128), "LAB"), "TIFF"), {}, 128),
+    "GIF": ("gif", saved(flat(77), "GIF"), {}, 77),
+    "GIF, first of two": ("gif", saved(flat(77), "GIF", **TWO), {}, 77),
+    "APNG": ("png", saved(flat(77), **TWO), {}, 77),
+    "WebP, first of two": (
+        "webp", saved(flat(77), "WEBP", lossless=True, **TWO), {}, 77),
+    "TIFF of two pages": ("tif", saved(flat(77), "TIFF", **TWO), {}, 77),
+    "JPEG 2000": ("jp2", saved(flat(77), "JPEG2000"), {}, 77),
+    "AVIF": ("avif", saved(flat((77,) * 3, "RGB"), "AVIF", quality=100), {}, 77),
+    "HEIC": ("heic", heic(flat((77,) * 3, "RGB", (64, 64))), {}, 77),
+    "HEIC named JPEG": ("jpg", heic(flat((77,) * 3, "RGB", (64, 64))), {}, 77),
+    "16 bits": ("png", saved(Image.fromarray(full(0x8FFF))), {}, 0x8F),
+    "16 bits of TIFF": ("tif", saved(Image.fromarray(full(0x8FFF)), "TIFF"), {}, 0x8F),
+    "16 bits, other order": (
+        "tif", saved(Image.frombytes("I;16B", (6, 4), b"\x8f\xff" * 24), "TIFF"), {}, 0x8F),
+    "16 bits, clear": ("png", png(0, 16, 6, [be(300) * 6] * 4, tRNS=be(300)), {}, 255),
+    "16 bits, window": ("png", saved(Image.fromarray(full(100))), WINDOW, 128),
+    "16 bits with opacity": ("png", png(4, 16, 6, [be(100, 0xFFFF) * 6] * 4), WINDOW, 128),
+    "16 bits with half opacity": ("png", png(4, 16, 6, [be(0, 0x6666) * 6] * 4), {}, 153),
+    "colour of 16 bits": ("png", png(2, 16, 6, [be(0x8FFF, 0x8FFF, 0x8FFF) * 6] * 4), {}, 0x8F),
+    "colour of 16 bits, window": ("png", png(2, 16, 6, [be(100, 100, 100) * 6] * 4), WINDOW, 128),
+    "colour of 16 bits, clear": (
+        "png", png(2, 16, 6, [be(300, 300, 300) * 6] * 4, tRNS=be(300, 300, 300)), {}, 255),
+    "RGBA of 16 bits, window": (
+        "png", png(6, 16, 6, [be(100, 100, 100, 65535) * 6] * 4), WINDOW, 128),
+    "RGBA of 16 bits, multiplied": (
+        "tif", tiff(2, 4, be(50, 50, 50, 0x8000) * 24, 1, order=">"), WINDOW, 191),
+    "int8 of TIFF": ("tif", tiff(1, 1, b"\x9c" * 24, signed=True), {"window": (-300, 300)}, 85),
+    "int16 of TIFF, other order": (
+        "tif", tiff(1, 1, b"\xff\x9c" * 24, signed=True, order=">"), {"window": (-300, 300)}, 85),
+    "uint32 of TIFF": ("tif", tiff(1, 1, b"\xff\xff\xff\x8f" * 24), {}, 0x8F),
+    "12 bits of TIFF": ("tif", tiff(1, 1, b"\x8f\xf8\xff" * 12), {}, 0x8F),
+    "16 bits of TIFF, white is zero": ("tif", tiff(0, 1, b"\xff\x8f" * 24), {}, 112),
+    "8 bits have no window": ("png", saved(flat(100)), WINDOW, 100),
+    "int16 of TIFF": (
+        "tif", saved(Image.fromarray(full(-100, np.int32)), "TIFF"), {"window": (-300, 300)}, 85),
+    "float of TIFF": (
+        "tif", saved(Image.fromarray(full(0.5, np.float32)), "TIFF"), {"window": (0, 1)}, 128),
+    "float, none": (
+        "tif", saved(Image.fromarray(full(np.nan, np.float32)), "TIFF"), {"window": (0, 1)}, 0),
+    "array": ("npy", array(full(77, np.uint8)), {}, 77),
+    "array of colour": ("npy", array(full(77, np.uint8, (4, 6, 3))), {}, 77),
+    "array of one channel": ("npy", array(full(77, np.uint8, (4, 6, 1))), {}, 77),
+    "array with opacity": ("npy", array(full(0, np.uint16, (4, 6, 4))), {}, 255),
+    "array of bool": ("npy", array(full(True, bool)), {}, 255),
+    "array of int64": ("npy", array(full(-100, ">i8")), {"window": (-300, 300)}, 85),
+    "array of float64": ("npy", array(full(100.0, float)), WINDOW, 128),
+    "array of uint32": ("npy", array(full(2**31, np.uint32)), {}, 128),
+    "array with infinity": ("npy", array(full(np.inf, np.float16)), WINDOW, 255),
+    "array read by columns": ("npy", array(np.asfortranarray(full(77, np.uint8))), {}, 77),
+    "DICOM": ("dcm", dicom(full(77, np.uint8)), {}, 77),
+    "DICOM without a suffix": ("IM0001", dicom(full(77, np.uint8)), {}, 77),
+    "DICOM of 12 bits": ("dcm", dicom(full(0x8FF), BitsStored=12), {}, 0x8F),
+    "DICOM, inverted": ("dcm", dicom(full(77, np.uint8), "MONOCHROME1"), {}, 178),
+    "DICOM, its window": ("dcm", dicom(full(600), **VOI, **CT), {}, 128),
+    "DICOM, several windows": (
+        "dcm", dicom(full(600), WindowCenter=[201, 5], WindowWidth=[401, 9], **CT), {}, 128),
+    "DICOM, below its window": ("dcm", dicom(full(9), **VOI, **CT), {}, 0),
+    "DICOM, sigmoid": (
+        "dcm", dicom(full(600), WindowCenter=200, WindowWidth=400, VOILUTFunction="SIGMOID",
+            **CT), {}, 128),
+    "DICOM, inverted in its window": (
+        "dcm", dicom(full(9), "MONOCHROME1", **VOI, **CT), {}, 255),
+    "DICOM, falling units": (
+        "dcm", dicom(full(100), **FALLING), {}, 0),
+    "DICOM, a window given": (
+        "dcm", dicom(full(550), WindowCenter=9, WindowWidth=9, **CT), WINDOW, 128),
+    "DICOM, signed": ("dcm", dicom(full(-100, np.int16)), {"window": (-300, 300)}, 85),
+    "DICOM, a table of units": (
+        "dcm", dicom(full(1), ModalityLUTSequence=lut(0, 0, 100)), WINDOW, 128),
+    "DICOM, a table of grey": ("dcm", dicom(full(1), VOILUTSequence=lut(0, 0, 0x8FFF)), {}, 0x8F),
+    "DICOM, a table of grey and units": (
+        "dcm", dicom(full(501), VOILUTSequence=lut(0, 0, 0, 0x8FFF), **CT), {}, 0x8F),
+    "DICOM, an empty window": (
+        "dcm", dicom(full(77, np.uint8), WindowCenter=None, WindowWidth=None), {}, 77),
+    "DICOM in colour": ("dcm", dicom(full(77, np.uint8, (4, 6, 3)), "RGB"), {}, 77),
+    "DICOM in YBR": (
+        "dcm", dicom(np.full((4, 6, 3), (77, 128, 128), np.uint8), "YBR_FULL"), {}, 77),
+    "DICOM, big-endian": (
+        "dcm", dicom(full(0x8FF, ">u2"), BitsStored=12, syntax=uid.ExplicitVRBigEndian), {}, 0x8F),
+    "NIfTI": ("nii", nifti(SLICES), WINDOW, 115),
+    "NIfTI, compressed": ("nii.gz", gzip.compress(nifti(SLICES)), WINDOW, 115),
+    "NIfTI of two axes": ("nii", nifti(full(77, np.uint8)), {}, 77),
+    "NIfTI with a slope": ("nii", nifti(full(40, np.uint8), 2.0), WINDOW, 115),
+    "NIfTI of float": ("nii", nifti(full(100.0, np.float32, (4, 6, 3, 1))), WINDOW, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_file_becomes_its_pixels(tmp_path, kind):
+    suffix, content, change, expected = KINDS[kind]
+    file = tmp_path / f"x.{suffix}"
+    file.write_bytes(content)
+    for preprocessing in (GREY, COLOUR):
+        shown = decoded(file, preprocessing._replace(**change))
+        assert shown.shape[:2] == (4, 6)
+        assert np.abs(shown.astype(int) - expected).max() <= (1 if kind != "AVIF" else 2)
+
+
+def header_of(shape, kind="<u2"):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": kind, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue()
+
+
+def hollow(shape):
+    volume = nibabel.Nifti1Image(full(0, np.uint8), np.eye(4))
+    volume.header.set_data_shape(shape)
+    return volume.header.binaryblock + bytes(4)
+
+
+LARGE = np.broadcast_to(np.uint8(0), (20_000, 20_000))
+# Kind -> suffix, bytes, the line.
+REFUSED = {
+    "a program": ("png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify"),
+    "an empty file": ("png", b"", "cannot identify"),
+    "objects": ("npy", array(np.array([{}])), "Python objects|Object arrays"),
+    "text": ("npy", array(np.array([["a"]])), "is no image"),
+    "one axis": ("npy", array(np.zeros(5)), "is no image"),
+    "two channels": ("npy", array(np.zeros((4, 6, 2))), "is no image"),
+    "no pixels": ("npy", array(np.zeros((0, 6))), "0 × 6 pixels"),
+    "complex": ("npy", array(np.zeros((4, 6), complex)), "is no image"),
+    "signed": ("npy", array(full(5, np.int16)), "need --window=LOW,HIGH"),
+    "float": ("tif", saved(Image.fromarray(full(5, np.float32)), "TIFF"), "need --window=LOW,HIGH"),
+    "a bomb of 1 bit": (
+        "png", saved(Image.new("1", (12_000, 12_000))), "12000 × 12000 pixels; at most"),
+    "a bomb of Pillow's": ("png", png(0, 8, 60_000, [b""] * 60_000), "exceeds limit"),
+    "a bomb, array": ("npy", header_of((20_000, 20_000)) + bytes(9), "."),
+    "a bomb, DICOM": ("dcm", dicom(full(0), Rows=20_000, Columns=20_000), "20000 × 20000 pixels"),
+    "a bomb, NIfTI": ("nii", hollow((20_000, 20_000)), "20000 × 20000 pixels"),
+    "a bomb, NIfTI's volume": ("nii", hollow((2000, 2000, 2000)), "at most 1,073,741,824 voxels"),
+    "a deflated DICOM": (
+        "dcm", dicom(full(5), syntax=uid.DeflatedExplicitVRLittleEndian), "a deflated DICOM file"),
+    "DICOM of two frames": (
+        "dcm", dicom(full(5), NumberOfFrames=2), "2 frames; a DICOM file of one"),
+    "DICOM without pixels": ("dcm", dicom(full(5), Rows=9), "."),
+    "no DICOM": ("dcm", b"nothing", "DICOM"),
+    "NIfTI over time": ("nii", nifti(full(5, np.uint8, (4, 6, 2, 2))), r"shape \(4, 6, 2, 2\)"),
+    "no NIfTI": ("nii.gz", b"nothing", "."),
+    "no HEIC": ("heic", b"\0\0\0\x18ftypheic" + bytes(200), "."),
+    "cut": ("tif", saved(flat(5, size=(99, 99)), "TIFF")[:-50], "."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_image_is_one_line(tmp_path, kind):
+    suffix, content, message = REFUSED[kind]
+    file = tmp_path / f"x.{suffix}"
+    file.write_bytes(content)
+    refused(message, pixels.encoded, file, GREY, kind=DataError)
+
+
+@pytest.mark.parametrize("name", ["pydicom", "pillow_heif", "nibabel"])
+def test_a_package_that_is_not_installed_is_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    kind = {"pydicom": "DICOM", "pillow_heif": "HEIC", "nibabel": "NIfTI"}[name]
+    file = tmp_path / f"x.{KINDS[kind][0]}"
+    file.write_bytes(KINDS[kind][1])
+    for call in (pixels.encoded, lambda x, how: pixels.check_ranges([x], how)):
+        refused(
+            rf"{name} is not installed: .*\[{kind.lower()}\]",
+            call,
+            file,
+            GREY,
+            kind=MissingExtraError,
+        )
+
+
+@pytest.mark.parametrize("record", [GREY, Preprocessing((16, 24), 3, (-1000.0, 400.5), "black")])
+def test_a_record_of_preprocessing_comes_back_from_its_json(record):
+    assert Preprocessing.from_json(json.loads(json.dumps(record.as_json()))) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 8}, "has no len"),
+        ({"size": [8, 3]}, r"size \(8, 3\): a height and a width from 4 to 4096"),
+        ({"size": [8, 8, 8]}, "a height and a width"),
+        ({"size": [8.0, 8]}, "a height and a width"),
+        ({"channels": 2}, "2 channels"),
+        ({"channels": True}, "True channels"),
+        ({"window": [5, 5]}, "LOW < HIGH"),
+        ({"window": [0, float("nan")]}, "two finite numbers"),
+        ({"window": [0, float("inf")]}, "two finite numbers"),
+        ({"window": [0, 10**400]}, "too large"),
+        ({"window": []}, "two finite numbers"),
+        ({"background": "mauve"}, "white or black"),
+        ({"more": 1}, "unexpected"),
+    ],
+)
+def test_json_that_is_no_preprocessing_is_one_line(change, message):
+    refused(f"preprocessing .*{message}", Preprocessing.from_json, GREY.as_json() | change)
+
+
+def scans(folder, *values, kind=np.uint16):
+    for number, value in enumerate(values):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        numbers = full(0, kind)
+        numbers[1, 1] = value
+        np.save(place / f"{number}.npy", numbers)
+    return listing.in_class_folders(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "seen", "example"),
+    [
+        (
+            [3000, 4000, 3500, 10],
+            np.uint16,
+            "16 bits .*: 4, .* from 0 to 4,000 .NOT PRIVATE",
+            "0,4095",
+        ),
+        ([255] * 4, np.uint16, "from 0 to 255 ", "0,255"),
+        ([0] * 4, np.uint16, "from 0 to 0 ", "0,1"),
+        ([4095, 4095, 4095, 65535], np.uint16, "from 0 to 65,535 ", "0,65535"),
+        (
+            [-900, 1800, 5, 5],
+            np.int16,
+            "signed .*: 4, .* from -900 to 1,800 ",
+            "-1024,2047",
+        ),
+        ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),
+        ([-1.0, 1.0, 0.0, 0.0], np.float64, "from -1 to 1 ", "-1,1"),
+        ([65000, 60000, 65535, 100], np.uint16, None, None),
+    ],
+)
+def test_a_set_that_would_be_dark_is_refused_before_anything_is_written(
+    tmp_path, values, kind, seen, example
+):
+    examples, out = scans(tmp_path / "in", *values, kind=kind), tmp_path / "out"
+    options = importing.Options(GREY, ("a", "b"), 0.5, strict=False)
+    examples = [x._replace(split=("train", "test")[i // 2]) for i, x in enumerate(examples)]
+    run = lambda options: importing.run(tmp_path / "in", examples, out, options)  # noqa: E731
+    if seen:
+        refused(f"{seen}.*--window={example}$", run, options, kind=DataError)
+        assert not out.exists()
+        low, high = map(float, example.split(","))
+        options = options._replace(preprocessing=GREY._replace(window=(low, high)))
+    manifest = run(options)
+    assert manifest["num_examples"] == {"train": 2, "test": 2} and not manifest["left_out"]
+    assert manifest["preprocessing"] == options.preprocessing.as_json()
+
+
+def test_files_of_several_frames_are_counted(tmp_path):
+    kinds = ("GIF, first of two", "APNG", "WebP, first of two", "TIFF of two pages", "GIF", "DICOM")
+    for number, kind in enumerate(kinds):
+        (tmp_path / f"{number}.{KINDS[kind][0]}").write_bytes(KINDS[kind][1])
+    assert pixels.check_ranges(sorted(tmp_path.iterdir()), GREY) == 4
+
+
+def chunks(png):
+    names, at = [], 8
+    while at < len(png):
+        names.append(png[at + 4 : at + 8])
+        at += int.from_bytes(png[at : at + 4]) + 12
+    return names
+
+
+def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_path):
+    file = tmp_path / "x.dcm"
+    file.write_bytes(dicom(full(77, np.uint8)))
+    assert pixels.dicom_user(file) == "p7"
+    written = pixels.encoded(file, GREY)
+    assert b"Doe" in file.read_bytes() and b"Doe" not in written and b"p7" not in written
+    assert chunks(written) == [b"IHDR", b"IDAT", b"IEND"]
+    file.write_bytes(dicom(full(77, np.uint8), PatientID=""))
+    refused("no PatientID", pixels.dicom_user, file, kind=DataError)
+    file.write_bytes(KINDS["GIF"][1])
+    refused("x.dcm", pixels.dicom_user, file, kind=DataError)
+
+
+def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_path):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    for number in range(25):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        content = dicom(full(number, np.uint8), PatientID=f"p{number // 2}" if number else "")
+        (place / f"{number}.dcm").write_bytes(content)
+    flags = (f"--out={out}", "--size=4x6", "--channels=1", "--user_column=PatientID")
+    done = run_command("bam", "data", "import", str(folder), *flags)
+    assert done.returncode == 0, done.stderr
+    assert "left out: a/0.dcm" in done.stdout and "no PatientID" in done.stdout
+    manifest = importing.read_manifest(out)
+    assert manifest["ids"] == "user" and sum(manifest["num_examples"].values()) == 24
+    ids = parquet.read_ids(out, "user").tolist()  # two images each, but for the first
+    assert 1 < len(set(ids)) <= len(ids) // 2 + 1
+    bare = tmp_path / "bare"
+    for place in "aabb":
+        (bare / place).mkdir(parents=True, exist_ok=True)
+        flat(7).save(bare / place / f"{len(list(bare.rglob('*')))}.png")
+    done = run_command("bam", "data", "import", str(bare), f"--out={bare}/out", *flags[1:])
+    assert done.returncode == 2 and "no DICOM file with a PatientID" in done.stderr
+    table = tmp_path / "table.csv"
+    rows = [f"{'ab'[i % 2]}/{i}.dcm,{'ab'[i % 2]}" for i in range(1, 25)]
+    table.write_text("\n".join(["file,label", *rows]))
+    flags = (f"--out={tmp_path / 'two'}", *flags[1:], f"--labels={table}", "--classes=a,b")
+    done = run_command("bam", "data", "import", str(folder), *flags)
+    assert done.returncode == 0 and "groups=user" in done.stdout, done.stderr
