@@ -15,6 +15,8 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "method": trainer.config.method.name,
         "dataset": trainer.dataset.name,
         "num_classes": trainer.dataset.num_classes,
+        "classes": list(getattr(trainer.dataset, "classes", ())),
+        "preprocessing": getattr(trainer.dataset, "preprocessing", None),
         "image_shape": list(trainer.dataset.train.images.shape[-3:]),
         "mean": trainer.dataset.mean.tolist(),
         "std": trainer.dataset.std.tolist(),
