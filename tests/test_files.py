@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bam import files
-from bam.data import datasets, features, importing, listing
+from bam.data import datasets, features, importing, listing, pixels
 from bam.release import export
 from bam.training import ledger, loop
 from bam.training.checkpoint import Checkpoints
@@ -51,7 +51,7 @@ def imported(folder):
         place = folder / "images" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / f"{number}.png")
-    options = importing.Options(8, 1, ("a", "b"), 0.25, strict=True)
+    options = importing.Options(pixels.Preprocessing((8, 8), 1), ("a", "b"), 0.25, strict=True)
     examples = listing.in_class_folders(folder / "images")
     importing.run(folder / "images", examples, folder / "new" / "out", options)
 

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.data import datasets, importing, listing
+from bam.data import datasets, importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.sources import parquet
 from bam.training import loop
 from configs import digits
 from tests.cases import refused, run_command
 
-OPTIONS = importing.Options(8, 3, ("disc", "square"), 0.25, strict=False)
+EIGHT = pixels.Preprocessing((8, 8), 3)
+OPTIONS = importing.Options(EIGHT, ("disc", "square"), 0.25, strict=False)
 
 
 def picture(number, size=(20, 30), bright=200):
@@ -78,7 +79,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
     made(folder, tmp_path / "two")
     assert contents(tmp_path / "two") == expected
     with pytest.raises(DataError, match="holds something else"):
-        made(folder, tmp_path / "two", OPTIONS._replace(size=9))
+        made(folder, tmp_path / "two", OPTIONS._replace(preprocessing=EIGHT._replace(size=(9, 8))))
     picture(99).save(folder / "disc" / "0.png")  # another image of the same name
     with pytest.raises(DataError, match="holds something else"):
         made(folder, tmp_path / "two")

@@ -15,6 +15,7 @@ from PIL import Image
 from bam.cli import ahead
 from bam.data import datasets, features, importing, listing, stream
 from bam.data.common import DataError
+from bam.data.pixels import Preprocessing
 from bam.training import loading, loop
 from bam.training.feed import Feed
 from configs import digits
@@ -38,7 +39,8 @@ def data(tmp_path_factory):
     table = folder / "table.csv"
     table.write_text("\n".join(rows))
     examples = listing.in_table(folder, table, {x: x for x in ("file", "label", "user")})
-    importing.run(folder, examples, out, importing.Options(8, 3, CLASSES, 0.25, strict=True))
+    eight = Preprocessing((8, 8), 3)
+    importing.run(folder, examples, out, importing.Options(eight, CLASSES, 0.25, strict=True))
     return out
 
 

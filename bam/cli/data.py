@@ -20,7 +20,7 @@ from absl import flags
 from rich.progress import Progress
 
 from bam.cli import console, tables
-from bam.data import importing, listing
+from bam.data import importing, listing, pixels
 from bam.data.common import Split
 from bam.data.sources import parquet
 
@@ -71,8 +71,7 @@ def import_folder(folder: Path) -> None:
         classes = _LABEL.value.split(",") if several else []
     options = importing.Options(
         kind=kind,
-        size=_SIZE.value,
-        channels=int(_CHANNELS.value),
+        preprocessing=pixels.Preprocessing((_SIZE.value,) * 2, int(_CHANNELS.value)),
         classes=tuple(classes),
         test_share=_TEST.value,
         strict=_STRICT.value,

@@ -32,8 +32,7 @@ class Options(NamedTuple):
     """What is made of the images.
 
     Attributes:
-      size: height and width in pixels: the shorter side is resized to it, the middle is cut out.
-      channels: 1 (grey) or 3 (colour).
+      preprocessing: how a file becomes pixels.
       classes: their names, in the order of the labels; they are public facts. Of several labels,
         the names of these; of a number, none.
       test_share: of users, or of images where none are known, that are put in the test split.
@@ -41,8 +40,7 @@ class Options(NamedTuple):
       kind: what an image has: a "class", "several" labels or a "number".
     """
 
-    size: int
-    channels: int
+    preprocessing: pixels.Preprocessing
     classes: tuple[str, ...]
     test_share: float
     strict: bool
@@ -74,6 +72,7 @@ def run(
       DataError: for a label that is no class, a user in both splits, a split without images, a
         damaged file if `strict`; or if `out` holds something else.
     """
+    options.preprocessing.check()
     check(examples, options)
     shards = _shards(examples, options)
     identity = _identity(folder, examples, options)
@@ -104,7 +103,8 @@ def run(
         raise DataError(f"{folder}: no readable image is left for the {empty[0]} split")
     manifest: JsonObject = {
         "classes": list(options.classes),
-        "shape": [options.size, options.size, options.channels],
+        "shape": list(options.preprocessing.shape),
+        "preprocessing": options.preprocessing.as_json(),
         "num_examples": counts,
         "ids": "user" if examples[0].user else "",
         "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
@@ -200,9 +200,8 @@ def _write_shard(
     kept, left_out = [], dict[str, str]()
     for example in shard:
         try:
-            kept.append(
-                (example, pixels.encoded(folder / example.file, options.size, options.channels))
-            )
+            png = pixels.encoded(folder / example.file, options.preprocessing)
+            kept.append((example, png))
         except DataError as error:
             if options.strict:
                 raise
@@ -224,7 +223,7 @@ def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, option
         columns["user"] = pa.array([x.user for x in examples], pa.string())
     partial = path.with_suffix(".part")
     # Small row groups: of a data set that is streamed, an image is read with the whole of its own.
-    together = max(1, ROW_GROUP // (options.size**2 * options.channels))
+    together = max(1, ROW_GROUP // math.prod(options.preprocessing.shape))
     pq.write_table(
         pa.table(columns, metadata=metadata), partial, compression="none",
         row_group_size=together, use_dictionary=["label", "user"],

@@ -19,7 +19,7 @@ from PIL import Image
 
 from bam import files
 from bam.cli import console, tables, timing
-from bam.data import datasets, importing, listing
+from bam.data import datasets, importing, listing, pixels
 from bam.files import JsonMapping, JsonObject
 from bam.training import registry, trainer
 from bam.training.feed import Feed
@@ -182,7 +182,7 @@ def _folder_of_noise(folder: Path, num: int, size: int) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8))
         image.save(place / f"{number}.png")
-    options = importing.Options(size, 3, classes, 0.1, strict=True)
+    options = importing.Options(pixels.Preprocessing((size, size), 3), classes, 0.1, strict=True)
     examples = listing.in_class_folders(folder / "images")
     importing.run(folder / "images", examples, folder / "data", options)
     return folder / "data"
