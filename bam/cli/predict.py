@@ -1,13 +1,12 @@
 """Says what a released model sees on images, without the data that it was trained on.
 
 bam predict --release=release photograph.jpg
-bam predict --release=release photographs scans/0001.png --out=predictions.csv --top=3
+bam predict --release=release photographs --out=predictions.csv --top=3
 
-Files become pixels as those of the training did. The table has a row for each image, in CSV: its
-file, its class and the class's probability, then the probability of each class, or with --top=K
-the K likeliest classes; of several labels the probability of each, of numbers these. Of a folder
-all images in it are read; if they lie in folders with the names of the classes, the accuracy is
-printed, too. A file that cannot be read has a row without a class, and the exit status is 2.
+Files become pixels as those of the training did; of a folder all images in it are read. The table
+is CSV: file, class and its probability, then the probability of each class, or with --top=K the K
+likeliest classes. If the folders in a folder have the names of classes, the accuracy is printed. A
+file that cannot be read has a row without a class, and the exit status is 2.
 """
 
 import csv
@@ -24,17 +23,13 @@ from rich.progress import Progress
 from bam import files
 from bam.cli import console
 from bam.data.common import DataError
-from bam.files import JsonObject
 from bam.release import load, predict
 
 _RELEASE = flags.DEFINE_string("release", "", "folder that `bam export` wrote")
 _OUT = flags.DEFINE_string("out", "", "CSV file to write, a new one; '': standard output")
 _TOP = flags.DEFINE_integer("top", None, "likeliest classes to list; not set: a column for each", 1)
 _OWN_MODEL = flags.DEFINE_string(
-    "own_model", "", "MODULE:FUNCTION of the model, if it is none of bam's; it is imported"
-)
-_BACKBONE = flags.DEFINE_string(
-    "backbone", "", "file of the public weights of its features, if it is of a frozen network's"
+    "own_model", "", "MODULE:FUNCTION of its model, if that is none of bam's: code that you trust"
 )
 console.require("release")
 
@@ -46,28 +41,38 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError("bam predict --release=DIR FILE|FOLDER … [--out=FILE.csv]")
         if os.path.lexists(_OUT.value):
             raise FileExistsError(f"{_OUT.value} exists; choose another --out")
-        released = load.load(_RELEASE.value, _OWN_MODEL.value, _BACKBONE.value)
+        released = load.load(_RELEASE.value, _OWN_MODEL.value)
         table = predict.table(released.facts, _TOP.value)
-        preprocessing, assumed = predict.preprocessing_of(released.facts)
+        preprocessing = predict.preprocessing_of(released.facts)
         images = predict.images_of([files.user_path(x) for x in arguments])
         console.check_writable(_OUT.value)
         console.use_compilation_cache()
-        if assumed:
-            print(f"warning: {assumed}", file=sys.stderr)
-        outputs = predict.outputs_of(released, preprocessing, images, os.cpu_count() or 1)
+        if not released.facts["preprocessing"]:
+            size = " × ".join(map(str, preprocessing.shape))
+            _say(f"warning: the release says no more of its images than that they are {size}")
+        outputs = predict.outputs_of(released, preprocessing, [*images], os.cpu_count() or 1)
         with Progress(transient=True, console=Console(stderr=True)) as bar:
             what = f"{len(images):,} images"
             predicted = list(bar.track(outputs, len(images), description=what))
-        faults = [x for x in predicted if isinstance(x, DataError)]
-        for fault in faults:
-            print(f"not read: {fault}", file=sys.stderr)
-        if len(faults) < len(images):
+        for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):
+            _say(f"not read: {fault}")
+        if num_read := len(images) - len(faults):
             cells = [table.cells(x) for x in predicted]
-            rows = zip(images, cells, strict=True)
-            _write([["file", *table.header], *([str(x.file), *row] for x, row in rows)])
-            _print_accuracy(released.facts, [x.label for x in images], [x[0] for x in cells])
+            rows = [[str(file), *row] for file, row in zip(images, cells, strict=True)]
+            _write([["file", *table.header], *rows])
+            if table.header[0] == "class" and {*images.values()} <= {*released.facts["classes"]}:
+                pairs = zip(images.values(), cells, strict=True)
+                right = sum(label == row[0] for label, row in pairs)
+                _say(
+                    f"accuracy {right / num_read:.2%}, {right:,} of {num_read:,}, if the folders' "
+                    "names are true; of private images it is NOT PRIVATE: no ε covers it"
+                )
         if faults:
             raise DataError(f"{len(faults):,} of {len(images):,} files could not be read")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)  # standard output is the table
 
 
 def _write(rows: Sequence[Sequence[str]]) -> None:
@@ -79,18 +84,6 @@ def _write(rows: Sequence[Sequence[str]]) -> None:
         print(f"{len(rows) - 1:,} images in {_OUT.value}")
     else:
         sys.stdout.buffer.write(content)
-
-
-def _print_accuracy(facts: JsonObject, labels: Sequence[str], predicted: Sequence[str]) -> None:
-    """Of images in folders with the names of classes."""
-    if set(labels) <= set(facts["classes"]):
-        pairs = [(label, name) for label, name in zip(labels, predicted, strict=True) if name]
-        right = sum(label == name for label, name in pairs)
-        print(
-            f"accuracy {right / len(pairs):.2%}, {right:,} of {len(pairs):,}, if the folders' names "
-            "are true: no ε covers it, so of private images it is NOT PRIVATE",
-            file=sys.stdout if _OUT.value else sys.stderr,
-        )
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
 
     def named_apply(params: Params, inputs: Array) -> Array:
         named = traverse_util.flatten_dict(params, sep="/")
-        return apply(structure.unflatten(named[name] for name in names), inputs)
+        return apply(jax.tree.unflatten(structure, [named[name] for name in names]), inputs)
 
     return init, named_apply
 

@@ -202,8 +202,8 @@ def _model_facts(run: Run) -> JsonObject:
         "loss": run.config["loss"]["name"],
         "num_classes": run.summary["num_classes"],
         "classes": run.summary.get("classes") or [],
-        "files": "turned upright by their EXIF, resized (Lanczos) until they cover a height and width "
-        "of `size`, their middle cut out, as 1 (grey) or 3 (RGB) channels of 8 bits",
+        "files": "turned upright by their EXIF, resized (Lanczos) until they cover `size`, height "
+        "and width; of that the middle, in 1 (grey) or 3 (RGB) channels of 8 bits",
         "preprocessing": run.summary.get("preprocessing") or {},
         "image_shape": run.summary["image_shape"],
         "features": {

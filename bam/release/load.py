@@ -5,7 +5,7 @@ What a release holds is `bam.release.export`'s matter.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,7 +44,7 @@ class Released(NamedTuple):
       prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
         `logits` does.
       model: the network as functions of such inputs, for training on.
-      facts: what `model.json` says: the names of the `classes`, if they are known, and more.
+      facts: what `model.json` says: the `classes`, by name or else by number, and more.
     """
 
     params: Params
@@ -74,15 +74,16 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     path, weights = folder / "model.json", folder / "weights.safetensors"
     facts = read_json(path)
     if "loss" not in facts and (folder / "config.json").exists():
-        stated = read_json(folder / "config.json").get("loss")
-        facts |= {"loss": stated["name"]} if _is_section(stated) else {}
+        stated = read_json(folder / "config.json")
+        facts |= {"loss": stated["loss"]["name"]} if _is_section(stated.get("loss")) else {}
     facts = ADDED | facts
     for key, is_right in FACTS.items():
         if key not in facts:
             raise ValueError(f"{path} has no {key!r}")
         if not is_right(facts[key]):
             raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
-    if len(facts["classes"]) not in (0, facts["num_classes"]):
+    facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
+    if len(facts["classes"]) != facts["num_classes"]:
         raise ValueError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
     try:
         built = build(facts, own_model)
@@ -123,7 +124,7 @@ def _is_section(value: object) -> bool:
     return all(x <= LARGEST_SIZE for x in value.values() if isinstance(x, int))
 
 
-def _is_like(default: Sized) -> Callable[[Any], bool]:
+def _is_like(default: Iterable[str]) -> Callable[[Any], bool]:
     """A test for values of the same type, of texts alone."""
     return lambda value: type(value) is type(default) and all(isinstance(x, str) for x in value)
 
