@@ -1,15 +1,13 @@
-"""A release in PyTorch, without bam and JAX: its networks `convnet`, `vit_ti16` and `vit_s16`.
+"""A release in PyTorch, without bam and JAX: of the networks `convnet`, `vit_ti16` and `vit_s16`.
 
-python examples/load_in_torch.py RELEASE PHOTOGRAPH    (with torch, safetensors, numpy and pillow)
+load("release")(images) are logits of images whose files became pixels as model.json says.
 """
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch.nn import functional
@@ -22,7 +20,7 @@ def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
     facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     weights = safetensors.torch.load_file(Path(folder, "weights.safetensors"))
     name, bound = facts["model"]["name"], facts["input_clip_norm"]
-    if facts["features"] or name not in NETWORKS or facts["precision"] != "float32":
+    if facts["features"]["name"] or name not in NETWORKS or facts["precision"] != "float32":
         raise ValueError(f"here are {', '.join(NETWORKS)} in float32, of pixels; not {name}")
     mean, std = torch.tensor(facts["mean"]), torch.tensor(facts["std"])
 
@@ -77,18 +75,3 @@ def layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 NETWORKS = {"convnet": convnet, "vit_ti16": vision_transformer, "vit_s16": vision_transformer}
-
-
-def pixels(folder: str, photograph: str) -> torch.Tensor:
-    """`[1, height, width, channels]` of a file of 8 bits without transparency."""
-    from PIL import Image, ImageOps
-
-    wanted = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))["preprocessing"]
-    upright = ImageOps.exif_transpose(Image.open(photograph))
-    upright = upright.convert({1: "L", 3: "RGB"}[wanted["channels"]])
-    fitted = ImageOps.fit(upright, wanted["size"][::-1], Image.Resampling.LANCZOS)
-    return torch.tensor(np.array(fitted)).view(1, *wanted["size"], wanted["channels"])
-
-
-if __name__ == "__main__":
-    print(load(sys.argv[1])(pixels(*sys.argv[1:])).softmax(dim=1))
