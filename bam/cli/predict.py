@@ -42,12 +42,12 @@ def main(arguments: Sequence[str]) -> None:
         if os.path.lexists(_OUT.value):
             raise FileExistsError(f"{_OUT.value} exists; choose another --out")
         released = load.load(_RELEASE.value, _OWN_MODEL.value)
-        table = predict.table(released.facts, _TOP.value)
-        preprocessing = predict.preprocessing_of(released.facts)
+        facts, preprocessing = released.facts, predict.preprocessing_of(released.facts)
+        predict.table(facts, [], _TOP.value)
         images = predict.images_of([files.user_path(x) for x in arguments])
         console.check_writable(_OUT.value)
         console.use_compilation_cache()
-        if not released.facts["preprocessing"]:
+        if not facts["preprocessing"]:
             size = " × ".join(map(str, preprocessing.shape))
             _say(f"warning: the release says no more of its images than that they are {size}")
         outputs = predict.outputs_of(released, preprocessing, [*images], os.cpu_count() or 1)
@@ -57,12 +57,11 @@ def main(arguments: Sequence[str]) -> None:
         for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):
             _say(f"not read: {fault}")
         if num_read := len(images) - len(faults):
-            cells = [table.cells(x) for x in predicted]
-            rows = [[str(file), *row] for file, row in zip(images, cells, strict=True)]
-            _write([["file", *table.header], *rows])
-            if table.header[0] == "class" and {*images.values()} <= {*released.facts["classes"]}:
-                pairs = zip(images.values(), cells, strict=True)
-                right = sum(label == row[0] for label, row in pairs)
+            header, *rows = predict.table(facts, predicted, _TOP.value)
+            named = [[str(file), *row] for file, row in zip(images, rows, strict=True)]
+            _write([["file", *header], *named])
+            if header[0] == "class" and {*images.values()} <= {*facts["classes"]}:
+                right = sum(x == row[0] for x, row in zip(images.values(), rows, strict=True))
                 _say(
                     f"accuracy {right / num_read:.2%}, {right:,} of {num_read:,}, if the folders' "
                     "names are true; of private images it is NOT PRIVATE: no ε covers it"

@@ -39,8 +39,7 @@ class Dataset(NamedTuple):
       users: `[N]`, the id of the user that each training row belongs to; None: there are none. See
         `bam.data.users`.
       classes: names of the classes, or of several labels, in the order of the labels; (): unknown.
-      preprocessing: how images became pixels, as `bam.data.pixels.Preprocessing` is in JSON; None:
-        not known.
+      preprocessing: how files became pixels (`bam.data.pixels.Preprocessing.as_json`), or None.
     """
 
     name: str

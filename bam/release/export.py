@@ -17,7 +17,16 @@ from jaxtyping import PyTree
 import bam
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
+from bam.files import (
+    JsonObject,
+    make_folder,
+    one_line,
+    read_json,
+    replace,
+    user_path,
+    write_json,
+    write_text,
+)
 from bam.privacy import statement
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
@@ -197,14 +206,15 @@ def _model_facts(run: Run) -> JsonObject:
     ]
     if unknown:
         raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
+    raw = read_json(run.workdir / "summary.json")  # with all characters of the classes' names
     return {
         "model": section,
         "loss": run.config["loss"]["name"],
         "num_classes": run.summary["num_classes"],
-        "classes": run.summary.get("classes") or [],
+        "classes": raw.get("classes") or [],
         "files": "turned upright by their EXIF, resized (Lanczos) until they cover `size`, height "
         "and width; of that the middle, in 1 (grey) or 3 (RGB) channels of 8 bits",
-        "preprocessing": run.summary.get("preprocessing") or {},
+        "preprocessing": raw.get("preprocessing") or {},
         "image_shape": run.summary["image_shape"],
         "features": {
             k: v

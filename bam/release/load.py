@@ -65,12 +65,10 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       A `Released`; its predictions are those of the run, on the same device to the bit.
 
     Raises:
-      ValueError: if the files are not such a release, or the weights have another SHA-256 than was
-        written. That is for accidents: whoever edits one can edit both.
+      ValueError: if the files are not such a release, or the weights have another SHA-256 than it
+        says: a check for accidents, as a stranger can edit both.
     """
     folder = user_path(folder)
-    if not (folder / "model.json").exists():
-        raise ValueError(f"{folder} is no release: bam export writes one, with a model.json")
     path, weights = folder / "model.json", folder / "weights.safetensors"
     facts = read_json(path)
     if "loss" not in facts and (folder / "config.json").exists():

@@ -1,9 +1,9 @@
 """What a release says of image files, which become pixels as those that it was trained on."""
 
 import concurrent.futures
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -43,20 +43,14 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def preprocessing_of(facts: JsonObject) -> Preprocessing:
-    """How a release's files become pixels; of one that does not say so, by the size of its inputs.
-
-    DataError if no image file can be made into its inputs.
-    """
+    """How a release's files become pixels; of one that does not say so, by its inputs' shape."""
     features = (facts.get("features") or {"name": ""})["name"]
     if features and (features != "scattering" or not facts["preprocessing"]):
         raise DataError(f"the release is of features ({features}), not of image files")
     if facts["preprocessing"]:
         return Preprocessing.from_json(facts["preprocessing"])
     *size, channels = facts["image_shape"]
-    try:
-        return Preprocessing.from_json({"size": size, "channels": channels})
-    except DataError as error:
-        raise DataError(f"no image file is an input of this release: {error}") from None
+    return Preprocessing.from_json({"size": size, "channels": channels})
 
 
 def outputs_of(
@@ -89,45 +83,33 @@ def outputs_of(
                     yield DataError(f"{file}: the network's outputs are not finite")
 
 
-class Table(NamedTuple):
-    """The columns of what is predicted, and the texts in them of an image's outputs."""
+def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None) -> list[list[str]]:
+    """A row of columns' names, and one of each image's texts, which are empty if it has no outputs.
 
-    header: list[str]
-    texts: Callable[[np.ndarray], list[str]]
-
-    def cells(self, outputs: Outputs) -> list[str]:
-        """The texts of an image, empty ones if there are no outputs of it."""
-        return [""] * len(self.header) if isinstance(outputs, DataError) else self.texts(outputs)
-
-
-def table(facts: JsonObject, top: int | None = None) -> Table:
-    """Columns as the loss has them: a class and probabilities, those of labels, or numbers.
-
-    With `top` there are so many classes, the likeliest first, in place of a column for each.
-    DataError for a `top` of what are no classes.
+    The columns are a class, its probability and that of each, or of the `top` likeliest; of several
+    labels their probabilities; of numbers these. DataError for a `top` of what are no classes.
     """
-    names = facts["classes"]
-    each = [f"p({name})" for name in names]
+    names, is_class = facts["classes"], facts["loss"] == "cross_entropy"
+    if top is not None and not is_class:
+        raise DataError(f"the release has no {top} likeliest classes: its loss is {facts['loss']}")
+    first, each = ["class", "probability"], [f"p({name})" for name in names]
+    most = min(top or 1, len(names))
+    header = first + (
+        each if top is None else [f"{x}_{k}" for k in range(2, most + 1) for x in first]
+    )
+    if not is_class:
+        header = each if facts["loss"] == "binary" else [f"value_{name}" for name in names]
 
-    def ranked(logits: np.ndarray, most: int) -> list[str]:
-        likeliest = np.argsort(-logits, kind="stable")[:most]  # of equals the first, as argmax
-        texts = _texts(special.softmax(logits.astype(float)))
-        return [text for k in likeliest for text in (names[k], texts[k])]
+    def texts(output: np.ndarray) -> list[str]:
+        wide = output.astype(float)
+        if not is_class:
+            return _texts(special.expit(wide) if facts["loss"] == "binary" else wide)
+        every = _texts(special.softmax(wide))
+        likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
+        return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])
 
-    def all_classes(logits: np.ndarray) -> list[str]:
-        return ranked(logits, 1) + _texts(special.softmax(logits.astype(float)))
-
-    if facts["loss"] == "cross_entropy":
-        first, last = ["class", "probability"], min(top or 1, len(names))
-        more = [f"{what}_{k}" for k in range(2, last + 1) for what in first]
-        if top is None:
-            return Table(first + each, all_classes)
-        return Table(first + more, lambda logits: ranked(logits, last))
-    if top is not None:
-        raise DataError(f"the {top} likeliest classes: the release has none, but {facts['loss']}")
-    if facts["loss"] == "binary":
-        return Table(each, lambda outputs: _texts(special.expit(outputs.astype(float))))
-    return Table(["value"] if len(names) == 1 else [f"value_{x}" for x in names], _texts)
+    empty = [""] * len(header)
+    return [header, *(empty if isinstance(x, DataError) else texts(x) for x in outputs)]
 
 
 def _texts(numbers: np.ndarray) -> list[str]:

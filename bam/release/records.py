@@ -99,15 +99,12 @@ def read(workdir: Path) -> Run:
     begun += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
     ledger = workdir / "steps_begun"
     begun += [ledger.stat().st_size] if ledger.exists() else []
-    raw = read_json(summary) if summary.exists() else {}
-    # In no page, and class names are compared with folders' names.
-    as_written = {k: raw[k] for k in ("classes", "preprocessing") if k in raw}
     return Run(
         workdir=workdir,
         config=one_line(config, without=""),  # with the bars of regular expressions
         plan=parsed,
         plan_record=one_line(plan),
-        summary=one_line(raw) | as_written,
+        summary=one_line(read_json(summary)) if summary.exists() else {},
         rows=rows,
         diagnosed=any(key.startswith(NOT_PRIVATE) for row in measured for key in row),
         begun=min(max(begun, default=0), parsed.num_steps),

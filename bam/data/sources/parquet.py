@@ -82,11 +82,7 @@ def read(
 
 
 def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
-    """Names of the classes, and how files became pixels: of an imported folder, public constants.
-
-    The names are those in its manifest, or else in the metadata of the first training file; (): not
-    known. The second is `pixels.Preprocessing` as JSON; None: not known.
-    """
+    """`Dataset.classes` and `preprocessing`: public facts of a manifest, or of the first file."""
     first = _paths(path, "train")[0]
     with readable(first):
         names = _class_names(pq.read_schema(first))
