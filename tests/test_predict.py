@@ -165,7 +165,7 @@ def test_a_release_of_0_2_0_loads_and_its_image_shape_is_taken(release):
             "a 0.5 b 0.5",
         ),
         ("binary", 2, None, ["p(a)", "p(b)"], "0.5 0.75"),
-        ("squared_error", 1, None, ["value_a"], "-1.5"),
+        ("squared_error", 1, None, ["value"], "-1.5"),
         ("my:loss", 2, None, ["value_a", "value_b"], "0 1e+30"),
     ],
 )
@@ -342,7 +342,7 @@ def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, t
     for arguments, message in (
         ([], "bam predict --release=DIR FILE"),
         ([image, f"--out={tmp_path / 'exists.csv'}"], "exists; choose another --out"),
-        ([image, f"--release={folder / 'run'}"], "model.json: missing"),
+        ([image, f"--release={folder / 'run'}"], "is no release: it has no model.json"),
         ([str(tmp_path / "bad.png"), f"--out={tmp_path / 'new.csv'}"], "1 of 1 files"),
         ([image, "--top=0"], "--top"),
     ):

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
             size = " × ".join(map(str, preprocessing.shape))
             _say(f"warning: the release says no more of its images than that they are {size}")
         outputs = predict.outputs_of(released, preprocessing, [*images], os.cpu_count() or 1)
-        with Progress(transient=True, console=Console(stderr=True)) as bar:
+        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             what = f"{len(images):,} images"
             predicted = list(bar.track(outputs, len(images), description=what))
         for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):

@@ -70,6 +70,8 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     """
     folder = user_path(folder)
     path, weights = folder / "model.json", folder / "weights.safetensors"
+    if not path.exists():
+        raise ValueError(f"{folder} is no release: it has no model.json, as bam export writes it")
     facts = read_json(path)
     if "loss" not in facts and (folder / "config.json").exists():
         stated = read_json(folder / "config.json")

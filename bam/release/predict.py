@@ -98,7 +98,8 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
         each if top is None else [f"{x}_{k}" for k in range(2, most + 1) for x in first]
     )
     if not is_class:
-        header = each if facts["loss"] == "binary" else [f"value_{name}" for name in names]
+        numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
+        header = each if facts["loss"] == "binary" else numbers
 
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
