@@ -1,6 +1,7 @@
 """What a release says of image files: what the run said of them, and one line for all else."""
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -20,7 +21,7 @@ from bam.data.common import DataError
 from bam.data.pixels import Preprocessing
 from bam.data.sources import parquet
 from bam.release import export, load, predict
-from bam.training import loop
+from bam.training import loop, summary
 from configs import digits
 from tests.cases import run_command
 
@@ -132,6 +133,35 @@ def test_a_release_says_its_input_and_nothing_else_of_the_data(folder):
     released = "".join(x.read_text() for x in (folder / "release").glob("*.[jm]*"))
     for text in ("test-00000", 'num_examples": {', "left_out"):
         assert text in manifest and text not in released
+
+
+@pytest.mark.parametrize(
+    ("manifest", "classes", "shape"),
+    [
+        (None, CLASSES, None),
+        ({"classes": ["x"]}, CLASSES, None),  # of 0.2.0
+        ({"preprocessing": {"size": [8, 9], "channels": 1}}, CLASSES, (8, 9, 1)),
+        ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": 3}, CLASSES, (8, 9, 1)),
+        ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": [3]}, ("3",), (8, 9, 1)),
+    ],
+)
+def test_names_are_those_of_the_manifest_or_the_file(folder, tmp_path, manifest, classes, shape):
+    for file in (folder / "data").glob("train-*.parquet"):
+        shutil.copy(file, tmp_path)
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    names, made = parquet.described(tmp_path)
+    assert names == classes and (made and Preprocessing.from_json(made).shape) == shape
+
+
+def test_names_that_are_not_one_for_each_class_are_not_released():
+    config = digits.get_config("dp_sgd")
+    config.update({"num_steps": 1, "accountant": "rdp"})
+    built = loop.build(config)
+    facts = dict.fromkeys(("step", "steps_begun", "seconds"), 1)
+    for names, stated in ((range(10), [*"0123456789"]), (("a", "b"), [])):
+        own = dataclasses.replace(built, dataset=built.dataset._replace(classes=tuple(names)))
+        assert summary.summarize(own, None, facts)["classes"] == stated
 
 
 def test_a_release_of_0_2_0_loads_and_its_image_shape_is_taken(release):

@@ -89,7 +89,7 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
     manifest, preprocessing = path / "manifest.json", None
     if manifest.is_file() and (facts := files.read_json(manifest)).get("preprocessing"):
         preprocessing = pixels.Preprocessing.from_json(facts["preprocessing"]).as_json()
-        names = facts["classes"]
+        names = facts["classes"] if isinstance(facts.get("classes"), list) else names
     return tuple(map(str, names)), preprocessing
 
 
