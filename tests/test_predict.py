@@ -215,8 +215,9 @@ def test_files_are_listed_once_without_junk_and_through_links(tmp_path):
     below.mkdir(parents=True)
     for name in ("1.png", "2.JPG", "._1.png", "notes.txt", ".hidden.png"):
         (below / name).write_bytes(b"")
-    (tmp_path / "photographs" / "__MACOSX").mkdir()
-    (tmp_path / "photographs" / "__MACOSX" / "1.png").write_bytes(b"")
+    for junk in ("__MACOSX", "@eaDir", ".thumbnails"):
+        (tmp_path / "photographs" / junk).mkdir()
+        (tmp_path / "photographs" / junk / "1.png").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "photographs")
     link = tmp_path / "link" / "a" / "b"
     assert predict.images_of([tmp_path / "link", link / "1.png", link / "notes.txt"]) == {

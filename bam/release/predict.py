@@ -1,6 +1,7 @@
 """What a release says of image files, which become pixels as those that it was trained on."""
 
 import concurrent.futures
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,10 +13,13 @@ from scipy import special
 from bam.data import listing
 from bam.data.common import DataError, decode_images
 from bam.data.pixels import Preprocessing, encoded
+from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.release.load import Released
 
 TOGETHER = 16  # images at once: of any number of files, one compilation
+
+JUNK = (".", "__MACOSX", "@eaDir")  # of systems: names that begin so
 
 # The network's outputs of an image, or why there are none.
 Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
@@ -34,11 +38,12 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
             file
             for file in sorted(path.rglob("*"))
             if file.suffix.lower() in listing.SUFFIXES and file.is_file()
-            if not any(x.startswith((".", "__MACOSX")) for x in file.relative_to(path).parts)
+            if not any(x.startswith(JUNK) for x in file.relative_to(path).parts)
         ]  # fmt: skip
         if not files:
             raise DataError(f"{path}: no image in it ({', '.join(sorted(listing.SUFFIXES))})")
-        images |= {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
+        within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
+        images |= {file: unicodedata.normalize("NFC", name) for file, name in within.items()}
     return images
 
 
@@ -62,8 +67,8 @@ def outputs_of(
         try:
             png = encoded(file, preprocessing)
             return decode_images([png], str(file), preprocessing.shape)[0]
-        except DataError as error:
-            return error
+        except (DataError, MissingExtraError) as error:  # of some formats
+            return DataError(str(error))
 
     with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:  # Pillow frees the GIL
         for start in range(0, len(files), TOGETHER):
