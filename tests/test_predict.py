@@ -75,7 +75,7 @@ def edit(release, **changes):
 
 
 def predicted(released, files, top=None):
-    made = predict.preprocessing_of(released.facts)
+    made = predict.preprocessing_of(released)
     outputs = list(predict.outputs_of(released, made, files))
     header, *rows = predict.table(released.facts, outputs, top)
     return header, rows, outputs
@@ -169,7 +169,7 @@ def test_a_release_of_0_2_0_loads_and_its_image_shape_is_taken(release):
     edit(release, **added, files=None)
     released = load.load(release)
     assert released.facts["classes"] == ["0", "1", "2"]
-    assert predict.preprocessing_of(released.facts) == Preprocessing(SHAPE[:2], SHAPE[2])
+    assert predict.preprocessing_of(released) == Preprocessing(SHAPE[:2], SHAPE[2])
     config = json.loads((release / "config.json").read_text())
     config["loss"]["name"] = "binary"
     (release / "config.json").write_text(json.dumps(config))
@@ -259,18 +259,27 @@ def test_any_number_of_files_is_one_compilation(folder, tmp_path):
     [
         ({"features": {"name": "scattering"}}, "of features .scattering., not of image files"),
         (
-            {"features": {"name": "my:map"}, "preprocessing": {"size": [8, 8], "channels": 3}},
+            {"features": {"name": "my:map"}, "preprocessing": {"size": [6, 9], "channels": 3}},
             "of fe",
         ),
         ({"image_shape": [1, 1, 30]}, "a height and a width from 4"),
         ({"image_shape": [8, 8]}, "size .8,."),
         ({"preprocessing": {"size": [8, 8], "channels": 2}}, "2 channels"),
-        ({"preprocessing": {"size": [8, 8], "channels": 3, "run": "os:system"}}, "preprocessing"),
+        ({"preprocessing": {"size": [6, 9], "channels": 3, "run": "os:system"}}, "preprocessing"),
+        ({"preprocessing": {"size": [6, 8], "channels": 3}}, "takes no images of shape .6, 8, 3"),
     ],
 )
-def test_inputs_that_are_no_image_files_are_refused(facts, message):
+def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
+    released = load.load(folder / "release")
+    stated = released.facts | {"preprocessing": {}} | facts
     with pytest.raises(DataError, match=message):
-        predict.preprocessing_of({"preprocessing": {}, "image_shape": [8, 8, 3]} | facts)
+        predict.preprocessing_of(released._replace(facts=stated))
+
+
+def test_outputs_for_each_pixel_are_no_row_of_a_table(folder):
+    released = load.load(folder / "release")
+    with pytest.raises(DataError, match=r"outputs of shape \(6, 9, 3\) are no row"):
+        predict.preprocessing_of(released._replace(logits=lambda params, images: images))
 
 
 @pytest.mark.parametrize(

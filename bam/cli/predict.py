@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         if os.path.lexists(_OUT.value):
             raise FileExistsError(f"{_OUT.value} exists; choose another --out")
         released = load.load(_RELEASE.value, _OWN_MODEL.value)
-        facts, preprocessing = released.facts, predict.preprocessing_of(released.facts)
+        facts, preprocessing = released.facts, predict.preprocessing_of(released)
         predict.table(facts, [], _TOP.value)
         images = predict.images_of([files.user_path(x) for x in arguments])
         console.check_writable(_OUT.value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import Float
 from scipy import special
@@ -47,15 +48,26 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
     return images
 
 
-def preprocessing_of(facts: JsonObject) -> Preprocessing:
-    """How a release's files become pixels; of one that does not say so, by its inputs' shape."""
+def preprocessing_of(released: Released) -> Preprocessing:
+    """How a release's files become pixels; of one that does not say so, by its inputs' shape.
+
+    DataError if its network takes no such images, or makes no row of numbers of each.
+    """
+    facts = released.facts
     features = (facts.get("features") or {"name": ""})["name"]
     if features and (features != "scattering" or not facts["preprocessing"]):
         raise DataError(f"the release is of features ({features}), not of image files")
-    if facts["preprocessing"]:
-        return Preprocessing.from_json(facts["preprocessing"])
     *size, channels = facts["image_shape"]
-    return Preprocessing.from_json({"size": size, "channels": channels})
+    by_shape = {"size": size, "channels": channels}
+    preprocessing = Preprocessing.from_json(facts["preprocessing"] or by_shape)
+    images = jax.ShapeDtypeStruct((TOGETHER, *preprocessing.shape), np.uint8)
+    try:
+        outputs = jax.eval_shape(released.logits, released.params, images)
+    except Exception as error:  # whatever the network's layers raise
+        raise DataError(f"the network takes no images of shape {images.shape[1:]}") from error
+    if outputs.ndim != 2:
+        raise DataError(f"outputs of shape {outputs.shape[1:]} are no row of a table")
+    return preprocessing
 
 
 def outputs_of(
@@ -77,8 +89,6 @@ def outputs_of(
             for row, image in enumerate(images):
                 batch[row] = 0 if isinstance(image, DataError) else image
             outputs = np.asarray(released.logits(released.params, batch))
-            if outputs.ndim != 2:
-                raise DataError(f"outputs of shape {outputs.shape[1:]} are no row of a table")
             for file, image, output in zip(files[start:], images, outputs, strict=False):
                 if isinstance(image, DataError):
                     yield image
