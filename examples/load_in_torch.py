@@ -20,7 +20,7 @@ def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
     facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     weights = safetensors.torch.load_file(Path(folder, "weights.safetensors"))
     name, bound = facts["model"]["name"], facts["input_clip_norm"]
-    if facts["features"]["name"] or name not in NETWORKS or facts["precision"] != "float32":
+    if facts["features"].get("name") or name not in NETWORKS or facts["precision"] != "float32":
         raise ValueError(f"here are {', '.join(NETWORKS)} in float32, of pixels; not {name}")
     mean, std = torch.tensor(facts["mean"]), torch.tensor(facts["std"])
 

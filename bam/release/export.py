@@ -5,6 +5,7 @@ put together from a list of what may be in it, never by leaving things out.
 """
 
 import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -17,16 +18,7 @@ from jaxtyping import PyTree
 import bam
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import (
-    JsonObject,
-    make_folder,
-    one_line,
-    read_json,
-    replace,
-    user_path,
-    write_json,
-    write_text,
-)
+from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
 from bam.privacy import statement
 from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
@@ -206,7 +198,7 @@ def _model_facts(run: Run) -> JsonObject:
     ]
     if unknown:
         raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
-    raw = read_json(run.workdir / "summary.json")  # with all characters of the classes' names
+    raw = json.loads((run.workdir / "summary.json").read_text())  # names in all their characters
     return {
         "model": section,
         "loss": run.config["loss"]["name"],
