@@ -36,7 +36,7 @@ def test_an_nnx_model_is_trained_to_its_epsilon():
     assert 2.99 < epsilon <= 3.0 and accuracy > 0.75
 
 
-def test_a_folder_of_ones_own_images_becomes_a_release_in_five_commands(tmp_path):
+def test_a_folder_of_ones_own_images_becomes_a_release_in_six_commands(tmp_path):
     small = "--config.num_steps=3 --config.accountant=rdp --config.model.name=linear "
     small += "--config.delta=1e-3 --config.expected_batch_size=9"
     done = run_command(

@@ -12,6 +12,7 @@ COMMANDS = {
     "sweep": "trains methods at many settings and seeds, and compares them",
     "report": "writes a page about a run: its privacy, accuracy and settings",
     "export": "writes what may be released of a run, with a privacy statement",
+    "predict": "says what a released model sees on images",
     "audit": "bounds from below what runs, or one of yours, give away",
     "data": "makes a data set of a folder of images, and shows one",
     "privacy": "says what ε a noise earns, or what noise an ε needs",

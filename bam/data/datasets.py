@@ -16,6 +16,7 @@ from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import DataError, Split, Stays, in_memory
 from bam.data.sources import archives, builtin, prepared
 from bam.data.stream import StoredImages, content, select
+from bam.files import JsonObject
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
@@ -37,6 +38,8 @@ class Dataset(NamedTuple):
       std: `[channels]`, likewise.
       users: `[N]`, the id of the user that each training row belongs to; None: there are none. See
         `bam.data.users`.
+      classes: names of the classes, or of several labels, in the order of the labels; (): unknown.
+      preprocessing: how files became pixels (`bam.data.pixels.Preprocessing.as_json`), or None.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Dataset(NamedTuple):
     mean: Float32[np.ndarray, " c"]
     std: Float32[np.ndarray, " c"]
     users: Integer[np.ndarray, " n"] | None = None
+    classes: tuple[str, ...] = ()
+    preprocessing: JsonObject | None = None
 
 
 def load(
@@ -100,6 +105,7 @@ def load(
         raise DataError(f"dataset.num_classes must be at least 0, got {num_classes}")
     where, num_classes = where or Path(), facts.num_classes or num_classes
     shape = None if facts is FOLDER else facts.shape
+    described: tuple[tuple[str, ...], JsonObject | None] = ((), None)
 
     if source == "sklearn":
         train, test = builtin.SPLITS[name]()
@@ -111,6 +117,7 @@ def load(
         from bam.data.sources import parquet  # which needs packages of the extra `data`
 
         train, test, num_classes = parquet.read(where, shape, num_classes, stays)
+        described = parquet.described(where)
     for split, images in (("train", train.images), ("test", test.images)):
         if shape and images.shape[1:] != shape:
             raise DataError(
@@ -118,7 +125,7 @@ def load(
             )
     mean, std = (np.full(train.images.shape[-1], x, np.float32) for x in facts[3:5])
     name = where.resolve().name if facts is FOLDER else name
-    return Dataset(name, train, test, num_classes, mean, std)
+    return Dataset(name, train, test, num_classes, mean, std, None, *described)
 
 
 def folder_of(

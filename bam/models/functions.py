@@ -1,6 +1,7 @@
 """Any network as pure functions of one example's parameters, as training knows it."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -8,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jaxtyping import Array, Float, Num, PyTree
 
 from bam.core import pytree
@@ -57,8 +59,8 @@ def as_functions(
     Args:
       network: from `[n, *input_shape]` to logits: a Flax Linen module; a Flax NNX module, whose
         weights are those that training begins with, whatever the key; or a pair of functions,
-        `init(key, inputs) -> params` and `apply(params, inputs) -> logits`. Parameters are all
-        that it may keep.
+        `init(key, inputs) -> params` and `apply(params, inputs) -> logits`, whose parameters are
+        any pytree and go by names here, as nested dicts. Parameters are all that it may keep.
       input_shape: the shape of one input, without batch axis.
       convolution: how convolutions are computed, see `bam.models.layers.convolutions_as`.
       precision: of the network's arithmetic, forwards and backwards. "float32": all of it;
@@ -73,7 +75,8 @@ def as_functions(
 
     Raises:
       ValueError: if the network keeps state besides parameters (BatchNorm does), if its pooling
-        leaves nothing of such inputs, or for an unknown convolution or precision.
+        leaves nothing of such inputs, if two of its parameters have one name, or for an unknown
+        convolution or precision.
 
     Examples:
       >>> import jax, flax.linen as nn
@@ -96,6 +99,11 @@ def as_functions(
             jax.numpy_rank_promotion("allow"),  # networks add biases to rows
         ):
             yield
+
+    if not isinstance(network, nn.Module):
+        with arithmetic():
+            like = jax.eval_shape(first, jax.random.key(0), jnp.zeros((1, *input_shape)))
+        first, apply = _named(first, apply, like)
 
     def init(key: Array) -> Params:
         with arithmetic():
@@ -138,6 +146,25 @@ def _pure(network: Network) -> tuple[Init, Apply]:
     )
 
 
+def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
+    """The same by names, like Linen's: "layers/0/kernel" is of the first in a list `layers`."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    names = [jax.tree_util.keystr(x, simple=True, separator="/") or "params" for x, _ in paths]
+    for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
+        if following.startswith(name):
+            raise ValueError(f"two of the network's parameters have one name: {following[:-1]}")
+
+    def init(key: Array, inputs: Array) -> Params:
+        leaves = jax.tree.leaves(first(key, inputs))
+        return traverse_util.unflatten_dict(dict(zip(names, leaves, strict=True)), sep="/")
+
+    def named_apply(params: Params, inputs: Array) -> Array:
+        named = traverse_util.flatten_dict(params, sep="/")
+        return apply(jax.tree.unflatten(structure, [named[name] for name in names]), inputs)
+
+    return init, named_apply
+
+
 def _only_parameters(extra: list[str]) -> None:
     if extra:
         raise ValueError(
@@ -164,7 +191,6 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
 
 
 def _nnx(module: object) -> tuple[Init, Apply]:
-    """Parameters by names, like Linen's: "layers/0/kernel" is of the first in a list `layers`."""
     from flax import nnx
 
     graph, parameters, *rest = nnx.split(module, nnx.Param, ...)
@@ -175,25 +201,12 @@ def _nnx(module: object) -> tuple[Init, Apply]:
 
     def init(key: Array, inputs: Array) -> Params:
         del key, inputs
-        return _by_names(begun)
+        return begun
 
     def apply(params: Params, inputs: Array) -> Array:
         given = jax.tree.map(lambda x: x, parameters)
-        nnx.replace_by_pure_dict(given, _as_nested(begun, params))
+        nnx.replace_by_pure_dict(given, params)
         network = nnx.merge(graph, given, *rest)
         return network(inputs)  # type: ignore[operator]
 
     return init, apply
-
-
-def _by_names(nested: PyTree) -> PyTree:
-    if not isinstance(nested, dict):
-        return nested
-    return {str(k): _by_names(v) for k, v in nested.items()}
-
-
-def _as_nested(like: PyTree, named: PyTree) -> PyTree:
-    """`_by_names`, undone: the keys are those of `like` again."""
-    if not isinstance(like, dict):
-        return named
-    return {k: _as_nested(v, named[str(k)]) for k, v in like.items()}

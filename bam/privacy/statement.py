@@ -217,8 +217,8 @@ would allow publishing {"a user" if unit == "user" else "an example"} outright.
   illness says so of everybody with that habit, in the data or not.
 - *What is treated as public:* the {_number(plan)} ({n}),
   {f"the most examples used of each ({plan.group_size}), " if unit == "user" else ""}the size and \
-format of examples, the classes, the constants that
-  normalise the inputs, and all settings.
+format of examples, the names of the classes, the constants that
+  prepare and normalise the inputs, and all settings.
 - *Anything released besides {released}.* Other models and figures from the same data add their ε
   to this one, roughly. The run's own folder, checkpoints above all, is not for release.
 - *Test examples,* and what else stands under "Looked at without accounting"."""

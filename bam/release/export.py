@@ -4,11 +4,14 @@ A release is a folder of its own. Nothing in it comes from private data except t
 put together from a list of what may be in it, never by leaving things out.
 """
 
+import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -24,7 +27,6 @@ from bam.release.records import CHOSEN, Run, read
 from bam.training import checkpoint, finetune
 
 with needs("train"):
-    import safetensors
     import safetensors.numpy
     from flax import traverse_util
 
@@ -89,6 +91,10 @@ def export(
     facts = _model_facts(run)
     params = _averaged(run, build(facts, own_model).like)
     named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
+    facts["bfloat16"] = [name for name, x in named.items() if x.dtype == jnp.bfloat16]
+    named |= {name: named[name].astype(np.float32) for name in facts["bfloat16"]}
+    content = safetensors.numpy.save(named)
+    facts["weights_sha256"] = hashlib.sha256(content).hexdigest()
     stated = settings(run)
     text = statement_of(run, made_by())
     make_folder(out.parent)
@@ -100,7 +106,7 @@ def export(
             f"{partial} is left of an export that was cut short; delete it"
         ) from None
     try:
-        (partial / "weights.safetensors").write_bytes(safetensors.numpy.save(named))
+        (partial / "weights.safetensors").write_bytes(content)
         np.savez(partial / "weights.npz", allow_pickle=False, **named)
         write_json(partial / "model.json", facts)
         write_json(partial / "config.json", stated)
@@ -192,9 +198,15 @@ def _model_facts(run: Run) -> JsonObject:
     ]
     if unknown:
         raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
+    raw = json.loads((run.workdir / "summary.json").read_text())  # names in all their characters
     return {
         "model": section,
+        "loss": run.config["loss"]["name"],
         "num_classes": run.summary["num_classes"],
+        "classes": raw.get("classes") or [],
+        "files": "turned upright by their EXIF, resized (Lanczos) until they cover `size`, height "
+        "and width; of that the middle, in 1 (grey) or 3 (RGB) channels of 8 bits",
+        "preprocessing": raw.get("preprocessing") or {},
         "image_shape": run.summary["image_shape"],
         "features": {
             k: v

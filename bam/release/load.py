@@ -3,8 +3,9 @@
 What a release holds is `bam.release.export`'s matter.
 """
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,8 +18,8 @@ from bam import models
 from bam.core.pytree import Params
 from bam.data import datasets, features
 from bam.extras import needs
-from bam.files import JsonObject, read_json, user_path
-from bam.training import registry
+from bam.files import JsonObject, read_bytes, read_json, user_path
+from bam.training import finetune, registry
 
 with needs("train"):
     import safetensors
@@ -43,12 +44,14 @@ class Released(NamedTuple):
       prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
         `logits` does.
       model: the network as functions of such inputs, for training on.
+      facts: what `model.json` says: the `classes`, by name or else by number, and more.
     """
 
     params: Params
     logits: Callable[[Params, Images], Float[Array, "n classes"]]
     prepare: Callable[[Images], Float[Array, "... k"]]
     model: models.Model
+    facts: JsonObject
 
 
 def load(folder: Path | str, own_model: str = "") -> Released:
@@ -62,23 +65,37 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       A `Released`; its predictions are those of the run, on the same device to the bit.
 
     Raises:
-      ValueError: if the files are not such a release.
+      ValueError: if the files are not such a release, or the weights have another SHA-256 than it
+        says: a check for accidents, as a stranger can edit both.
     """
     folder = user_path(folder)
     path, weights = folder / "model.json", folder / "weights.safetensors"
+    if not path.exists():
+        raise ValueError(f"{folder} is no release: it has no model.json, as bam export writes it")
     facts = read_json(path)
+    if "loss" not in facts and (folder / "config.json").exists():
+        stated = read_json(folder / "config.json")
+        facts |= {"loss": stated["loss"]["name"]} if _is_section(stated.get("loss")) else {}
+    facts = ADDED | facts
     for key, is_right in FACTS.items():
         if key not in facts:
             raise ValueError(f"{path} has no {key!r}")
         if not is_right(facts[key]):
             raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
+    facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
+    if len(facts["classes"]) != facts["num_classes"]:
+        raise ValueError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
     try:
         built = build(facts, own_model)
-        named = safetensors.numpy.load_file(weights)
+        content = read_bytes(weights, finetune.LIMIT)
+        named = safetensors.numpy.load(content)
     except (AttributeError, KeyError, TypeError) as error:  # of an option of the model or features
         raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     except safetensors.SafetensorError as error:
         raise ValueError(f"{weights} is damaged: {error}") from None
+    if facts["weights_sha256"] not in ("", hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
+    named |= {x: named[x].astype(jnp.bfloat16) for x in facts["bfloat16"] if x in named}
     params = traverse_util.unflatten_dict(named, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)
@@ -87,7 +104,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
         return built.model.logits(params, built.prepare(images))
 
-    return Released(params, logits, built.prepare, built.model)
+    return Released(params, logits, built.prepare, built.model, facts)
 
 
 LARGEST_SIZE = 10_000  # of a network's width or depth: a stranger's could take days to look at
@@ -107,6 +124,16 @@ def _is_section(value: object) -> bool:
     return all(x <= LARGEST_SIZE for x in value.values() if isinstance(x, int))
 
 
+def _is_like(default: Iterable[str]) -> Callable[[Any], bool]:
+    """A test for values of the same type, of texts alone."""
+    return lambda value: type(value) is type(default) and all(isinstance(x, str) for x in value)
+
+
+# What 0.2.0 did not write, as it is where it lacks.
+ADDED: JsonObject = {
+    "loss": "cross_entropy", "classes": [], "preprocessing": {}, "bfloat16": [],
+    "weights_sha256": "",
+}  # fmt: skip
 # What a `model.json` must have, and whether a stranger's is of the right type.
 FACTS: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_section,
@@ -116,6 +143,7 @@ FACTS: Mapping[str, Callable[[Any], bool]] = {
     "std": lambda value: _are_numbers(value, above=0),
     "input_clip_norm": lambda value: _are_numbers([value]),
     "precision": lambda value: isinstance(value, str),
+    **{key: _is_like(default) for key, default in ADDED.items()},
 }
 
 

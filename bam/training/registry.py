@@ -172,7 +172,9 @@ RETURNED = {
     "optimizer": ("init", "update"),
     "loss": ("of_output", "check"),
     "model": (),  # see `bam.models.as_functions`
-    "dataset": tuple(x for x in datasets.Dataset._fields if x != "users"),
+    "dataset": tuple(
+        x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults
+    ),
     "features": ("__call__",),
 }
 

@@ -11,10 +11,13 @@ from bam.training.trainer import Trainer
 def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonObject:
     """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
     plan = trainer.plan.to_json()
+    classes = [str(name) for name in getattr(trainer.dataset, "classes", ())]
     return {
         "method": trainer.config.method.name,
         "dataset": trainer.dataset.name,
         "num_classes": trainer.dataset.num_classes,
+        "classes": classes if len(classes) == trainer.dataset.num_classes else [],
+        "preprocessing": getattr(trainer.dataset, "preprocessing", None),
         "image_shape": list(trainer.dataset.train.images.shape[-3:]),
         "mean": trainer.dataset.mean.tolist(),
         "std": trainer.dataset.std.tolist(),

@@ -1,4 +1,4 @@
-"""The five commands of docs/own_images.md, run one after the other; `--out` keeps what they print.
+"""The commands of docs/own_images.md, run one after the other; `--out` keeps what they print.
 
 python -m examples.own_images.walk [--out=docs/results/own_images]
 """
@@ -29,6 +29,7 @@ COMMANDS = {
     "--config.dataset.groups=user --config.dataset.group_size=3",
     "report": "bam report --workdir=run",
     "export": "bam export --workdir=run --out=release",
+    "predict": "bam predict --release=release photographs/0000.png photographs/0001.tif",
 }
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from bam import files
+from bam.data import pixels
 from bam.data.common import (
     DataError,
     Split,
@@ -29,6 +31,7 @@ from bam.data.common import (
 )
 from bam.data.stream import StoredImages
 from bam.extras import needs
+from bam.files import JsonObject
 
 with needs("data"):
     import pyarrow as pa
@@ -76,6 +79,18 @@ def read(
     streamed = stays(train.num_rows * math.prod(shape))
     splits = [files.split(shape, num_classes, streamed) for files in (train, test)]
     return splits[0], splits[1], num_classes
+
+
+def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
+    """`Dataset.classes` and `preprocessing`: public facts of a manifest, or of the first file."""
+    first = _paths(path, "train")[0]
+    with readable(first):
+        names = _class_names(pq.read_schema(first))
+    manifest, preprocessing = path / "manifest.json", None
+    if manifest.is_file() and (facts := files.read_json(manifest)).get("preprocessing"):
+        preprocessing = pixels.Preprocessing.from_json(facts["preprocessing"]).as_json()
+        names = facts["classes"] if isinstance(facts.get("classes"), list) else names
+    return tuple(map(str, names)), preprocessing
 
 
 def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
@@ -290,9 +305,13 @@ def _num_classes(schema: Any) -> int:
     kind = next(schema.field(name).type for name in LABEL_COLUMNS if name in schema.names)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind):
         return int(getattr(kind, "list_size", 1))
+    return len(_class_names(schema))
+
+
+def _class_names(schema: Any) -> list[Any]:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)
-        return len(names) if isinstance(names, list) else 0
+        return names if isinstance(names, list) else []
     except (KeyError, TypeError, ValueError, StopIteration, RecursionError):
-        return 0
+        return []

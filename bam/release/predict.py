@@ -1,0 +1,132 @@
+"""What a release says of image files, which become pixels as those that it was trained on."""
+
+import concurrent.futures
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from scipy import special
+
+from bam.data import listing
+from bam.data.common import DataError, decode_images
+from bam.data.pixels import Preprocessing, encoded
+from bam.extras import MissingExtraError
+from bam.files import JsonObject
+from bam.release.load import Released
+
+TOGETHER = 16  # images at once: of any number of files, one compilation
+
+JUNK = (".", "__MACOSX", "@eaDir")  # of systems: names that begin so
+
+# The network's outputs of an image, or why there are none.
+Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
+
+
+def images_of(paths: Sequence[Path]) -> dict[Path, str]:
+    """Image files as named, and all in the named folders -> the folder of a folder that it is in.
+
+    DataError for a path to nothing, or a folder without images.
+    """
+    images: dict[Path, str] = {}
+    for path in paths:
+        if not (path.is_dir() or path.is_file()):
+            raise DataError(f"{path}: no such file or folder")
+        files = [path] if not path.is_dir() else [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.suffix.lower() in listing.SUFFIXES and file.is_file()
+            if not any(x.startswith(JUNK) for x in file.relative_to(path).parts)
+        ]  # fmt: skip
+        if not files:
+            raise DataError(f"{path}: no image in it ({', '.join(sorted(listing.SUFFIXES))})")
+        within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
+        images |= {file: unicodedata.normalize("NFC", name) for file, name in within.items()}
+    return images
+
+
+def preprocessing_of(released: Released) -> Preprocessing:
+    """How a release's files become pixels; of one that does not say so, by its inputs' shape.
+
+    DataError if its network takes no such images, or makes no row of numbers of each.
+    """
+    facts = released.facts
+    features = (facts.get("features") or {"name": ""})["name"]
+    if features and (features != "scattering" or not facts["preprocessing"]):
+        raise DataError(f"the release is of features ({features}), not of image files")
+    *size, channels = facts["image_shape"]
+    by_shape = {"size": size, "channels": channels}
+    preprocessing = Preprocessing.from_json(facts["preprocessing"] or by_shape)
+    images = jax.ShapeDtypeStruct((TOGETHER, *preprocessing.shape), np.uint8)
+    try:
+        outputs = jax.eval_shape(released.logits, released.params, images)
+    except Exception as error:  # whatever the network's layers raise
+        raise DataError(f"the network takes no images of shape {images.shape[1:]}") from error
+    if outputs.ndim != 2:
+        raise DataError(f"outputs of shape {outputs.shape[1:]} are no row of a table")
+    return preprocessing
+
+
+def outputs_of(
+    released: Released, preprocessing: Preprocessing, files: Sequence[Path], num_workers: int = 1
+) -> Iterator[Outputs]:
+    """The network's outputs of each file, in order; an error is of one file alone."""
+
+    def read(file: Path) -> np.ndarray | DataError:
+        try:
+            png = encoded(file, preprocessing)
+            return decode_images([png], str(file), preprocessing.shape)[0]
+        except (DataError, MissingExtraError) as error:  # of some formats
+            return DataError(str(error))
+
+    with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:  # Pillow frees the GIL
+        for start in range(0, len(files), TOGETHER):
+            images = list(pool.map(read, files[start : start + TOGETHER]))
+            batch = np.zeros((TOGETHER, *preprocessing.shape), np.uint8)
+            for row, image in enumerate(images):
+                batch[row] = 0 if isinstance(image, DataError) else image
+            outputs = np.asarray(released.logits(released.params, batch))
+            for file, image, output in zip(files[start:], images, outputs, strict=False):
+                if isinstance(image, DataError):
+                    yield image
+                elif np.isfinite(output).all():
+                    yield output
+                else:
+                    yield DataError(f"{file}: the network's outputs are not finite")
+
+
+def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None) -> list[list[str]]:
+    """A row of columns' names, and one of each image's texts, which are empty if it has no outputs.
+
+    The columns are a class, its probability and that of each, or of the `top` likeliest; of several
+    labels their probabilities; of numbers these. DataError for a `top` of what are no classes.
+    """
+    names, is_class = facts["classes"], facts["loss"] == "cross_entropy"
+    if top is not None and not is_class:
+        raise DataError(f"the release has no {top} likeliest classes: its loss is {facts['loss']}")
+    first, each = ["class", "probability"], [f"p({name})" for name in names]
+    most = min(top or 1, len(names))
+    header = first + (
+        each if top is None else [f"{x}_{k}" for k in range(2, most + 1) for x in first]
+    )
+    if not is_class:
+        numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
+        header = each if facts["loss"] == "binary" else numbers
+
+    def texts(output: np.ndarray) -> list[str]:
+        wide = output.astype(float)
+        if not is_class:
+            return _texts(special.expit(wide) if facts["loss"] == "binary" else wide)
+        every = _texts(special.softmax(wide))
+        likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
+        return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])
+
+    empty = [""] * len(header)
+    return [header, *(empty if isinstance(x, DataError) else texts(x) for x in outputs)]
+
+
+def _texts(numbers: np.ndarray) -> list[str]:
+    return [f"{x:.6g}" for x in numbers.tolist()]

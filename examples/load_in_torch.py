@@ -1,0 +1,77 @@
+"""A release in PyTorch, without bam and JAX: of the networks `convnet`, `vit_ti16` and `vit_s16`.
+
+load("release")(images) are logits of images whose files became pixels as model.json says.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch.nn import functional
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
+    facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
+    weights = safetensors.torch.load_file(Path(folder, "weights.safetensors"))
+    name, bound = facts["model"]["name"], facts["input_clip_norm"]
+    if facts["features"].get("name") or name not in NETWORKS or facts["precision"] != "float32":
+        raise ValueError(f"here are {', '.join(NETWORKS)} in float32, of pixels; not {name}")
+    mean, std = torch.tensor(facts["mean"]), torch.tensor(facts["std"])
+
+    def logits(images: torch.Tensor) -> torch.Tensor:
+        x = (images.float() / 255 - mean) / std
+        if bound:
+            norms = x.flatten(1).norm(dim=1)
+            x = x / (norms / bound).clamp(min=1).view(-1, 1, 1, 1)
+        return NETWORKS[name](weights, x)
+
+    return logits
+
+
+def convnet(weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """Two blocks of conv 3×3 → GroupNorm → ReLU → average pool, then linear."""
+    x = x.permute(0, 3, 1, 2)
+    for i in range(2):
+        x = functional.conv2d(x, weights[f"Conv_{i}/kernel"].permute(3, 2, 0, 1), padding=1)
+        scale, bias = (weights[f"GroupNorm_{i}/{name}"] for name in ("scale", "bias"))
+        x = functional.group_norm(x, math.gcd(4, len(scale)), scale, bias, eps=1e-5)
+        x = functional.avg_pool2d(functional.relu(x), 2)
+    return dense(weights, "Dense_0", x.permute(0, 2, 3, 1).flatten(1))
+
+
+def vision_transformer(weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """LayerNorm before each layer, exact GELU, heads of 64 numbers, patches of 16 pixels."""
+    n, height, width, channels = x.shape
+    patches = x.reshape(n, height // 16, 16, width // 16, 16, channels).transpose(2, 3)
+    x = dense(weights, "patch", patches.reshape(n, -1, 16 * 16 * channels))
+    token = weights["class_token"].expand(n, -1, -1)
+    x = torch.cat([token, x], dim=1) + weights["position"]
+    for i in range(sum(name.endswith("qkv/kernel") for name in weights)):
+        block = f"block_{i}/"
+        qkv = dense(weights, block + "qkv", layer_norm(weights, block + "norm1", x))
+        q, k, v = qkv.view(*x.shape[:2], 3, -1, 64).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        x = x + dense(weights, block + "proj", attended.reshape(x.shape))
+        hidden = dense(weights, block + "fc1", layer_norm(weights, block + "norm2", x))
+        x = x + dense(weights, block + "fc2", functional.gelu(hidden))
+    return dense(weights, "head", layer_norm(weights, "norm", x)[:, 0])
+
+
+def dense(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """A linear layer, whose kernel is of inputs by outputs."""
+    return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
+
+
+def layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Of each token."""
+    scale, bias = weights[f"{name}/scale"], weights[f"{name}/bias"]
+    return functional.layer_norm(x, scale.shape, scale, bias, eps=1e-6)
+
+
+NETWORKS = {"convnet": convnet, "vit_ti16": vision_transformer, "vit_s16": vision_transformer}

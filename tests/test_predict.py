@@ -1,0 +1,392 @@
+"""What a release says of image files: what the run said of them, and one line for all else."""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from bam import models
+from bam.data import importing, listing
+from bam.data.common import DataError
+from bam.data.pixels import Preprocessing
+from bam.data.sources import parquet
+from bam.release import export, load, predict
+from bam.training import loop, summary
+from configs import digits
+from tests.cases import run_command
+
+CLASSES = ("disc, large", "square|`\n", "é")  # as CSV, Markdown and terminals do not like them
+SHAPE = (6, 9, 3)
+
+
+def picture(number, size=(20, 31), mode="RGB"):
+    """Bright at a place of its class, in noise; every fifth at that of another."""
+    drawn = np.random.default_rng(number).integers(0, 150, (*size, 3), np.uint8)
+    drawn[:, 10 * ((number + (number % 5 == 0)) % 3) :][:, :10] += 40
+    return Image.fromarray(drawn).convert(mode)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of photographs, its imported folder, a run on it and its release."""
+    root = tmp_path_factory.mktemp("predict")
+    for number in range(120):
+        place = root / "photographs" / CLASSES[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        kind = ("png", "bmp", "tif", "webp")[number % 4]
+        picture(number, (20 + number % 5, 31), ("RGB", "L")[number % 2]).save(
+            place / f"{number}.{kind}"
+        )
+    examples = listing.in_class_folders(root / "photographs")
+    made = Preprocessing(SHAPE[:2], SHAPE[2], background="black")
+    options = importing.Options(made, CLASSES, 0.3, strict=True)
+    importing.run(root / "photographs", examples, root / "data", options)
+    config = digits.get_config("dp_sgd")
+    config.dataset.update({"name": "folder", "path": str(root / "data")})
+    config.update({"num_steps": 6, "accountant": "rdp", "expected_batch_size": 40, "epsilon": 8.0})
+    config.optimizer.learning_rate = 0.02
+    config.model.name = "linear"
+    config.eval.every = 0
+    loop.train(loop.build(config), None, root / "run")
+    export.export(root / "run", root / "release")
+    return root
+
+
+@pytest.fixture
+def release(folder, tmp_path):
+    """A copy, to be spoiled."""
+    return shutil.copytree(folder / "release", tmp_path / "release")
+
+
+def edit(release, **changes):
+    path = release / "model.json"
+    facts = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in facts.items() if v is not None}))
+
+
+def predicted(released, files, top=None):
+    made = predict.preprocessing_of(released)
+    outputs = list(predict.outputs_of(released, made, files))
+    header, *rows = predict.table(released.facts, outputs, top)
+    return header, rows, outputs
+
+
+@pytest.fixture(scope="module")
+def test_files(folder, tmp_path_factory):
+    """The bytes of the test images of the imported folder, in folders of their classes."""
+    place = tmp_path_factory.mktemp("test_files")
+    [file] = (folder / "data").glob("test-*.parquet")
+    table = parquet.pq.read_table(file)
+    for number, row in enumerate(table.to_pylist()):
+        (place / CLASSES[row["label"]]).mkdir(exist_ok=True)
+        (place / CLASSES[row["label"]] / f"{number:03}.png").write_bytes(row["image"]["bytes"])
+    return place
+
+
+def summary_of(folder):
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def test_predictions_of_the_test_files_have_the_accuracy_of_the_run(folder, test_files):
+    released = load.load(folder / "release")
+    images = predict.images_of([test_files])
+    header, cells, outputs = predicted(released, [*images])
+    right = sum(label == row[0] for label, row in zip(images.values(), cells, strict=True))
+    accuracy = summary_of(folder)["test_accuracy"]
+    assert right / len(images) == accuracy and 0 < accuracy < 1
+    assert header == ["class", "probability", *(f"p({name})" for name in CLASSES)]
+    pixels = np.stack([np.asarray(Image.open(file)) for file in images])
+    logits = np.asarray(released.logits(released.params, pixels))
+    np.testing.assert_allclose(np.stack(outputs), logits, rtol=1e-5, atol=1e-5)
+    expected = np.asarray(jax.nn.softmax(logits))
+    found = np.array([row[2:] for row in cells], float)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert [float(row[1]) for row in cells] == found.max(axis=1).tolist()
+
+
+def test_original_files_become_the_pixels_that_were_trained_and_tested_on(folder):
+    examples = listing.in_class_folders(folder / "photographs")
+    files = [folder / "photographs" / x.file for x in examples if importing._side(x, 0.3) == "test"]
+    _, cells, _ = predicted(load.load(folder / "release"), files)
+    right = sum(file.parent.name == row[0] for file, row in zip(files, cells, strict=True))
+    assert right / len(files) == summary_of(folder)["test_accuracy"]
+
+
+def test_a_release_says_its_input_and_nothing_else_of_the_data(folder):
+    facts = json.loads((folder / "release" / "model.json").read_text())
+    assert facts["classes"] == list(CLASSES) and facts["loss"] == "cross_entropy"
+    made = Preprocessing(SHAPE[:2], SHAPE[2], background="black")
+    assert Preprocessing.from_json(facts["preprocessing"]) == made
+    content = (folder / "release" / "weights.safetensors").read_bytes()
+    assert facts["weights_sha256"] == hashlib.sha256(content).hexdigest()
+    manifest = (folder / "data" / "manifest.json").read_text()
+    released = "".join(x.read_text() for x in (folder / "release").glob("*.[jm]*"))
+    for text in ("test-00000", 'num_examples": {', "left_out"):
+        assert text in manifest and text not in released
+
+
+@pytest.mark.parametrize(
+    ("manifest", "classes", "shape"),
+    [
+        (None, CLASSES, None),
+        ({"classes": ["x"]}, CLASSES, None),  # of 0.2.0
+        ({"preprocessing": {"size": [8, 9], "channels": 1}}, CLASSES, (8, 9, 1)),
+        ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": 3}, CLASSES, (8, 9, 1)),
+        ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": [3]}, ("3",), (8, 9, 1)),
+    ],
+)
+def test_names_are_those_of_the_manifest_or_the_file(folder, tmp_path, manifest, classes, shape):
+    for file in (folder / "data").glob("train-*.parquet"):
+        shutil.copy(file, tmp_path)
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    names, made = parquet.described(tmp_path)
+    assert names == classes and (made and Preprocessing.from_json(made).shape) == shape
+
+
+def test_names_that_are_not_one_for_each_class_are_not_released():
+    config = digits.get_config("dp_sgd")
+    config.update({"num_steps": 1, "accountant": "rdp"})
+    built = loop.build(config)
+    facts = dict.fromkeys(("step", "steps_begun", "seconds"), 1)
+    for names, stated in ((range(10), [*"0123456789"]), (("a", "b"), [])):
+        own = dataclasses.replace(built, dataset=built.dataset._replace(classes=tuple(names)))
+        assert summary.summarize(own, None, facts)["classes"] == stated
+
+
+def test_a_release_of_0_2_0_loads_and_its_image_shape_is_taken(release):
+    added = dict.fromkeys(load.ADDED)
+    edit(release, **added, files=None)
+    released = load.load(release)
+    assert released.facts["classes"] == ["0", "1", "2"]
+    assert predict.preprocessing_of(released) == Preprocessing(SHAPE[:2], SHAPE[2])
+    config = json.loads((release / "config.json").read_text())
+    config["loss"]["name"] = "binary"
+    (release / "config.json").write_text(json.dumps(config))
+    assert predict.table(load.load(release).facts, []) == [["p(0)", "p(1)", "p(2)"]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_classes", "top", "header", "cells"),
+    [
+        (
+            "cross_entropy",
+            3,
+            2,
+            ["class", "probability", "class_2", "probability_2"],
+            "b 0.5 a 0.3",
+        ),
+        ("cross_entropy", 3, 1, ["class", "probability"], "b 0.5"),
+        (
+            "cross_entropy",
+            2,
+            9,
+            ["class", "probability", "class_2", "probability_2"],
+            "a 0.5 b 0.5",
+        ),
+        ("binary", 2, None, ["p(a)", "p(b)"], "0.5 0.75"),
+        ("squared_error", 1, None, ["value"], "-1.5"),
+        ("my:loss", 2, None, ["value_a", "value_b"], "0 1e+30"),
+    ],
+)
+def test_columns_are_as_the_loss_has_them(loss, num_classes, top, header, cells):
+    outputs = {
+        "b 0.5 a 0.3": np.log([0.3, 0.5, 0.2]), "b 0.5": np.log([0.3, 0.5, 0.2]) + 3,
+        "a 0.5 b 0.5": np.zeros(2), "0.5 0.75": np.array([0, np.log(3)]),
+        "-1.5": np.array([-1.5]), "0 1e+30": np.array([0, 1e30]),
+    }  # fmt: skip
+    both = [outputs[cells].astype(np.float32), DataError("unread")]
+    table = predict.table({"loss": loss, "classes": [*"abc"][:num_classes]}, both, top)
+    assert table == [header, cells.split(), [""] * len(header)]
+
+
+def test_files_are_listed_once_without_junk_and_through_links(tmp_path):
+    below = tmp_path / "photographs" / "a" / "b"
+    below.mkdir(parents=True)
+    for name in ("1.png", "2.JPG", "._1.png", "notes.txt", ".hidden.png"):
+        (below / name).write_bytes(b"")
+    for junk in ("__MACOSX", "@eaDir", ".thumbnails"):
+        (tmp_path / "photographs" / junk).mkdir()
+        (tmp_path / "photographs" / junk / "1.png").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "photographs")
+    link = tmp_path / "link" / "a" / "b"
+    assert predict.images_of([tmp_path / "link", link / "1.png", link / "notes.txt"]) == {
+        link / "1.png": "", link / "2.JPG": "a", link / "notes.txt": "",
+    }  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, message in (("empty", "no image in it"), ("no", "no such"), ("pipe.png", "no such")):
+        with pytest.raises(DataError, match=message):
+            predict.images_of([tmp_path / name])
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others_as_they_are(folder, tmp_path):
+    released = load.load(folder / "release")
+    files = [tmp_path / f"{number}.png" for number in range(2 * predict.TOGETHER + 1)]
+    for number, file in enumerate(files):
+        picture(number, (11 + number, 40), ("RGB", "RGBA", "L", "P", "1")[number % 5]).save(file)
+    _, _, alone = predicted(released, files[3:4])
+    files[2].write_bytes(b"no image")
+    _, cells, outputs = predicted(released, files)
+    assert isinstance(outputs[2], DataError) and cells[2] == [""] * 5
+    assert sum(isinstance(x, DataError) for x in outputs) == 1 and len(outputs) == len(files)
+    np.testing.assert_array_equal(outputs[3], alone[0])
+    broken = jax.tree.map(lambda x: x * jnp.nan, released.params)
+    [fault] = predicted(released._replace(params=broken), files[3:4])[2]
+    assert "outputs are not finite" in str(fault)
+
+
+def test_any_number_of_files_is_one_compilation(folder, tmp_path):
+    picture(0).save(tmp_path / "0.png")
+    released = load.load(folder / "release")
+    for number in (1, 2, 40):
+        predicted(released, [tmp_path / "0.png"] * number)
+    assert released.logits._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"features": {"name": "scattering"}}, "of features .scattering., not of image files"),
+        (
+            {"features": {"name": "my:map"}, "preprocessing": {"size": [6, 9], "channels": 3}},
+            "of fe",
+        ),
+        ({"image_shape": [1, 1, 30]}, "a height and a width from 4"),
+        ({"image_shape": [8, 8]}, "size .8,."),
+        ({"preprocessing": {"size": [8, 8], "channels": 2}}, "2 channels"),
+        ({"preprocessing": {"size": [6, 9], "channels": 3, "run": "os:system"}}, "preprocessing"),
+        ({"preprocessing": {"size": [6, 8], "channels": 3}}, "takes no images of shape .6, 8, 3"),
+    ],
+)
+def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
+    released = load.load(folder / "release")
+    stated = released.facts | {"preprocessing": {}} | facts
+    with pytest.raises(DataError, match=message):
+        predict.preprocessing_of(released._replace(facts=stated))
+
+
+def test_outputs_for_each_pixel_are_no_row_of_a_table(folder):
+    released = load.load(folder / "release")
+    with pytest.raises(DataError, match=r"outputs of shape \(6, 9, 3\) are no row"):
+        predict.preprocessing_of(released._replace(logits=lambda params, images: images))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights_sha256": "0" * 64},
+        {"weights_sha256": 3},
+        {"classes": ["a", "b"]},
+        {"classes": ["a", "b", 3]},
+        {"classes": "abc"},
+        {"preprocessing": [1]},
+        {"bfloat16": {"a": 1}},
+        {"loss": 7},
+    ],
+)
+def test_a_release_that_was_edited_is_refused(release, changes):
+    edit(release, **changes)
+    with pytest.raises(ValueError, match=r"is damaged"):
+        load.load(release)
+
+
+def test_edited_weights_are_refused_unless_both_are_edited(release):
+    path = release / "weights.safetensors"
+    weights = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file({k: x + 1 for k, x in weights.items()}, path)
+    with pytest.raises(ValueError, match="has not the SHA-256 that"):
+        load.load(release)
+    edit(release, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    np.testing.assert_array_equal(load.load(release).params["bias"], weights["bias"] + 1)
+
+
+def listed(num_classes):
+    """A network whose parameters are a list of a tuple, an array and a dict, in two types."""
+
+    def init(key, inputs):
+        first = jax.random.normal(key, (inputs[0].size, num_classes), jnp.bfloat16)
+        return [(first, None), jnp.zeros(num_classes, jnp.bfloat16), {"scale": jnp.ones(())}]
+
+    def apply(params, inputs):
+        (weight, _), bias, rest = params
+        return (inputs.reshape(len(inputs), -1) @ weight + bias) * rest["scale"]
+
+    return init, apply
+
+
+def test_parameters_of_any_tree_and_in_bfloat16_are_released(tmp_path):
+    config = digits.get_config("dp_sgd")
+    config.update({"num_steps": 1, "accountant": "rdp", "expected_batch_size": 9})
+    config.model = {"name": "tests.test_predict:listed"}
+    config.eval.every = 0
+    built = loop.build(config)
+    result = loop.train(built, None, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "out", own_model="tests.test_predict:listed")
+    weights = safetensors.numpy.load_file(tmp_path / "out" / "weights.safetensors")
+    assert {k: str(x.dtype) for k, x in weights.items()} == dict.fromkeys(
+        ("0/0", "1", "2/scale"), "float32"
+    )
+    facts = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert facts["bfloat16"] == ["0/0", "1"]
+    released = load.load(tmp_path / "out", "tests.test_predict:listed")
+    assert released.params["0"]["0"].dtype == jnp.bfloat16
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: (a == b).all(), released.params, result.state.averaged)
+    )
+    judged = loop.evaluate(built, released.params)
+    assert judged["test_accuracy"] == result.summary["test_accuracy"]
+
+
+def test_parameters_of_one_name_are_refused_before_a_run():
+    zeros = lambda key, inputs: {"a": {"b": jnp.zeros(3)}, "a/b": jnp.zeros(2)}  # noqa: E731
+    with pytest.raises(ValueError, match="two of the network's parameters have one name: a/b"):
+        models.as_functions((zeros, lambda params, inputs: inputs), (3,))
+
+
+def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test_files, tmp_path):
+    out, bad = tmp_path / "out.csv", test_files / CLASSES[0] / "bad,\n.png"
+    run = ("bam", "predict", f"--release={folder / 'release'}")
+    done = run_command(*run, str(test_files), f"--out={out}", "--top=2")
+    assert done.returncode == 0, done.stderr
+    accuracy = summary_of(folder)["test_accuracy"]
+    assert f"accuracy {accuracy:.2%}" in done.stderr and "NOT PRIVATE" in done.stderr
+    rows = list(csv.DictReader(io.StringIO(out.read_text(), newline="")))
+    assert [row["file"] for row in rows] == [str(x) for x in predict.images_of([test_files])]
+    assert set(rows[0]) == {"file", "class", "probability", "class_2", "probability_2"}
+    assert {row["class"] for row in rows} <= set(CLASSES)
+    bad.write_bytes(b"")
+    some = str(next(iter((test_files / CLASSES[1]).iterdir())))
+    done = run_command(*run, some, str(bad))
+    bad.unlink()
+    assert done.returncode == 2 and "1 of 2 files could not be read" in done.stderr
+    first, second = csv.DictReader(io.StringIO(done.stdout))
+    assert first["class"] and second["file"] == str(bad) and not second["class"]
+
+
+def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, tmp_path):
+    picture(0).save(tmp_path / "0.png")
+    (tmp_path / "exists.csv").write_text("mine")
+    (tmp_path / "bad.png").write_text("bad")
+    image = str(tmp_path / "0.png")
+    for arguments, message in (
+        ([], "bam predict --release=DIR FILE"),
+        ([image, f"--out={tmp_path / 'exists.csv'}"], "exists; choose another --out"),
+        ([image, f"--release={folder / 'run'}"], "is no release: it has no model.json"),
+        ([str(tmp_path / "bad.png"), f"--out={tmp_path / 'new.csv'}"], "1 of 1 files"),
+        ([image, "--top=0"], "--top"),
+    ):
+        done = run_command("bam", "predict", f"--release={release}", *arguments)
+        assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout
+    assert (tmp_path / "exists.csv").read_text() == "mine" and not (tmp_path / "new.csv").exists()
