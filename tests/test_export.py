@@ -148,6 +148,9 @@ def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finishe
     assert judged.items() <= result.rows[-1].items()
     not_averaged = np.asarray(loaded.logits(result.state.params, images))
     assert not np.array_equal(found, not_averaged)
+    program = jax.export.deserialize(bytearray(export.as_stablehlo(loaded)))
+    for some in (images[:1], images[:3]):
+        np.testing.assert_allclose(program.call(some), found[: len(some)], rtol=1e-6, atol=1e-6)
 
 
 def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_path):

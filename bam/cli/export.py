@@ -18,6 +18,9 @@ _NOMINAL = flags.DEFINE_bool(
 _OWN_MODEL = flags.DEFINE_string(
     "own_model", "", "MODULE:FUNCTION of the run's model, if it is your own; it is imported"
 )
+_STABLEHLO = flags.DEFINE_bool(
+    "stablehlo", False, "also write model.stablehlo: the network with its weights, for jax.export"
+)
 console.require("workdir", "out")
 
 
@@ -29,8 +32,10 @@ def main() -> None:
             Path(_OUT.value),
             nominal=_NOMINAL.value,
             own_model=_OWN_MODEL.value,
+            stablehlo=_STABLEHLO.value,
         )
-    print(f"{', '.join(export.FILES)} in {_OUT.value}; read PRIVACY.md before you pass it on")
+    files = export.FILES + _STABLEHLO.value * ("model.stablehlo",)
+    print(f"{', '.join(files)} in {_OUT.value}; read PRIVACY.md before you pass it on")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export as jax_export
 from jaxtyping import PyTree
 
 import bam
@@ -63,7 +64,12 @@ _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
 
 
 def export(
-    workdir: Path | str, out: Path | str, *, nominal: bool = False, own_model: str = ""
+    workdir: Path | str,
+    out: Path | str,
+    *,
+    nominal: bool = False,
+    own_model: str = "",
+    stablehlo: bool = False,
 ) -> None:
     """Writes what may be released of a finished private run, all of it or nothing.
 
@@ -77,6 +83,7 @@ def export(
       nominal: also take a run with a seed, whose ε holds against nobody who knows or guesses it;
         `PRIVACY.md` begins by saying so.
       own_model: of a run with a model of one's own, its MODULE:FUNCTION, which is then imported.
+      stablehlo: also write `model.stablehlo`, the network with its weights as a program.
 
     Raises:
       ValueError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
@@ -111,11 +118,27 @@ def export(
         write_json(partial / "model.json", facts)
         write_json(partial / "config.json", stated)
         write_text(partial / "PRIVACY.md", text)
-        load(partial, own_model)
+        released = load(partial, own_model)
+        if stablehlo:
+            (partial / "model.stablehlo").write_bytes(as_stablehlo(released))
         replace(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def as_stablehlo(released: Released) -> bytes:
+    """A release as a program of `jax.export`: uint8 images `[n, h, w, c]`, any n, to logits.
+
+    `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU; its
+    StableHLO is what other compilers read.
+    """
+    images = jax_export.symbolic_args_specs(
+        jax.ShapeDtypeStruct((1, *released.facts["image_shape"]), np.uint8), "n, ..."
+    )
+    program = jax.jit(lambda images: released.logits(released.params, images))
+    exported = jax_export.export(program, platforms=("cpu", "cuda", "tpu"))(images)
+    return bytes(exported.serialize())
 
 
 def _check(run: Run, nominal: bool) -> None:

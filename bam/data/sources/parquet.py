@@ -248,7 +248,10 @@ def _paths(folder: Path, split: str) -> list[Path]:
         return [whole]
     shards = sorted(folder.glob(f"{split}-*-of-*.parquet"))
     if not shards:
-        raise DataError(f"{folder}: no {split}.parquet; expected train.parquet and test.parquet")
+        raise DataError(
+            f"{folder}: no {split}.parquet; expected train.parquet and test.parquet, which "
+            "`bam data import` makes of a folder of images"
+        )
     declared = re.search(r"-of-(\d+)\.parquet$", shards[0].name)
     if declared is None or int(declared[1]) != len(shards):
         raise DataError(f"{folder}: {len(shards)} shards of {split} found; {shards[0].name} is one")
