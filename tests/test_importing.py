@@ -104,7 +104,7 @@ def test_a_file_that_a_power_cut_emptied_is_made_again(folder, tmp_path, monkeyp
 
 def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
     sides = lambda: {  # noqa: E731
-        x.file: importing._side(x, 0.25) for x in listing.in_class_folders(folder)
+        x.file: importing.split_of(x, 0.25) for x in listing.in_class_folders(folder)
     }
     before = sides()
     picture(50).save(folder / "disc" / "more.png")

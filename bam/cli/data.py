@@ -13,6 +13,7 @@ stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DAT
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from absl import flags
 from rich.progress import Progress
 
 from bam.cli import console, tables
-from bam.data import importing, listing
+from bam.data import importing, leaks, listing
 from bam.data.common import Split
 from bam.data.sources import parquet
 
@@ -35,6 +36,14 @@ _LABEL = flags.DEFINE_string(
 _USER = flags.DEFINE_string("user_column", "", "of --labels: whose image it is; '': not known")
 _SPLIT = flags.DEFINE_string("split_column", "", "of --labels: train or test; '': drawn by hash")
 _NUMBER = flags.DEFINE_bool("number", False, "labels are numbers, not names of classes")
+_USERS = flags.DEFINE_enum(
+    "user_from", "", ["", "folder"], "folder: that between a class and an image names its user"
+)
+_VALIDATION = flags.DEFINE_enum(
+    "validation", "", ["", "train", "test", "leave"],
+    "where validation images go; '': to training, or to the test where there is none",
+)  # fmt: skip
+_NEAR = flags.DEFINE_bool("near_duplicates", False, "count pictures that look alike, too")
 _CLASSES = flags.DEFINE_list("classes", "", "public names of the classes; '': the folders' names")
 _TEST = flags.DEFINE_float("test", 0.2, "share of users, or of images, for the test split", 0, 1)
 _STRICT = flags.DEFINE_bool("strict", False, "refuse a file that cannot be read; else leave it out")
@@ -63,9 +72,11 @@ def import_folder(folder: Path) -> None:
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
-        examples = listing.in_table(folder, Path(_LABELS.value), columns)
+        more = {"validation": _VALIDATION.value, "log": print}
+        examples = listing.in_table(folder, Path(_LABELS.value), columns, **more)
     else:
-        examples = listing.in_class_folders(folder)
+        users = _USERS.value == "folder"
+        examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
     classes = _CLASSES.value or sorted({x.label for x in examples})
     if kind != "class":
         classes = _LABEL.value.split(",") if several else []
@@ -78,12 +89,16 @@ def import_folder(folder: Path) -> None:
         strict=_STRICT.value,
     )
     out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
+    importing.check(examples, options)
+    with ThreadPoolExecutor(workers) as pool:
+        print(*leaks.lines(folder, examples, options, _NEAR.value, pool), sep="\n")
     with Progress(*Progress.get_default_columns(), transient=True) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard)
     for file, why in manifest["left_out"].items():
-        print(f"left out: {file} ({why.rpartition(': ')[2]})")
+        reader = listing.reader(listing.suffix_of(file), "; ")
+        print(f"left out: {file} ({why.rpartition(': ')[2]}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
         f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "

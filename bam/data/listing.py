@@ -1,102 +1,379 @@
 """Which images there are, and what each one's label is: folders of classes, or a table."""
 
+import codecs
 import collections
+import contextlib
 import csv
-from collections.abc import Iterable
+import io
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from bam import files
 from bam.data.common import DataError
 from bam.data.sources import parquet
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp"}
+# Suffixes of images that are not read -> what reads them.
+READ_BY = {
+    **dict.fromkeys((".dcm", ".dicom", ".ima"), "pip install pydicom"),
+    **dict.fromkeys((".heic", ".heif"), "pip install pillow-heif"),
+    **dict.fromkeys((".nii", ".nii.gz"), "pip install nibabel"),
+    **dict.fromkeys((".gif", ".avif", ".jp2", ".j2k", ".psd", ".svg"), "save them as PNG"),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5"), "arrays: save them as PNG"),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack them"),
+    "no suffix": "DICOM often has none: pip install pydicom",
+}
 SPLITS = ("train", "test")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# What systems and programs leave in folders, beside names that begin with a dot.
+JUNK = {
+    "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "icon\r",
+    "system volume information", "lost+found", "__pycache__",
+}  # fmt: skip
+MISSING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "<NA>"}
+_IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
+
+Log: TypeAlias = Callable[[str], None]
+Counts: TypeAlias = collections.Counter[str]
 
 
 class Example(NamedTuple):
     """An image file, relative to the folder; "" where a table or a folder does not say.
 
-    A label is the name of a class, a number, or of several labels zeros and ones: "0,1,1".
+    A label is the name of a class, a number, or of several labels zeros and ones: "0,1,1". `row` is
+    that of the table, from 1; 0: there is no table.
     """
 
     file: str
     label: str
     user: str = ""
     split: str = ""
+    row: int = 0
+
+    @property
+    def place(self) -> str:
+        """How an error names it."""
+        return f"row {self.row}: {self.file}" if self.row else self.file
 
 
-def in_class_folders(folder: Path) -> list[Example]:
+def in_class_folders(
+    folder: Path, validation: str = "", users: bool = False, log: Log = lambda line: None
+) -> list[Example]:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
-    DataError for a class without images or with one, which would be known to be in training.
+    Args:
+      folder: of the classes, or of the splits that `SPLIT_NAMES` names.
+      validation: where its images go: "train", "test" or "leave"; "": to training, or to the test
+        where there is no other.
+      users: whether the folder between a class and an image names its user.
+      log: called with lines on what is ignored, moved or doubtful.
+
+    Raises:
+      DataError: for folders that are no classes, and for a class without images or with one, which
+        would be known to be in training.
     """
-    below = _folders(folder)
-    splits = {x.name: _folders(x) for x in below}
-    given = set(splits) == set(SPLITS)
-    examples = [
-        Example(str(file.relative_to(folder)), name.name, split=split if given else "")
-        for split, names in (splits.items() if given else [("", below)])
-        for name in names
-        for file in sorted(name.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
-    names = {x.name for many in (splits.values() if given else [below]) for x in many}
-    images = collections.Counter(example.label for example in examples)
-    for name in sorted(names):
-        if images[name] < 2:
-            few = "no image" if not images[name] else "one image"
-            raise DataError(f"{folder}: class {name} has {few}; a class needs two at least")
-    if not examples:
-        raise DataError(f"{folder}: no folder of a class with images in it")
-    return examples
+    images, folders, ignored = _tree(folder)
+    below = [tuple(map(_normal, x.relative_to(folder).parts)) for x in folders]
+    _check_level(folder, images, below)
+    depth = 2 if any(split_name(x[0]) for x in below) else 1
+    examples, nested = list[Example](), set[str]()
+    for file in images:
+        *above, _ = map(_normal, file.relative_to(folder).parts)
+        if len(above) < depth:
+            ignored["images outside of class folders"] += 1
+            continue
+        if users and len(above) == depth:
+            raise DataError(f"{file}: is in no folder of a user, between class and image")
+        nested |= set(above[depth : depth + 1])
+        name, user = _printable(str(file.relative_to(folder))), above[depth] if users else ""
+        examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
+    also = "ignored: " + ", ".join(f"{n:,} {x}{reader(x, ': ')}" for x, n in ignored.most_common())
+    if ignored:
+        log(also)
+    labels = sorted({x[depth - 1] for x in below if len(x) >= depth})
+    _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
+    if nested and not users:
+        log(
+            f"images are in {len(nested):,} folders below those of classes (NOT PRIVATE). If these "
+            "are persons, give --user_from=folder: else ε is for one image, not for one person"
+        )
+    return _divided(folder, _once(folder, folder, examples, log), validation, log)
 
 
 def in_table(
-    folder: Path, table: Path, columns: dict[str, str], limit: int = 10_000_000
+    folder: Path,
+    table: Path,
+    columns: dict[str, str],
+    limit: int = 10_000_000,
+    validation: str = "",
+    log: Log = lambda line: None,
 ) -> list[Example]:
     """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
 
-    Several columns of labels are separated by commas, and so are their values then. DataError for
-    a column or a file that is not there, a file named twice, a row without a value.
+    Paths are in FOLDER, however they are written: absolute or relative to FOLDER or to the table,
+    with backslashes, without a suffix or with one of another case. Several columns of labels are
+    separated by commas, and so are their values then. `validation` and `log` are as above.
+    DataError for a column or a file that is not there, a row without a value, and one file in rows
+    that differ; rows that say the same count once.
     """
-    rows = _rows(table)
-    examples = []
+    header, rows = _rows(table, ",".join(columns.values()).casefold().split(","), log)
+    if len(rows) > limit:
+        raise DataError(f"{table}: more than {limit:,} rows")
+    places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
+    find, examples = _finder(folder, table), list[Example]()
     for number, row in enumerate(rows, start=1):
-        if number > limit:
-            raise DataError(f"{table}: more than {limit:,} rows")
-        named = {field: name.split(",") for field, name in columns.items()}
-        if missing := [x for names in named.values() for x in names if x not in row]:
-            raise DataError(f"{table}: no column {missing[0]} among {', '.join(map(str, row))}")
-        if any(row[x] in (None, "") for names in named.values() for x in names):
-            raise DataError(f"{table}: row {number} lacks a value")
-        values = {field: ",".join(str(row[x]) for x in names) for field, names in named.items()}
-        path = (folder / values["file"]).resolve()
-        if not path.is_relative_to(folder.resolve()) or not path.is_file():
-            raise DataError(f"{table}: row {number}: no file {values['file']} in {folder}")
-        examples.append(Example(**values))
+        texts, where = [_text(x) for x in row], f"{table}: row {number}"
+        if not any(texts):
+            continue
+        if any(texts[len(header) :]):
+            raise DataError(f"{where} has {len(texts)} values, the header {len(header)}")
+        texts += [""] * (len(header) - len(texts))
+        values = {field: [texts[x] for x in own] for field, own in places.items()}
+        for field, own in values.items():
+            if not {""}.union(MISSING if field != "label" else ()).isdisjoint(own):
+                raise DataError(f"{where} lacks a value of {columns[field]}")
+        example = Example(**{field: ",".join(own) for field, own in values.items()}, row=number)
+        if example.split and not split_name(example.split):
+            raise DataError(f"{where}: split {example.split!r} is not train, validation or test")
+        file, split = find(example.file, where), split_name(example.split)
+        examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    [(file, times)] = collections.Counter(example.file for example in examples).most_common(1)
-    if times > 1:
-        raise DataError(f"{table}: {file} is there {times} times; an image has one label")
-    return examples
+    for place in [] if "user" in columns else [i for i, x in enumerate(header) if _IDS.search(x)]:
+        ids = {_text(row[place]) for row in rows if len(row) > place}
+        if 1 < len(ids) < len(examples):
+            log(
+                f"NOT PRIVATE: column {header[place]} has {len(ids):,} values in {len(rows):,} rows; "
+                f"if it names persons, give --user_column={header[place]} to protect them"
+            )
+    return _divided(table, _once(folder, table, examples, log), validation, log)
 
 
-def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
-    return sorted(x for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
+def reader(suffix: str, before: str) -> str:
+    """What reads files of a suffix that is not read, behind `before`; "": not known."""
+    return before + READ_BY[suffix] if suffix in READ_BY else ""
 
 
-def _rows(table: Path) -> Iterable[dict[str, object]]:
+def split_name(text: str) -> str:
+    """The split that a folder or a value of a table names, or ""."""
+    return SPLIT_NAMES.get(text.strip().casefold(), "")
+
+
+def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]]) -> None:
+    """DataError for splits beside classes, and for the folder above the one that is meant."""
+    names = sorted({x[0] for x in below})
+    splits = [x for x in names if split_name(x)]
+    if splits and (classes := sorted(set(names) - set(splits))):
+        raise DataError(
+            f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes into "
+            "the folders of splits, and rename a class that has such a name"
+        )
+    inner, inside = 0, set(names)
+    while len(inside) == 1 and not splits:
+        inner += 1
+        inside = {x[inner] for x in below if len(x) > inner}
+    meant = folder.joinpath(*max(below, default=())[:inner])
+    if inner and len(inside) > 1 and meant not in {x.parent for x in images}:
+        raise DataError(f"{folder}: has one folder alone, of folders: did you mean {meant}?")
+
+
+def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
+    """DataError for a class of less than two images; a line if a name is odd."""
+    shown = _listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
+    if not images:
+        raise DataError(f"{folder}: no folder of a class with images in it; {also}")
+    for name in labels:
+        few = {0: "no image", 1: "one image"}.get(images[name])
+        if few or "\\udc" in name:
+            why = (
+                f"has {few}; a class needs two at least" if few else "has a name that is not UTF-8"
+            )
+            raise DataError(f"{folder}: class {name} {why}: {shown}; {also}")
+    same = Counts(name.strip().casefold() for name in labels)
+    for x in labels:
+        if x != x.strip() or split_name(x) or same[x.casefold()] > 1:
+            log(f"is {x!r} meant as a class? The images of each: {shown}")
+
+
+def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:
+    """Examples whose split is training or test, or drawn by hash where there is no test."""
+    images = collections.Counter(x.split for x in examples)
+    validation = validation or ("train" if images["test"] else "test")
+    if images["validation"]:
+        moved = "left out" if validation == "leave" else f"put in the {validation} split"
+        log(f"{images['validation']:,} validation images are {moved}: --validation chooses that")
+    there = [
+        x._replace(split=validation) if x.split == "validation" else x
+        for x in examples
+        if (x.split, validation) != ("validation", "leave")
+    ]
+    given = {x.split for x in there}
+    if given == {"train"}:
+        log("there is no test split: a share of the training images (--test) is drawn by hash")
+        return [x._replace(split="") for x in there]
+    if not given & {"train", ""}:
+        raise DataError(
+            f"{where}: no training images; there are those of {_listed(sorted(images))}"
+        )
+    return there
+
+
+def _once(folder: Path, where: Path, examples: list[Example], log: Log) -> list[Example]:
+    """Each file once, by its resolved path: the promise is for one image, not for a row of it."""
+    first: dict[str, Example] = {}
+    for example in examples:
+        path = str(folder / example.file)
+        other = first.setdefault(os.path.realpath(path) if os.path.exists(path) else path, example)
+        if other[1:4] != example[1:4]:
+            raise DataError(
+                f"{where}: {example.place} is there 2 times, see {other.place}, with another label,"
+                " user or split; an image has one label"
+            )
+    if repeated := len(examples) - len(first):
+        log(f"{repeated:,} times a file is named once more, with the same facts: it counts once")
+    return list(first.values())
+
+
+def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
+    """`path as a table has it, where that is -> path in the folder`, else a DataError."""
+    top, real = os.path.abspath(folder), os.path.realpath(folder)
+    bases = (top, os.path.abspath(table.parent))
+    known = collections.defaultdict[str, set[str]](set)  # names without case, or suffix -> paths
+
+    def key(path: str | Path) -> str:
+        return _normal(os.path.relpath(path, top)).casefold()
+
+    def find(text: str, where: str) -> str:
+        spelled = (text, text.replace("\\", "/"))
+        paths = [os.path.normpath(os.path.join(base, x)) for x in spelled for base in bases]
+        for path in filter(os.path.isfile, paths):
+            resolved = os.path.relpath(os.path.realpath(path), real)
+            for file in (resolved, os.path.relpath(path, top)):  # a link may lead elsewhere
+                if not file.startswith(".."):
+                    return file
+        for image in () if known else _tree(folder)[0]:
+            for name in (image, image.with_suffix("")):
+                known[key(name)].add(_printable(str(image.relative_to(folder))))
+        meant = sorted(set[str]().union(*(known.get(key(x), ()) for x in paths)))
+        if len(meant) == 1:
+            return meant[0]
+        several = f"; several could be meant: {_listed(meant)}" if meant else ""
+        raise DataError(f"{where}: no file {text} in {folder}{several}")
+
+    return find
+
+
+def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
+    """The header of a table and its rows."""
     if not table.is_file():
         raise DataError(f"{table}: no such file")
-    if table.suffix == ".parquet":
+    if table.suffix.lower() in (".parquet", ".pq"):
         with parquet.readable(table):
-            rows: list[dict[str, object]] = parquet.pq.read_table(table).to_pylist()
-        return rows
+            read = parquet.pq.read_table(table)
+            return read.column_names, list(zip(*(x.to_pylist() for x in read.columns), strict=True))
+    text, delimiter = _decoded(table, log), ","
+    num = 0
+    for x in ",;\t|":  # the sniffer of `csv` guesses; some names of the header are known
+        names = {_text(y) for y in text.partition("\n")[0].replace('"', "").casefold().split(x)}
+        num, delimiter = max((num, delimiter), (len(names.intersection(wanted)), x))
+    lines = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table}: not a readable CSV file: {error}") from error
+        header, *rows = list(lines) or [[]]
+    except csv.Error as error:
+        where = f"{table}: line {lines.line_num}"
+        raise DataError(f"{where}: not a readable CSV file: {error}") from error
+    return [_text(x) for x in header], list(rows)
+
+
+def _decoded(table: Path, log: Log) -> str:
+    """A text in UTF-8, UTF-16 or Windows' encoding, without blank lines at its beginning."""
+    data = files.read_bytes(table)
+    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    for encoding in ["utf-16"] if marked else ["utf-8-sig", "cp1252", "latin-1"]:
+        with contextlib.suppress(UnicodeDecodeError):
+            text = io.StringIO(data.decode(encoding), newline=None).read().lstrip("\n")
+            if encoding in ("cp1252", "latin-1"):
+                log(f"{table} is not UTF-8: read as {encoding}")
+            return re.sub(r"\Asep=.\n", "", text)  # a line of Excel's own
+    raise DataError(f"{table}: not a readable CSV file: damaged UTF-16")
+
+
+def _column(table: Path, header: list[str], name: str) -> int:
+    """The place of a column: of that name, or of the only one that differs in case alone."""
+    places = [i for i, x in enumerate(header) if x == name]
+    places = places or [i for i, x in enumerate(header) if x.casefold() == name.casefold()]
+    if len(places) != 1:
+        seen = files.one_line(_listed(header))[:300]
+        many = f"{len(places)} columns" if places else "no column"
+        raise DataError(f"{table}: {many} {name} among {seen}")
+    return places[0]
+
+
+def _text(value: object) -> str:
+    """A value of a table as text: whole numbers without a point, "" for none."""
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    return "" if value is None else _normal(str(value)).strip()
+
+
+def _printable(text: str) -> str:
+    r"""A path as text, in which `\udc…` stands for bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _normal(text: str) -> str:
+    """Equal texts for names that look equal: composed characters."""
+    return unicodedata.normalize("NFC", _printable(text))
+
+
+def _tree(folder: Path) -> tuple[list[Path], list[Path], Counts]:
+    """Images and folders below a folder, and how much of what is ignored.
+
+    A link or folder that leads nowhere is among the images, to be left out by its name.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    images, folders, ignored = list[Path](), list[Path](), Counts()
+
+    def walk(place: Path, above: set[str]) -> None:
+        try:
+            entries = sorted(place.iterdir())
+        except OSError:
+            images.append(place)
+            return
+        for path in entries:
+            if path.name.startswith((".", "~$")) or path.name.casefold() in JUNK:
+                ignored["hidden or of the system"] += 1
+            elif os.path.isdir(path):
+                folders.append(path)
+                real = os.path.realpath(path)
+                if real not in above:  # else it is a link that goes in circles
+                    walk(path, above | {real})
+            elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
+                images.append(path)
+            else:
+                ignored[suffix_of(path.name)] += 1
+
+    top = Path(os.path.realpath(folder))
+    walk(folder, {str(x) for x in (top, *top.parents)})
+    return images, folders, ignored
+
+
+def suffix_of(name: str) -> str:
+    """In lower case, as `READ_BY` has it."""
+    last = "".join(Path(name).suffixes[-2:]).lower()
+    return last if last in READ_BY else Path(name).suffix.lower() or "no suffix"
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,132 @@
+"""What ε does not see: the same picture, or the same person, in places that count as different."""
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse, spatial
+
+from bam.data import importing
+from bam.data.common import DataError, decode_images
+from bam.data.listing import Example
+
+FEW = 10  # test images of a class, below which its figures are mostly chance
+ALIKE = 4  # of 255: the most by which a pixel differs of two pictures that look alike
+
+
+def lines(
+    folder: Path,
+    examples: Sequence[Example],
+    options: importing.Options,
+    near: bool,
+    pool: Executor,
+) -> list[str]:
+    """Warnings about a list of images: counts alone, marked NOT PRIVATE.
+
+    They are of files with the same bytes (if `near`, of pictures that look alike, too) in both
+    splits or of two users, of users with most of the images, and of classes with few to test on.
+    """
+    split = [importing.split_of(x, options.test_share) for x in examples]
+    users, labels = [x.user for x in examples], [x.label for x in examples]
+    kinds = {"of the same bytes": _same_bytes(folder, examples, pool)}
+    if near:
+        kinds["that look alike"] = _alike(folder, examples, options, pool)
+    warnings = []
+    for kind, groups in kinds.items():
+        for of, where in (
+            (split, "in training and test"),
+            (users, "of two users"),
+            (labels, "of two labels"),
+        ):
+            if num := sum(len({of[x] for x in group}) > 1 for group in groups):
+                warnings.append(f"{num:,} pictures {kind} are {where}")
+        if groups and not users[0]:
+            num = sum(map(len, groups)) - len(groups)
+            warnings.append(f"{num:,} files are copies {kind}: ε for one image is for one of them")
+    images = Counter(zip(labels, split, strict=True))
+    few = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
+    if few and options.kind == "class":
+        shown = ", ".join(f"{x} {images[x, 'train']:,} and {images[x, 'test']:,}" for x in few[:12])
+        warnings.append(
+            f"{len(few):,} classes have fewer than {FEW} images to test on, or none to train on: "
+            f"{shown}; look at figures by class (bam report), not at accuracy alone"
+        )
+    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _of_users(users)]
+    if not users[0]:
+        warnings.append(
+            "NO USERS ARE NAMED: ε will be for one image, not for one person; who is in several "
+            "images is protected less (docs/users.md)"
+        )
+    return warnings
+
+
+def _same_bytes(folder: Path, examples: Sequence[Example], pool: Executor) -> list[list[int]]:
+    """Examples in groups of the same bytes; files of different sizes need no look."""
+    sizes = [os.path.getsize(x) if os.path.isfile(x) else -1 for x in _paths(folder, examples)]
+    times = Counter(sizes)
+    several = [i for i, size in enumerate(sizes) if size >= 0 and times[size] > 1]
+    digests = pool.map(_digest, _paths(folder, [examples[i] for i in several]))
+    return _grouped(several, digests)
+
+
+def _alike(
+    folder: Path, examples: Sequence[Example], options: importing.Options, pool: Executor
+) -> list[list[int]]:
+    """Examples in groups that look alike at 8 × 8 grey pixels."""
+    small = options._replace(size=8, channels=1)
+
+    def png(example: Example) -> bytes | None:
+        try:
+            return importing.png(folder, example, small)
+        except DataError:
+            return None
+
+    pngs = dict(enumerate(pool.map(png, examples)))
+    read = [i for i, x in pngs.items() if x]
+    if len(read) < 2:
+        return []
+    pictures = decode_images([pngs[i] for i in read], str(folder)).reshape(len(read), -1)
+    tree = spatial.KDTree(pictures.astype(np.float32))
+    near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1]
+    rows, columns = np.repeat(np.arange(len(read)), 4), near.ravel()
+    there = columns < len(read)
+    pairs = sparse.coo_array((there[there], (rows[there], columns[there])), (len(read),) * 2)
+    return _grouped(read, sparse.csgraph.connected_components(pairs, directed=False)[1].tolist())
+
+
+def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
+    groups = defaultdict[object, list[int]](list)
+    for number, key in zip(numbers, keys, strict=True):
+        groups[key].append(number)
+    return [x for key, x in groups.items() if len(x) > 1 and key != ""]
+
+
+def _of_users(users: Sequence[str]) -> list[str]:
+    """Of users who have most of the images, or who may be one."""
+    images = Counter(filter(None, users))
+    said = []
+    if same := len(images) - len({" ".join(x.casefold().split()) for x in images}):
+        said.append(f"{same:,} users differ from another in case or spaces alone: are they one?")
+    if (most := max(images.values(), default=0)) > len(users) / 2:
+        kept = (f"{k} keeps {sum(min(k, x) for x in images.values()):,}" for k in (1, 4, 16, 64))
+        said.append(
+            f"one user has {most:,} of {len(users):,} images; --config.dataset.group_size="
+            f"{', '.join(kept)} of them"
+        )
+    return said
+
+
+def _paths(folder: Path, examples: Sequence[Example]) -> list[Path]:
+    return [folder / x.file for x in examples]
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "blake2b").hexdigest()
+    except OSError:
+        return ""
