@@ -15,7 +15,7 @@ from bam.data.common import DataError, decode_images
 from bam.data.listing import Example
 
 FEW = 10  # test images of a class, below which its figures are mostly chance
-ALIKE = 4  # of 255: the most by which a pixel differs of two pictures that look alike
+ALIKE = 8  # of 255: the most by which a pixel differs of two pictures that look alike
 
 
 def lines(

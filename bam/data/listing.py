@@ -152,8 +152,8 @@ def in_table(
         ids = {_text(row[place]) for row in rows if len(row) > place}
         if 1 < len(ids) < len(examples):
             log(
-                f"NOT PRIVATE: column {header[place]} has {len(ids):,} values in {len(rows):,} rows; "
-                f"if it names persons, give --user_column={header[place]} to protect them"
+                f"NOT PRIVATE: column {header[place]} has {len(ids):,} values in {len(rows):,} "
+                f"rows; if it names persons, give --user_column={header[place]} to protect them"
             )
     return _divided(table, _once(folder, table, examples, log), validation, log)
 
@@ -174,8 +174,8 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     splits = [x for x in names if split_name(x)]
     if splits and (classes := sorted(set(names) - set(splits))):
         raise DataError(
-            f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes into "
-            "the folders of splits, and rename a class that has such a name"
+            f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
+            "into the folders of splits, and rename a class that has such a name"
         )
     inner, inside = 0, set(names)
     while len(inside) == 1 and not splits:
@@ -207,7 +207,7 @@ def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, l
 def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:
     """Examples whose split is training or test, or drawn by hash where there is no test."""
     images = collections.Counter(x.split for x in examples)
-    validation = validation or ("train" if images["test"] else "test")
+    validation = validation or ("train" if images["train"] and images["test"] else "test")
     if images["validation"]:
         moved = "left out" if validation == "leave" else f"put in the {validation} split"
         log(f"{images['validation']:,} validation images are {moved}: --validation chooses that")
