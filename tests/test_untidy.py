@@ -260,7 +260,7 @@ def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path)
         f"NOT PRIVATE: 1 pictures that look alike are {x}"
         for x in ("in training and test", "of two users")
     ]
-    others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "q")]
+    others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
     assert leaked(top, others, near=True) == ""
     single = leaked(top, [x[:2] for x in (one, ("B/copy.png", "A"))])
     assert "1 files are copies" in single and "NO USERS ARE NAMED" in single

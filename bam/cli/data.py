@@ -91,7 +91,8 @@ def import_folder(folder: Path) -> None:
     out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
     importing.check(examples, options)
     with ThreadPoolExecutor(workers) as pool:
-        print(*leaks.lines(folder, examples, options, _NEAR.value, pool), sep="\n")
+        for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
+            print(line)
     with Progress(*Progress.get_default_columns(), transient=True) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731

@@ -14,7 +14,9 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from bam import files
 from bam.cli import console
+from bam.data import users
 from bam.privacy.rounding import rounded_up
 from bam.training import devices, loop, rundir
 from bam.training.config import KEYS
@@ -88,6 +90,16 @@ def describe(experiment: loop.Trainer) -> str:
         f"{config.microbatch_size} at a time",
         experiment.plan.describe(),
     ]
+    if (
+        config.dataset.name == "folder"
+        and experiment.plan.private
+        and not config.dataset.group_size
+    ):
+        named = users.column(files.user_path(config.dataset.path))
+        way = ": these data name users, and --config.dataset.group_size=K protects all of each"
+        lines.append(
+            f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"
+        )
     condition = "ε holds if {} made without any of these examples"
     if ":" in features:
         lines.append(f"features by {features}: {condition.format('it was')}")

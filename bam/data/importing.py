@@ -198,13 +198,14 @@ def _identity(folder: Path, examples: Sequence[Example], options: Options) -> st
     return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
-def _digest(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The digest of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _has(file: Path, digest: str) -> bool:
-    return file.is_file() and _digest(file) == digest
+    return file.is_file() and sha256(file) == digest
 
 
 def _write_shard(
@@ -220,7 +221,7 @@ def _write_shard(
                 raise
             left_out[example.file] = str(error)
     write([x for _, x in kept], [x for x, _ in kept], path, options)
-    return {"sha256": _digest(path), "num_rows": len(kept), "left_out": left_out}
+    return {"sha256": sha256(path), "num_rows": len(kept), "left_out": left_out}
 
 
 def png(folder: Path, example: Example, options: Options) -> bytes:

@@ -1,6 +1,5 @@
 """What ε does not see: the same picture, or the same person, in places that count as different."""
 
-import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -32,17 +31,14 @@ def lines(
     """
     split = [importing.split_of(x, options.test_share) for x in examples]
     users, labels = [x.user for x in examples], [x.label for x in examples]
-    kinds = {"of the same bytes": _same_bytes(folder, examples, pool)}
+    kinds = {"of the same bytes": _same_bytes([folder / x.file for x in examples], pool)}
     if near:
         kinds["that look alike"] = _alike(folder, examples, options, pool)
     warnings = []
+    places = {"in training and test": split, "of two users": users, "of two labels": labels}
     for kind, groups in kinds.items():
-        for of, where in (
-            (split, "in training and test"),
-            (users, "of two users"),
-            (labels, "of two labels"),
-        ):
-            if num := sum(len({of[x] for x in group}) > 1 for group in groups):
+        for where, own in places.items():
+            if num := sum(len({own[x] for x in group}) > 1 for group in groups):
                 warnings.append(f"{num:,} pictures {kind} are {where}")
         if groups and not users[0]:
             num = sum(map(len, groups)) - len(groups)
@@ -64,13 +60,13 @@ def lines(
     return warnings
 
 
-def _same_bytes(folder: Path, examples: Sequence[Example], pool: Executor) -> list[list[int]]:
-    """Examples in groups of the same bytes; files of different sizes need no look."""
-    sizes = [os.path.getsize(x) if os.path.isfile(x) else -1 for x in _paths(folder, examples)]
-    times = Counter(sizes)
-    several = [i for i, size in enumerate(sizes) if size >= 0 and times[size] > 1]
-    digests = pool.map(_digest, _paths(folder, [examples[i] for i in several]))
-    return _grouped(several, digests)
+def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
+    """Files in groups of the same bytes; where sizes differ nothing is read."""
+    there = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
+    sizes = {i: paths[i].stat().st_size for i in there}
+    times = Counter(sizes.values())
+    several = [i for i in there if times[sizes[i]] > 1]
+    return _grouped(several, pool.map(importing.sha256, [paths[i] for i in several]))
 
 
 def _alike(
@@ -102,7 +98,7 @@ def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
     groups = defaultdict[object, list[int]](list)
     for number, key in zip(numbers, keys, strict=True):
         groups[key].append(number)
-    return [x for key, x in groups.items() if len(x) > 1 and key != ""]
+    return [x for x in groups.values() if len(x) > 1]
 
 
 def _of_users(users: Sequence[str]) -> list[str]:
@@ -118,15 +114,3 @@ def _of_users(users: Sequence[str]) -> list[str]:
             f"{', '.join(kept)} of them"
         )
     return said
-
-
-def _paths(folder: Path, examples: Sequence[Example]) -> list[Path]:
-    return [folder / x.file for x in examples]
-
-
-def _digest(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "blake2b").hexdigest()
-    except OSError:
-        return ""
