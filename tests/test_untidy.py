@@ -12,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from bam.cli import train
 from bam.data import importing, leaks, listing
 from bam.data.common import DataError
+from bam.privacy import statement
+from bam.training import loop
+from configs import digits
 from tests.cases import refused
 
 OPTIONS = importing.Options(8, 1, ("A", "B"), 0.3, strict=False)
@@ -81,7 +85,8 @@ FOLDERS = {
     "a class of a split's name": (split("train") + "train/val/1.png train/val/2.png", {},
         "A 2, B 2, val 2", "'val' meant as a class.*A 2, B 2, val 2 .NOT PRIVATE"),
     "a class in two cases": (TWO + "a/1.png a/2.png", {}, "A 2, B 2, a 2", "'a' meant as a class"),
-    "a broken link": (TWO + "A/3.png>nowhere.png B/dir>nowhere", {}, "A 3, B 3", ""),
+    "a broken link": (TWO + "A/3.png>nowhere.png B/dir>nowhere C>nowhere", {}, "A 3, B 3",
+        "1 link to nothing, C"),
     "no UTF-8": (TWO + "A/\xff.png", {}, "A 3, B 2", ""),
     "a class not of UTF-8": (TWO + "\xff/1.png \xff/2.png", {}, "!not UTF-8", ""),
     "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>.", {},
@@ -93,6 +98,8 @@ FOLDERS = {
         "3 folders below .*NOT PRIVATE.* --user_from=folder: else ε is for one image"),
     "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": True},
         "A:p1 1, A:p2 1, B:p1 1, B:p3 1", ""),
+    "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
+        "!A/test/1.png: a split belongs above the classes", ""),
     "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": True},
         "!A/2.png: is in no folder of a user", ""),
 }  # fmt: skip
@@ -148,6 +155,8 @@ TABLES = {
     "two files meant": (f"{ROWS}A/5,A,p1,train\n", "!row 3: .*A/5.png, A/5.tif", ""),
     "a column twice": (f"{HEAD},who\nA/1.png,A,p,train,q\n", "!2 columns who among", ""),
     "an open quote": (f'{ROWS}"A/2.png,A,p1,train\n', "!line 4: not a readable CSV", ""),
+    "UTF-16, no mark": (ROWS.encode("utf-16-le"), "test:B 1, train:A 1", ""),
+    "a workbook": (b"PK\x03\x04" + bytes(99), "!save it as CSV", ""),
     "bytes": (bytes(range(256)) * 4, "!not a readable CSV|no column", ""),
     "no rows": (HEAD, "!has no rows", ""),
     "nothing": ("", "!no column", ""),
@@ -283,3 +292,30 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         few = [x for x in leaks.lines(tmp_path, examples, OPTIONS, False, pool) if "fewer" in x]
     assert few[0].startswith("NOT PRIVATE: 1 classes have fewer than 10") and "B 99 and 9" in few[0]
+
+
+@pytest.mark.parametrize("users", [True, False])
+def test_a_run_protects_the_users_that_the_data_name_or_says_that_it_does_not(tmp_path, users):
+    spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
+    top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
+    importing.run(top, listing.in_class_folders(top, users=users), out, OPTIONS)
+
+    def built(**changes):
+        config = digits.get_config("dp_sgd")
+        config.dataset.update({"name": "folder", "path": str(out), **changes})
+        config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
+        config.microbatch_size = 8
+        config.model.name = "linear"
+        trainer = loop.build(config)
+        words = statement.in_words(trainer.plan, nominal=False, released="this folder")
+        return trainer.plan, train.describe(trainer), words
+
+    plan, lines, words = built()
+    assert plan.unit == "example" and "ε IS FOR ONE IMAGE, NOT FOR ONE PERSON" in lines
+    assert ("these data name users" in lines) == users and "**It is not one person" in words
+    if not users:
+        refused("the data have no ids of users", built, group_size=2)
+        return
+    plan, lines, words = built(group_size=2)
+    assert plan == built(group_size=2, groups="user")[0] and plan.unit == "user"
+    assert "ONE IMAGE" not in lines and "not one person" not in words

@@ -66,6 +66,12 @@ def import_folder(folder: Path) -> None:
         raise ValueError("--out is required: folder for the data set")
     several = _LABEL.value.split(",")[1:] != []
     kind = "number" if _NUMBER.value else "several" if several else "class"
+    if _LABELS.value and _USERS.value:
+        raise ValueError("--user_from is for folders of classes: give --user_column with --labels")
+    if (_USER.value or _SPLIT.value) and not _LABELS.value:
+        raise ValueError(
+            "--user_column and --split_column are columns of --labels, which is missing"
+        )
     if _LABELS.value:
         if not (_CLASSES.value or several or _NUMBER.value):
             raise ValueError("--labels needs --classes: their names are public, the labels are not")

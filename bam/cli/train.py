@@ -90,11 +90,8 @@ def describe(experiment: loop.Trainer) -> str:
         f"{config.microbatch_size} at a time",
         experiment.plan.describe(),
     ]
-    if (
-        config.dataset.name == "folder"
-        and experiment.plan.private
-        and not config.dataset.group_size
-    ):
+    plan = experiment.plan
+    if config.dataset.name == "folder" and plan.private and plan.unit == "example":
         named = users.column(files.user_path(config.dataset.path))
         way = ": these data name users, and --config.dataset.group_size=K protects all of each"
         lines.append(

@@ -89,16 +89,19 @@ def in_class_folders(
     for file in images:
         *above, _ = map(_normal, file.relative_to(folder).parts)
         if len(above) < depth:
-            ignored["images outside of class folders"] += 1
+            outside = "images outside of class folders"
+            ignored[outside if os.path.exists(file) else f"link to nothing, {file.name}"] += 1
             continue
+        if any(map(split_name, above[depth:])):
+            raise DataError(f"{file}: a split belongs above the classes: FOLDER/test/CLASS")
         if users and len(above) == depth:
             raise DataError(f"{file}: is in no folder of a user, between class and image")
         nested |= set(above[depth : depth + 1])
         name, user = _printable(str(file.relative_to(folder))), above[depth] if users else ""
         examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
-    also = "ignored: " + ", ".join(f"{n:,} {x}{reader(x, ': ')}" for x, n in ignored.most_common())
-    if ignored:
-        log(also)
+    also = ", ".join(f"{n:,} {x}{reader(x, ': ')}" for x, n in ignored.most_common())
+    if also:
+        log(f"ignored: {also}")
     labels = sorted({x[depth - 1] for x in below if len(x) >= depth})
     _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
     if nested and not users:
@@ -141,6 +144,8 @@ def in_table(
         for field, own in values.items():
             if not {""}.union(MISSING if field != "label" else ()).isdisjoint(own):
                 raise DataError(f"{where} lacks a value of {columns[field]}")
+        if len(values["label"]) > 1:
+            values["label"] = [{"True": "1", "False": "0"}.get(x, x) for x in values["label"]]
         example = Example(**{field: ",".join(own) for field, own in values.items()}, row=number)
         if example.split and not split_name(example.split):
             raise DataError(f"{where}: split {example.split!r} is not train, validation or test")
@@ -189,15 +194,16 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
 def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
     """DataError for a class of less than two images; a line if a name is odd."""
     shown = _listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
+    also = f"; ignored: {also}" if also else ""
     if not images:
-        raise DataError(f"{folder}: no folder of a class with images in it; {also}")
+        raise DataError(f"{folder}: no folder of a class with images in it{also}")
     for name in labels:
         few = {0: "no image", 1: "one image"}.get(images[name])
         if few or "\\udc" in name:
             why = (
                 f"has {few}; a class needs two at least" if few else "has a name that is not UTF-8"
             )
-            raise DataError(f"{folder}: class {name} {why}: {shown}; {also}")
+            raise DataError(f"{folder}: class {name} {why}: {shown}{also}")
     same = Counts(name.strip().casefold() for name in labels)
     for x in labels:
         if x != x.strip() or split_name(x) or same[x.casefold()] > 1:
@@ -267,7 +273,7 @@ def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
         if len(meant) == 1:
             return meant[0]
         several = f"; several could be meant: {_listed(meant)}" if meant else ""
-        raise DataError(f"{where}: no file {text} in {folder}{several}")
+        raise DataError(f"{where}: no file {text[:200]} in {folder}{several}")
 
     return find
 
@@ -280,11 +286,11 @@ def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Seq
         with parquet.readable(table):
             read = parquet.pq.read_table(table)
             return read.column_names, list(zip(*(x.to_pylist() for x in read.columns), strict=True))
-    text, delimiter = _decoded(table, log), ","
-    num = 0
-    for x in ",;\t|":  # the sniffer of `csv` guesses; some names of the header are known
-        names = {_text(y) for y in text.partition("\n")[0].replace('"', "").casefold().split(x)}
-        num, delimiter = max((num, delimiter), (len(names.intersection(wanted)), x))
+    text = _decoded(table, log)
+    first = text.partition("\n")[0].replace('"', "").casefold()
+    # The sniffer of `csv` guesses from the rows; here some names of the header are known.
+    names = {x: {_text(name) for name in first.split(x)} for x in ",;\t|"}
+    delimiter = max(names, key=lambda x: (len(names[x].intersection(wanted)), len(names[x])))
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         header, *rows = list(lines) or [[]]
@@ -297,8 +303,10 @@ def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Seq
 def _decoded(table: Path, log: Log) -> str:
     """A text in UTF-8, UTF-16 or Windows' encoding, without blank lines at its beginning."""
     data = files.read_bytes(table)
-    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    for encoding in ["utf-16"] if marked else ["utf-8-sig", "cp1252", "latin-1"]:
+    if data[:2] == b"PK":
+        raise DataError(f"{table}: is a workbook or an archive: save it as CSV")
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or data[1:2] == b"\0"
+    for encoding in ["utf-16"] if wide else ["utf-8-sig", "cp1252", "latin-1"]:
         with contextlib.suppress(UnicodeDecodeError):
             text = io.StringIO(data.decode(encoding), newline=None).read().lstrip("\n")
             if encoding in ("cp1252", "latin-1"):
@@ -320,6 +328,8 @@ def _column(table: Path, header: list[str], name: str) -> int:
 
 def _text(value: object) -> str:
     """A value of a table as text: whole numbers without a point, "" for none."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
     if isinstance(value, float):
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None else _normal(str(value)).strip()
