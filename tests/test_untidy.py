@@ -1,6 +1,7 @@
 """Folders and tables as people have them are read rightly, or refused in one line that says why."""
 
 import collections
+import dataclasses
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from bam.cli import train
 from bam.data import importing, leaks, listing
 from bam.data.common import DataError
 from bam.privacy import statement
-from bam.training import loop
+from bam.training import loading, loop
 from configs import digits
 from tests.cases import refused
 
@@ -294,28 +295,27 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
     assert few[0].startswith("NOT PRIVATE: 1 classes have fewer than 10") and "B 99 and 9" in few[0]
 
 
-@pytest.mark.parametrize("users", [True, False])
-def test_a_run_protects_the_users_that_the_data_name_or_says_that_it_does_not(tmp_path, users):
+def test_users_that_the_data_name_are_protected_or_a_run_says_that_they_are_not(tmp_path):
     spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
     top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
-    importing.run(top, listing.in_class_folders(top, users=users), out, OPTIONS)
-
-    def built(**changes):
-        config = digits.get_config("dp_sgd")
-        config.dataset.update({"name": "folder", "path": str(out), **changes})
-        config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
-        config.microbatch_size = 8
-        config.model.name = "linear"
-        trainer = loop.build(config)
-        words = statement.in_words(trainer.plan, nominal=False, released="this folder")
-        return trainer.plan, train.describe(trainer), words
-
-    plan, lines, words = built()
-    assert plan.unit == "example" and "ε IS FOR ONE IMAGE, NOT FOR ONE PERSON" in lines
-    assert ("these data name users" in lines) == users and "**It is not one person" in words
-    if not users:
-        refused("the data have no ids of users", built, group_size=2)
-        return
-    plan, lines, words = built(group_size=2)
-    assert plan == built(group_size=2, groups="user")[0] and plan.unit == "user"
-    assert "ONE IMAGE" not in lines and "not one person" not in words
+    importing.run(top, listing.in_class_folders(top, users=True), out, OPTIONS)
+    config = digits.get_config("dp_sgd")
+    config.dataset.update({"name": "folder", "path": str(out)})
+    config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
+    config.model.name, config.microbatch_size = "linear", 8
+    trainer = loop.build(config)
+    loud, way = "ε IS FOR ONE IMAGE, NOT FOR ONE PERSON", "these data name users"
+    assert f"{loud}: {way}" in train.describe(trainer)
+    whole = dataclasses.replace(trainer.plan.population, group_size=2)
+    plan = dataclasses.replace(trainer.plan, population=whole)
+    assert loud not in train.describe(dataclasses.replace(trainer, plan=plan))
+    words = [statement.in_words(x, nominal=False, released="it") for x in (trainer.plan, plan)]
+    assert ["**It is not one person" in x for x in words] == [True, False]
+    config.dataset.group_size = 2
+    named = loading.make_dataset(config.dataset).users
+    config.dataset.groups = "user"
+    np.testing.assert_array_equal(named, loading.make_dataset(config.dataset).users)
+    (out / importing.MANIFEST).write_text('{"ids": ""}')  # as if no users had been named
+    assert loud in (said := train.describe(trainer)) and way not in said
+    config.dataset.update({"groups": "", "memory": "device"})
+    assert loading.make_dataset(config.dataset).users is None
