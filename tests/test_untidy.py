@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from bam.cli import train
@@ -311,11 +312,9 @@ def test_users_that_the_data_name_are_protected_or_a_run_says_that_they_are_not(
     assert loud not in train.describe(dataclasses.replace(trainer, plan=plan))
     words = [statement.in_words(x, nominal=False, released="it") for x in (trainer.plan, plan)]
     assert ["**It is not one person" in x for x in words] == [True, False]
-    config.dataset.group_size = 2
-    named = loading.make_dataset(config.dataset).users
-    config.dataset.groups = "user"
-    np.testing.assert_array_equal(named, loading.make_dataset(config.dataset).users)
+    users = lambda **x: loading.make_dataset(ConfigDict({**config.dataset, **x})).users  # noqa: E731
+    np.testing.assert_array_equal(users(group_size=2), users(group_size=2, groups="user"))
+    assert users() is None
     (out / importing.MANIFEST).write_text('{"ids": ""}')  # as if no users had been named
     assert loud in (said := train.describe(trainer)) and way not in said
-    config.dataset.update({"groups": "", "memory": "device"})
-    assert loading.make_dataset(config.dataset).users is None
+    assert users(group_size=2, memory="device") is None

@@ -78,8 +78,9 @@ def import_folder(folder: Path) -> None:
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
-        more = {"validation": _VALIDATION.value, "log": print}
-        examples = listing.in_table(folder, Path(_LABELS.value), columns, **more)
+        examples = listing.in_table(
+            folder, Path(_LABELS.value), columns, validation=_VALIDATION.value, log=print
+        )
     else:
         users = _USERS.value == "folder"
         examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
