@@ -5,7 +5,7 @@ bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv --cla
   --file_column=file --label_column=diagnosis --user_column=patient
 bam data show data --out=sheet.png
 
-`import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/… and FOLDER/test/CLASS/…, or the images that
+`import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/…, FOLDER/test/CLASS/…, or the images that
 --labels names; any sizes, 8 and 16 bits, PNG, JPEG, TIFF, WebP, BMP. It goes on where it was
 stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DATA, and with
 --config.dataset.groups=user to protect users. The names of the classes are public.
