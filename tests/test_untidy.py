@@ -73,10 +73,10 @@ FOLDERS = {
     "test alone": (split("test") + split("val"), {}, "!no training images", ""),
     "splits and classes": (TWO + split("Test"), {}, "!Test name a split, A, B do not", ""),
     "splits of images": ("train/1.png train/2.png test/1.png", {}, "!no folder of a class .*"
-        "3 images outside of class folders", ""),
+        "3 outside of class folders", ""),
     "a level too many": (split("data/set"), {}, "!did you mean .*data/set", ""),
     "splits too low": (split("set/train") + split("set/test"), {}, "!did you mean .*/set", ""),
-    "images alone": ("1.png 2.png", {}, "!2 images outside of class folders", ""),
+    "images alone": ("1.png 2.png", {}, "!2 outside of class folders", ""),
     "junk": (TWO + "__MACOSX/A/._1.png A/._1.png A/Thumbs.db A/.thumbnails/1.png .git/1.png "
         "desktop.ini B/sub/.ipynb_checkpoints/1-checkpoint.png A/@eaDir/1.png", {}, "A 2, B 2",
         "8 hidden or of the system"),
@@ -85,14 +85,15 @@ FOLDERS = {
     "all unread": ("A/1.dcm A/2.dcm B/1.dcm B/2.dcm", {}, "!4 .dcm: pip install pydicom", ""),
     "an empty class": (TWO + "C/", {}, "!class C has no image.*A 2, B 2, C 0 .NOT PRIVATE", ""),
     "a class of a split's name": (split("train") + "train/val/1.png train/val/2.png", {},
-        "A 2, B 2, val 2", "'val' meant as a class.*A 2, B 2, val 2 .NOT PRIVATE"),
-    "a class in two cases": (TWO + "a/1.png a/2.png", {}, "A 2, B 2, a 2", "'a' meant as a class"),
+        "A 2, B 2, val 2", "these meant as classes: val.*A 2, B 2, val 2 .NOT PRIVATE"),
+    "a class in two cases": (TWO + "a/1.png a/2.png", {}, "A 2, B 2, a 2",
+        "classes: A, a.*A 2, B 2, a 2"),
     "a broken link": (TWO + "A/3.png>nowhere.png B/dir>nowhere C>nowhere", {}, "A 3, B 3",
-        "1 link to nothing, C"),
+        "1 that cannot be read: C"),
     "no UTF-8": (TWO + "A/\xff.png", {}, "A 3, B 2", ""),
     "a class not of UTF-8": (TWO + "\xff/1.png \xff/2.png", {}, "!not UTF-8", ""),
-    "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>.", {},
-        "A 4, B 3", ""),
+    "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>. all>. C>C", {},
+        "A 4, B 3", "3 links in circles"),
     "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 folders below"),
     "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png is there 2 times", ""),
     "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 times a file"),
@@ -240,10 +241,10 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
     manifest = importing.run(top, examples, tmp_path / "out", OPTIONS)
     why = {file: text.rpartition(": ")[2] for file, text in manifest["left_out"].items()}
     assert why == {
-        "test/A/3.png": "no ordinary file, or a folder that cannot be read",
+        "test/A/3.png": "no file that can be read",
         "train/A/\\udcff.png": "the name is not UTF-8",
-        "train/A/locked": "no ordinary file, or a folder that cannot be read",
-        "train/B/3.png": "No such file or directory",
+        "train/A/locked": "no file that can be read",
+        "train/B/3.png": "no file that can be read",
     }
     assert manifest["num_examples"] == {"train": 4, "test": 4}
     strict = OPTIONS._replace(strict=True)

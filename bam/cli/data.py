@@ -105,8 +105,8 @@ def import_folder(folder: Path) -> None:
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard)
     for file, why in manifest["left_out"].items():
-        reader = listing.reader(listing.suffix_of(file), "; ")
-        print(f"left out: {file} ({why.rpartition(': ')[2]}{reader})")
+        reader = listing.READ_BY.get(listing.suffix_of(file), "")
+        print(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
         f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "

@@ -227,14 +227,10 @@ def _write_shard(
 def png(folder: Path, example: Example, options: Options) -> bytes:
     """An example's image as a PNG of the size and channels of the options; else a DataError."""
     file = folder / example.file
-    try:
-        if not file.is_file():  # a pipe would be waited for
-            file.stat()
-            raise DataError(f"{file}: no ordinary file, or a folder that cannot be read")
-        file.open("rb").close()
-    except OSError as error:
-        named = "the name is not UTF-8" if "\\udc" in example.file else error.strerror
-        raise DataError(f"{file}: {named}") from error
+    if not (os.path.isfile(file) and os.access(file, os.R_OK)):  # a pipe would be waited for
+        is_named = "\\udc" not in example.file
+        why = "no file that can be read" if is_named else "the name is not UTF-8"
+        raise DataError(f"{file}: {why}")
     return pixels.encoded(file, options.size, options.channels)
 
 

@@ -70,16 +70,10 @@ def in_class_folders(
 ) -> list[Example]:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
-    Args:
-      folder: of the classes, or of the splits that `SPLIT_NAMES` names.
-      validation: where its images go: "train", "test" or "leave"; "": to training, or to the test
-        where there is no other.
-      users: whether the folder between a class and an image names its user.
-      log: called with lines on what is ignored, moved or doubtful.
-
-    Raises:
-      DataError: for folders that are no classes, and for a class without images or with one, which
-        would be known to be in training.
+    Images of `validation` go to "train", "test" or "leave"; "": to training, or to the test where
+    there is no other. With `users` the folder between a class and an image names its user. `log` is
+    given lines on what is ignored, moved or doubtful. DataError for folders that are no classes,
+    and for a class without images or with one, which would be known to be in training.
     """
     images, folders, ignored = _tree(folder)
     below = [tuple(map(_normal, x.relative_to(folder).parts)) for x in folders]
@@ -89,8 +83,8 @@ def in_class_folders(
     for file in images:
         *above, _ = map(_normal, file.relative_to(folder).parts)
         if len(above) < depth:
-            outside = "images outside of class folders"
-            ignored[outside if os.path.exists(file) else f"link to nothing, {file.name}"] += 1
+            unreadable = f"that cannot be read: {_printable(file.name)}"
+            ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
             continue
         if any(map(split_name, above[depth:])):
             raise DataError(f"{file}: a split belongs above the classes: FOLDER/test/CLASS")
@@ -99,7 +93,8 @@ def in_class_folders(
         nested |= set(above[depth : depth + 1])
         name, user = _printable(str(file.relative_to(folder))), above[depth] if users else ""
         examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
-    also = ", ".join(f"{n:,} {x}{reader(x, ': ')}" for x, n in ignored.most_common())
+    reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
+    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
     if also:
         log(f"ignored: {also}")
     labels = sorted({x[depth - 1] for x in below if len(x) >= depth})
@@ -153,19 +148,15 @@ def in_table(
         examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    for place in [] if "user" in columns else [i for i, x in enumerate(header) if _IDS.search(x)]:
-        ids = {_text(row[place]) for row in rows if len(row) > place}
+    unused = [x for x in header if x not in columns.values() and _IDS.search(x)]
+    for name in [] if "user" in columns else unused:
+        ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
         if 1 < len(ids) < len(examples):
             log(
-                f"NOT PRIVATE: column {header[place]} has {len(ids):,} values in {len(rows):,} "
-                f"rows; if it names persons, give --user_column={header[place]} to protect them"
+                f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(rows):,} rows; if it "
+                f"names persons, give --user_column={name} to protect them"
             )
     return _divided(table, _once(folder, table, examples, log), validation, log)
-
-
-def reader(suffix: str, before: str) -> str:
-    """What reads files of a suffix that is not read, behind `before`; "": not known."""
-    return before + READ_BY[suffix] if suffix in READ_BY else ""
 
 
 def split_name(text: str) -> str:
@@ -175,14 +166,13 @@ def split_name(text: str) -> str:
 
 def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]]) -> None:
     """DataError for splits beside classes, and for the folder above the one that is meant."""
-    names = sorted({x[0] for x in below})
-    splits = [x for x in names if split_name(x)]
-    if splits and (classes := sorted(set(names) - set(splits))):
+    inner, inside = 0, {x[0] for x in below}
+    splits = sorted(filter(split_name, inside))
+    if splits and (classes := sorted(inside.difference(splits))):
         raise DataError(
             f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
             "into the folders of splits, and rename a class that has such a name"
         )
-    inner, inside = 0, set(names)
     while len(inside) == 1 and not splits:
         inner += 1
         inside = {x[inner] for x in below if len(x) > inner}
@@ -198,16 +188,14 @@ def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, l
     if not images:
         raise DataError(f"{folder}: no folder of a class with images in it{also}")
     for name in labels:
-        few = {0: "no image", 1: "one image"}.get(images[name])
-        if few or "\\udc" in name:
-            why = (
-                f"has {few}; a class needs two at least" if few else "has a name that is not UTF-8"
-            )
-            raise DataError(f"{folder}: class {name} {why}: {shown}{also}")
+        few = "one image" if images[name] else "no image"
+        if "\\udc" in name or images[name] < 2:
+            why = "a name that is not UTF-8" if "\\udc" in name else f"{few}; a class needs two"
+            raise DataError(f"{folder}: class {name} has {why}: {shown}{also}")
     same = Counts(name.strip().casefold() for name in labels)
-    for x in labels:
-        if x != x.strip() or split_name(x) or same[x.casefold()] > 1:
-            log(f"is {x!r} meant as a class? The images of each: {shown}")
+    is_odd = lambda x: x != x.strip() or split_name(x) or same[x.casefold()] > 1  # noqa: E731
+    if odd := list(filter(is_odd, labels)):
+        log(f"are these meant as classes: {_listed(odd)}? Images of each: {shown}")
 
 
 def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:
@@ -217,19 +205,15 @@ def _divided(where: Path, examples: list[Example], validation: str, log: Log) ->
     if images["validation"]:
         moved = "left out" if validation == "leave" else f"put in the {validation} split"
         log(f"{images['validation']:,} validation images are {moved}: --validation chooses that")
-    there = [
-        x._replace(split=validation) if x.split == "validation" else x
-        for x in examples
-        if (x.split, validation) != ("validation", "leave")
-    ]
+    into = {"validation": validation}
+    there = [x._replace(split=into.get(x.split, x.split)) for x in examples]
+    there = [x for x in there if x.split != "leave"]
     given = {x.split for x in there}
     if given == {"train"}:
         log("there is no test split: a share of the training images (--test) is drawn by hash")
         return [x._replace(split="") for x in there]
     if not given & {"train", ""}:
-        raise DataError(
-            f"{where}: no training images; there are those of {_listed(sorted(images))}"
-        )
+        raise DataError(f"{where}: no training images, but {_listed(sorted(images))}")
     return there
 
 
@@ -354,7 +338,7 @@ def _tree(folder: Path) -> tuple[list[Path], list[Path], Counts]:
         raise DataError(f"{folder}: no such folder")
     images, folders, ignored = list[Path](), list[Path](), Counts()
 
-    def walk(place: Path, above: set[str]) -> None:
+    def walk(place: Path, above: set[str], num_links: int) -> None:
         try:
             entries = sorted(place.iterdir())
         except OSError:
@@ -364,17 +348,19 @@ def _tree(folder: Path) -> tuple[list[Path], list[Path], Counts]:
             if path.name.startswith((".", "~$")) or path.name.casefold() in JUNK:
                 ignored["hidden or of the system"] += 1
             elif os.path.isdir(path):
+                real, links = os.path.realpath(path), num_links + path.is_symlink()
+                if real in above or links > 3:
+                    ignored["links in circles"] += 1
+                    continue
                 folders.append(path)
-                real = os.path.realpath(path)
-                if real not in above:  # else it is a link that goes in circles
-                    walk(path, above | {real})
+                walk(path, above | {real}, links)
             elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
                 images.append(path)
             else:
                 ignored[suffix_of(path.name)] += 1
 
     top = Path(os.path.realpath(folder))
-    walk(folder, {str(x) for x in (top, *top.parents)})
+    walk(folder, {str(x) for x in (top, *top.parents)}, 0)
     return images, folders, ignored
 
 
