@@ -72,6 +72,8 @@ FOLDERS = {
     "train alone": (split("train"), {}, "A 2, B 2", "no test split: .* by hash"),
     "test alone": (split("test") + split("val"), {}, "!no training images", ""),
     "splits and classes": (TWO + split("Test"), {}, "!Test name a split, A, B do not", ""),
+    "splits and notes": (split("train") + split("test") + "docs/old/a.txt", {},
+        "test:A 2, test:B 2, train:A 2, train:B 2", r"1 \.txt"),
     "splits of images": ("train/1.png train/2.png test/1.png", {}, "!no folder of a class .*"
         "3 outside of class folders", ""),
     "a level too many": (split("data/set"), {}, "!did you mean .*data/set", ""),

@@ -97,7 +97,8 @@ def in_class_folders(
     also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
     if also:
         log(f"ignored: {also}")
-    labels = sorted({x[depth - 1] for x in below if len(x) >= depth})
+    named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
+    labels = sorted({x[depth - 1] for x in named})
     _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
     if nested and not users:
         log(
@@ -168,7 +169,8 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     """DataError for splits beside classes, and for the folder above the one that is meant."""
     inner, inside = 0, {x[0] for x in below}
     splits = sorted(filter(split_name, inside))
-    if splits and (classes := sorted(inside.difference(splits))):
+    full = {_normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
+    if splits and (classes := sorted(full.difference(splits))):
         raise DataError(
             f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
             "into the folders of splits, and rename a class that has such a name"
