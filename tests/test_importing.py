@@ -188,6 +188,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
+    assert "NO USERS ARE NAMED" in done.stdout and "NOT PRIVATE: 2 classes have few" in done.stdout
     shown = run_command("bam", "data", "show", str(out), f"--out={sheet}")
     assert shown.returncode == 0, shown.stderr
     assert "NOT PRIVATE" in shown.stdout and sheet.stat().st_size > 5_000
@@ -204,6 +205,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "export", "x"), "bam data import FOLDER --out=DATA, or bam data show DATA"),
         (("data", "import", ".", "--out=o", "--labels=t.csv"), "--labels needs --classes"),
         (("data", "import", "x"), "--out is required"),
+        (("data", "import", ".", "--out=o", "--user_column=p"), "are columns of --labels, which"),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
     ],
 )

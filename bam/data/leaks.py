@@ -81,17 +81,17 @@ def _alike(
         except DataError:
             return None
 
-    pngs = dict(enumerate(pool.map(png, examples)))
-    read = [i for i, x in pngs.items() if x]
-    if len(read) < 2:
+    pngs = {i: x for i, x in enumerate(pool.map(png, examples)) if x}
+    if not pngs:
         return []
-    pictures = decode_images([pngs[i] for i in read], str(folder)).reshape(len(read), -1)
-    tree = spatial.KDTree(pictures.astype(np.float32))
-    near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1]
-    rows, columns = np.repeat(np.arange(len(read)), 4), near.ravel()
-    there = columns < len(read)
-    pairs = sparse.coo_array((there[there], (rows[there], columns[there])), (len(read),) * 2)
-    return _grouped(read, sparse.csgraph.connected_components(pairs, directed=False)[1].tolist())
+    pictures = decode_images(list(pngs.values()), str(folder)).reshape(len(pngs), -1)
+    different, which = np.unique(pictures, axis=0, return_inverse=True)
+    tree, num = spatial.KDTree(different.astype(np.float32)), len(different)
+    near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1].ravel()
+    own, is_near = np.repeat(np.arange(num), 4), near < num
+    pairs = sparse.coo_array((is_near[is_near], (own[is_near], near[is_near])), (num, num))
+    group = sparse.csgraph.connected_components(pairs, directed=False)[1]
+    return _grouped(list(pngs), group[which.ravel()].tolist())
 
 
 def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
