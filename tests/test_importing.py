@@ -188,7 +188,10 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
-    assert "NO USERS ARE NAMED" in done.stdout and "NOT PRIVATE: 2 classes have few" in done.stdout
+    assert (
+        "NO USERS ARE NAMED" in done.stdout
+        and "to train on: 2, to train and test disc" in done.stdout
+    )
     shown = run_command("bam", "data", "show", str(out), f"--out={sheet}")
     assert shown.returncode == 0, shown.stderr
     assert "NOT PRIVATE" in shown.stdout and sheet.stat().st_size > 5_000

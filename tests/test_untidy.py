@@ -266,18 +266,20 @@ def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path)
     tree(top, "B/copy.png=A/1.png")
     one = ("A/1.png", "A", "p", "train")
     twice = leaked(top, [one, ("B/copy.png", "B", "q", "test")])
-    assert twice.count("NOT PRIVATE: 1 pictures of the same bytes are") == 3
-    assert all(x in twice for x in ("in training and test", "of two users", "of two labels"))
+    assert twice.count("NOT PRIVATE: pictures of the same bytes ") == 3
+    assert all(
+        x in twice for x in ("in training and test: 1", "of two users: 1", "of two labels: 1")
+    )
     alike = [one, ("B/like.jpg", "A", "q", "test"), ("A/2.png", "A", "r", "test")]
     assert leaked(top, alike) == ""
     assert leaked(top, alike, near=True).splitlines() == [
-        f"NOT PRIVATE: 1 pictures that look alike are {x}"
+        f"NOT PRIVATE: pictures that look alike {x}: 1"
         for x in ("in training and test", "of two users")
     ]
     others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
     assert leaked(top, others, near=True) == ""
     single = leaked(top, [x[:2] for x in (one, ("B/copy.png", "A"))])
-    assert "1 files are copies" in single and "NO USERS ARE NAMED" in single
+    assert "copies of the same bytes: 1;" in single and "NO USERS ARE NAMED" in single
 
 
 def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
@@ -285,7 +287,7 @@ def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
     users = ["p"] * 30 + ["q", "Q ", "r"]
     lines = leaked(top, [("none.png", "A", x) for x in users])
     assert "one user has 30 of 33 images" in lines and "group_size=1 keeps 4, 4 keeps 7" in lines
-    assert "1 users differ from another in case or spaces" in lines
+    assert "users that differ from another in case or spaces alone: 1" in lines
     assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
 
 
@@ -296,7 +298,7 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
     ]
     with ThreadPoolExecutor(1) as pool:
         few = [x for x in leaks.lines(tmp_path, examples, OPTIONS, False, pool) if "fewer" in x]
-    assert few[0].startswith("NOT PRIVATE: 1 classes have fewer than 10") and "B 99 and 9" in few[0]
+    assert few[0].startswith("NOT PRIVATE: ") and ": 1, to train and test B 99 and 9;" in few[0]
 
 
 def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):

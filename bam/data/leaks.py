@@ -39,17 +39,17 @@ def lines(
     for kind, groups in kinds.items():
         for where, own in places.items():
             if num := sum(len({own[x] for x in group}) > 1 for group in groups):
-                warnings.append(f"{num:,} pictures {kind} are {where}")
+                warnings.append(f"pictures {kind} {where}: {num:,}")
         if groups and not users[0]:
             num = sum(map(len, groups)) - len(groups)
-            warnings.append(f"{num:,} files are copies {kind}: ε for one image is for one of them")
+            warnings.append(f"copies {kind}: {num:,}; ε for one image is for one of them")
     images = Counter(zip(labels, split, strict=True))
     few = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
     if few and options.kind == "class":
         shown = ", ".join(f"{x} {images[x, 'train']:,} and {images[x, 'test']:,}" for x in few[:12])
         warnings.append(
-            f"{len(few):,} classes have fewer than {FEW} images to test on, or none to train on: "
-            f"{shown}; look at figures by class (bam report), not at accuracy alone"
+            f"classes with fewer than {FEW} images to test on, or none to train on: {len(few):,}, "
+            f"to train and test {shown}; see figures by class (bam report), not accuracy alone"
         )
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _of_users(users)]
     if not users[0]:
@@ -63,9 +63,9 @@ def lines(
 def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
     """Files in groups of the same bytes; where sizes differ nothing is read."""
     there = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
-    sizes = {i: paths[i].stat().st_size for i in there}
+    sizes = {i: size for i in there if (size := paths[i].stat().st_size)}
     times = Counter(sizes.values())
-    several = [i for i in there if times[sizes[i]] > 1]
+    several = [i for i, size in sizes.items() if times[size] > 1]
     return _grouped(several, pool.map(importing.sha256, [paths[i] for i in several]))
 
 
@@ -106,7 +106,7 @@ def _of_users(users: Sequence[str]) -> list[str]:
     images = Counter(filter(None, users))
     said = []
     if same := len(images) - len({" ".join(x.casefold().split()) for x in images}):
-        said.append(f"{same:,} users differ from another in case or spaces alone: are they one?")
+        said.append(f"users that differ from another in case or spaces alone: {same:,}")
     if (most := max(images.values(), default=0)) > len(users) / 2:
         kept = (f"{k} keeps {sum(min(k, x) for x in images.values()):,}" for k in (1, 4, 16, 64))
         said.append(
