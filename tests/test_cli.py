@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from absl import flags
 from ml_collections import config_flags
+from PIL import Image
 
 import bam
 from bam import files
@@ -218,15 +219,16 @@ def test_ctrl_c_stops_a_run_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
 
 
 def test_ctrl_c_ends_every_other_command_in_one_line(tmp_path):
+    Image.new("L", (11_000, 11_000)).save(tmp_path / "large.png")
     for folder in ("A", "B"):
         (tmp_path / "images" / folder).mkdir(parents=True)
-        for number in range(2):
-            os.mkfifo(tmp_path / "images" / folder / f"{number}.png")  # decoding waits for ever
+        for number in range(99):  # decoding takes far longer than this test
+            os.link(tmp_path / "large.png", tmp_path / "images" / folder / f"{number}.png")
     process = start("data", "import", f"{tmp_path}/images", f"--out={tmp_path}/out")
     while not (tmp_path / "out").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
-    time.sleep(1)  # all threads wait for the pipes now
+    time.sleep(1)  # all threads decode now
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130 and errors == "error: interrupted\n"

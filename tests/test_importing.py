@@ -105,7 +105,7 @@ def test_a_file_that_a_power_cut_emptied_is_made_again(folder, tmp_path, monkeyp
 
 def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
     sides = lambda: {  # noqa: E731
-        x.file: importing._side(x, 0.25) for x in listing.in_class_folders(folder)
+        x.file: importing.split_of(x, 0.25) for x in listing.in_class_folders(folder)
     }
     before = sides()
     picture(50).save(folder / "disc" / "more.png")
@@ -189,6 +189,10 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "left out: disc/no_image.png" in done.stdout and "2 left out; 2 classes" in done.stdout
+    assert (
+        "NO USERS ARE NAMED" in done.stdout
+        and "to train on: 2, to train and test disc" in done.stdout
+    )
     shown = run_command("bam", "data", "show", str(out), f"--out={sheet}")
     assert shown.returncode == 0, shown.stderr
     assert "NOT PRIVATE" in shown.stdout and sheet.stat().st_size > 5_000
@@ -208,6 +212,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "import", "x", "--out=o", "--size=8y9"), "--size=32 or --size=16x24"),
         (("data", "import", "x", "--out=o", "--size=8x9x9"), "a height and a width"),
         (("data", "import", "x", "--out=o", "--window=9,9"), "two finite numbers are needed"),
+        (("data", "import", ".", "--out=o", "--user_column=p"), "are columns of --labels, which"),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
     ],
 )

@@ -116,7 +116,8 @@ def test_predictions_of_the_test_files_have_the_accuracy_of_the_run(folder, test
 
 def test_original_files_become_the_pixels_that_were_trained_and_tested_on(folder):
     examples = listing.in_class_folders(folder / "photographs")
-    files = [folder / "photographs" / x.file for x in examples if importing._side(x, 0.3) == "test"]
+    tested = [x for x in examples if importing.split_of(x, 0.3) == "test"]
+    files = [folder / "photographs" / x.file for x in tested]
     _, cells, _ = predicted(load.load(folder / "release"), files)
     right = sum(file.parent.name == row[0] for file, row in zip(files, cells, strict=True))
     assert right / len(files) == summary_of(folder)["test_accuracy"]

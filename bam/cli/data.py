@@ -12,8 +12,10 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
 --config.dataset.groups=user to protect users. The names of the classes are public.
 """
 
+import functools
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from absl import flags
 from rich.progress import Progress
 
 from bam.cli import console, tables
-from bam.data import importing, listing, pixels
+from bam.data import importing, leaks, listing, pixels
 from bam.data.common import DataError, Split
 from bam.data.sources import parquet
 
@@ -41,6 +43,14 @@ _LABEL = flags.DEFINE_string(
 _USER = flags.DEFINE_string("user_column", "", "of --labels: whose image it is; '': not known")
 _SPLIT = flags.DEFINE_string("split_column", "", "of --labels: train or test; '': drawn by hash")
 _NUMBER = flags.DEFINE_bool("number", False, "labels are numbers, not names of classes")
+_USERS = flags.DEFINE_enum(
+    "user_from", "", ["", "folder"], "folder: that between a class and an image names its user"
+)
+_VALIDATION = flags.DEFINE_enum(
+    "validation", "", ["", "train", "test", "leave"],
+    "where validation images go; '': to training, or to the test where there is none",
+)  # fmt: skip
+_NEAR = flags.DEFINE_bool("near_duplicates", False, "count pictures that look alike, too")
 _CLASSES = flags.DEFINE_list("classes", "", "public names of the classes; '': the folders' names")
 _TEST = flags.DEFINE_float("test", 0.2, "share of users, or of images, for the test split", 0, 1)
 _STRICT = flags.DEFINE_bool("strict", False, "refuse a file that cannot be read; else leave it out")
@@ -64,20 +74,30 @@ def import_folder(folder: Path) -> None:
     preprocessing = _preprocessing()
     several = _LABEL.value.split(",")[1:] != []
     kind = "number" if _NUMBER.value else "several" if several else "class"
+    if _LABELS.value and _USERS.value:
+        raise ValueError("--user_from is for folders of classes: give --user_column with --labels")
+    if (_USER.value not in ("", "PatientID") or _SPLIT.value) and not _LABELS.value:
+        raise ValueError(
+            "--user_column and --split_column are columns of --labels, which is missing"
+        )
     if _LABELS.value:
         if not (_CLASSES.value or several or _NUMBER.value):
             raise ValueError("--labels needs --classes: their names are public, the labels are not")
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
+        table = functools.partial(
+            listing.in_table, folder, Path(_LABELS.value), validation=_VALIDATION.value, log=print
+        )
         try:
-            examples = listing.in_table(folder, Path(_LABELS.value), columns)
+            examples = table(columns)
         except DataError:
             if columns.pop("user", "") != "PatientID":
                 raise
-            examples = listing.in_table(folder, Path(_LABELS.value), columns)
+            examples = table(columns)
     else:
-        examples = listing.in_class_folders(folder)
+        users = _USERS.value == "folder"
+        examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
     if _USER.value == "PatientID" and not examples[0].user:
         examples = _with_patients(folder, examples)
     classes = _CLASSES.value or sorted({x.label for x in examples})
@@ -91,6 +111,10 @@ def import_folder(folder: Path) -> None:
         strict=_STRICT.value,
     )
     out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
+    importing.check(examples, options)
+    with ThreadPoolExecutor(workers) as pool:
+        for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
+            print(line)
     with Progress(*Progress.get_default_columns(), transient=True) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
@@ -98,7 +122,8 @@ def import_folder(folder: Path) -> None:
     if frames := manifest["first_frames"]:
         print(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
     for file, why in manifest["left_out"].items():
-        print(f"left out: {file} ({why.rpartition(': ')[2]})")
+        reader = listing.READ_BY.get(listing.suffix_of(file), "")
+        print(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
         f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "

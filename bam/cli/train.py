@@ -16,7 +16,7 @@ from ml_collections import config_flags
 
 from bam.cli import console
 from bam.privacy.rounding import rounded_up
-from bam.training import devices, loop, rundir
+from bam.training import devices, loading, loop, rundir
 from bam.training.config import KEYS
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -88,6 +88,8 @@ def describe(experiment: loop.Trainer) -> str:
         f"{config.microbatch_size} at a time",
         experiment.plan.describe(),
     ]
+    if experiment.plan.private and experiment.plan.unit == "example":
+        lines += loading.unprotected_users(config.dataset)
     condition = "ε holds if {} made without any of these examples"
     if ":" in features:
         lines.append(f"features by {features}: {condition.format('it was')}")

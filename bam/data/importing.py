@@ -8,6 +8,7 @@ import concurrent.futures
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,27 +119,39 @@ def run(
 
 def check(examples: Sequence[Example], options: Options) -> None:
     """DataError for labels that are no class, and for users, or a split, in the wrong place."""
-    _check_labels({x.label for x in examples}, options)
+    _check_labels(examples, options)
     if wrong := {x.split for x in examples} - {"", *SPLITS}:
         raise DataError(f"split {min(wrong)!r} is neither train nor test")
-    sides: dict[str, str] = {}
+    sides: dict[str, tuple[str, str]] = {}
     for example in examples:
-        side = _side(example, options.test_share)
-        if example.user and sides.setdefault(example.user, side) != side:
-            raise DataError(f"user {example.user!r} has images in both splits")
+        side = split_of(example, options.test_share)
+        if not example.user and examples[0].user:
+            raise DataError(f"{example.place}: has no user, others have")
+        other, place = sides.setdefault(example.user or example.file, (side, example.place))
+        if other != side:
+            raise DataError(
+                f"user {example.user!r} has images in both splits: {place} ({other}) and "
+                f"{example.place} ({side})"
+            )
+    if empty := set(SPLITS) - {side for side, _ in sides.values()}:
+        why = "there is one user alone" if len(sides) == 1 else f"--test is {options.test_share}"
+        raise DataError(f"no image is left for the {min(empty)} split: {why}")
+    if options.kind == "class" and len({x.label for x in examples}) < 2:
+        raise DataError(f"all images have the label {examples[0].label!r}: a model needs two")
 
 
-def _check_labels(labels: set[str], options: Options) -> None:
-    different = len(set(options.classes))
-    if different < len(options.classes) or (options.kind == "class" and different < 2):
-        raise DataError("at least two classes are needed, each once")
-    if options.kind == "class" and (unknown := labels - set(options.classes)):
-        raise DataError(f"label {min(unknown)!r} is none of the classes {list(options.classes)}")
-    for label in labels:
+def _check_labels(examples: Sequence[Example], options: Options) -> None:
+    names, different = list(options.classes), len(set(options.classes))
+    if different < len(names) or (options.kind == "class" and different < 2):
+        raise DataError(f"at least two classes are needed, each once; these are {names}")
+    for label, example in {x.label: x for x in reversed(examples)}.items():
+        where = f"{example.place}: label {label!r}"
+        if options.kind == "class" and label not in names:
+            raise DataError(f"{where} is none of the classes {names}")
         if options.kind == "number" and not _finite(label):
-            raise DataError(f"label {label!r} is no finite number")
+            raise DataError(f"{where} is no finite number")
         if options.kind == "several" and set(label.split(",")) - {"0", "1"}:
-            raise DataError(f"labels {label!r} of {list(options.classes)} are not zeros and ones")
+            raise DataError(f"{where} of {names} is not zeros and ones")
 
 
 def _finite(text: str) -> bool:
@@ -159,7 +172,7 @@ def read_manifest(out: Path) -> JsonObject:
     return manifest
 
 
-def _side(example: Example, test_share: float) -> str:
+def split_of(example: Example, test_share: float) -> str:
     """The split of an example: as given, or by a hash of its user, or of its file's name."""
     if example.split:
         return example.split
@@ -171,7 +184,7 @@ def _shards(examples: Sequence[Example], options: Options) -> dict[str, list[Exa
     """File name -> its examples, in order."""
     shards = {}
     for split in SPLITS:
-        own = [x for x in examples if _side(x, options.test_share) == split]
+        own = [x for x in examples if split_of(x, options.test_share) == split]
         parts = [own[i : i + SHARD] for i in range(0, len(own), SHARD)]
         for number, part in enumerate(parts):
             shards[f"{split}-{number:05d}-of-{len(parts):05d}.parquet"] = part
@@ -180,19 +193,21 @@ def _shards(examples: Sequence[Example], options: Options) -> dict[str, list[Exa
 
 def _identity(folder: Path, examples: Sequence[Example], options: Options) -> str:
     """A hash of what is asked for, and of sizes and times of the files, which tell of a change."""
-    stats = [(folder / x.file).stat() for x in examples]
+    paths = [folder / x.file for x in examples]
+    stats = [x.stat() for x in paths if os.path.exists(x)]
     facts = [[x.st_size, x.st_mtime_ns] for x in stats]
     asked = json.dumps([options._asdict(), [list(x) for x in examples], facts])
     return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
-def _digest(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The digest of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _has(file: Path, digest: str) -> bool:
-    return file.is_file() and _digest(file) == digest
+    return file.is_file() and sha256(file) == digest
 
 
 def _write_shard(
@@ -202,14 +217,23 @@ def _write_shard(
     kept, left_out = [], dict[str, str]()
     for example in shard:
         try:
-            png = pixels.encoded(folder / example.file, options.preprocessing)
-            kept.append((example, png))
+            kept.append((example, png(folder, example, options)))
         except DataError as error:
             if options.strict:
                 raise
             left_out[example.file] = str(error)
-    write([png for _, png in kept], [x for x, _ in kept], path, options)
-    return {"sha256": _digest(path), "num_rows": len(kept), "left_out": left_out}
+    write([x for _, x in kept], [x for x, _ in kept], path, options)
+    return {"sha256": sha256(path), "num_rows": len(kept), "left_out": left_out}
+
+
+def png(folder: Path, example: Example, options: Options) -> bytes:
+    """An example's image as a PNG, by the options' preprocessing; else a DataError."""
+    file = folder / example.file
+    if not (os.path.isfile(file) and os.access(file, os.R_OK)):  # a pipe would be waited for
+        is_named = "\\udc" not in example.file
+        why = "no file that can be read" if is_named else "the name is not UTF-8"
+        raise DataError(f"{file}: {why}")
+    return pixels.encoded(file, options.preprocessing)
 
 
 def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, options: Options) -> None:

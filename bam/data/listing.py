@@ -1,105 +1,377 @@
 """Which images there are, and what each one's label is: folders of classes, or a table."""
 
+import codecs
 import collections
+import contextlib
 import csv
-from collections.abc import Iterable
+import io
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from bam import files
 from bam.data.common import DataError
 from bam.data.sources import parquet
 
 SUFFIXES = (  # the last ones are read by packages of extras
-    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2", ".j2k", ".avif",
-    ".npy", ".dcm", ".dicom", ".ima", ".heic", ".heif", ".nii", ".nii.gz",
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2",
+    ".j2k", ".avif", ".npy", ".dcm", ".dicom", ".ima", ".heic", ".heif", ".nii", ".nii.gz",
 )  # fmt: skip
+# Suffixes of images that are not read -> what to do.
+READ_BY = {
+    **dict.fromkeys((".psd", ".svg", ".ai", ".eps", ".raw", ".dng"), "save them as PNG"),
+    **dict.fromkeys((".npz", ".mat", ".h5"), "save their arrays as .npy"),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack them"),
+    "no suffix": "DICOM often has none: name them .dcm",
+}
 SPLITS = ("train", "test")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# What systems and programs leave in folders, beside names that begin with a dot.
+JUNK = {
+    "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "icon\r",
+    "system volume information", "lost+found", "__pycache__",
+}  # fmt: skip
+MISSING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "<NA>"}
+_IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
+
+Log: TypeAlias = Callable[[str], None]
+Counts: TypeAlias = collections.Counter[str]
 
 
 class Example(NamedTuple):
     """An image file, relative to the folder; "" where a table or a folder does not say.
 
-    A label is the name of a class, a number, or of several labels zeros and ones: "0,1,1".
+    A label is the name of a class, a number, or of several labels zeros and ones: "0,1,1". `row` is
+    that of the table, from 1; 0: there is no table.
     """
 
     file: str
     label: str
     user: str = ""
     split: str = ""
+    row: int = 0
+
+    @property
+    def place(self) -> str:
+        """How an error names it."""
+        return f"row {self.row}: {self.file}" if self.row else self.file
 
 
-def in_class_folders(folder: Path) -> list[Example]:
+def in_class_folders(
+    folder: Path, validation: str = "", users: bool = False, log: Log = lambda line: None
+) -> list[Example]:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
-    DataError for a class without images or with one, which would be known to be in training.
+    Images of `validation` go to "train", "test" or "leave"; "": to training, or to the test where
+    there is no other. With `users` the folder between a class and an image names its user. `log` is
+    given lines on what is ignored, moved or doubtful. DataError for folders that are no classes,
+    and for a class without images or with one, which would be known to be in training.
     """
-    below = _folders(folder)
-    splits = {x.name: _folders(x) for x in below}
-    given = set(splits) == set(SPLITS)
-    examples = [
-        Example(str(file.relative_to(folder)), name.name, split=split if given else "")
-        for split, names in (splits.items() if given else [("", below)])
-        for name in names
-        for file in sorted(name.rglob("*"))
-        if file.name.lower().endswith(SUFFIXES)
-    ]
-    names = {x.name for many in (splits.values() if given else [below]) for x in many}
-    images = collections.Counter(example.label for example in examples)
-    for name in sorted(names):
-        if images[name] < 2:
-            few = "no image" if not images[name] else "one image"
-            raise DataError(f"{folder}: class {name} has {few}; a class needs two at least")
-    if not examples:
-        raise DataError(f"{folder}: no folder of a class with images in it")
-    return examples
+    images, folders, ignored = tree(folder)
+    below = [tuple(map(_normal, x.relative_to(folder).parts)) for x in folders]
+    _check_level(folder, images, below)
+    depth = 2 if any(split_name(x[0]) for x in below) else 1
+    examples, nested = list[Example](), set[str]()
+    for file in images:
+        *above, _ = map(_normal, file.relative_to(folder).parts)
+        if len(above) < depth:
+            unreadable = f"that cannot be read: {_printable(file.name)}"
+            ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
+            continue
+        if any(map(split_name, above[depth:])):
+            raise DataError(f"{file}: a split belongs above the classes: FOLDER/test/CLASS")
+        if users and len(above) == depth:
+            raise DataError(f"{file}: is in no folder of a user, between class and image")
+        nested |= set(above[depth : depth + 1])
+        name, user = _printable(str(file.relative_to(folder))), above[depth] if users else ""
+        examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
+    reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
+    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
+    if also:
+        log(f"ignored: {also}")
+    named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
+    labels = sorted({x[depth - 1] for x in named})
+    _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
+    if nested and not users:
+        log(
+            f"images are in {len(nested):,} folders below those of classes (NOT PRIVATE). If these "
+            "are persons, give --user_from=folder: else ε is for one image, not for one person"
+        )
+    return _divided(folder, _once(folder, folder, examples, log), validation, log)
 
 
 def in_table(
-    folder: Path, table: Path, columns: dict[str, str], limit: int = 10_000_000
+    folder: Path,
+    table: Path,
+    columns: dict[str, str],
+    limit: int = 10_000_000,
+    validation: str = "",
+    log: Log = lambda line: None,
 ) -> list[Example]:
     """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
 
-    Several columns of labels are separated by commas, and so are their values then. DataError for
-    a column or a file that is not there, a file named twice, a row without a value.
+    Paths are in FOLDER, however they are written: absolute or relative to FOLDER or to the table,
+    with backslashes, without a suffix or with one of another case. Several columns of labels are
+    separated by commas, and so are their values then. `validation` and `log` are as above.
+    DataError for a column or a file that is not there, a row without a value, and one file in rows
+    that differ; rows that say the same count once.
     """
-    rows = _rows(table)
-    examples = []
+    header, rows = _rows(table, ",".join(columns.values()).casefold().split(","), log)
+    if len(rows) > limit:
+        raise DataError(f"{table}: more than {limit:,} rows")
+    places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
+    find, examples = _finder(folder, table), list[Example]()
     for number, row in enumerate(rows, start=1):
-        if number > limit:
-            raise DataError(f"{table}: more than {limit:,} rows")
-        named = {field: name.split(",") for field, name in columns.items()}
-        if missing := [x for names in named.values() for x in names if x not in row]:
-            raise DataError(f"{table}: no column {missing[0]} among {', '.join(map(str, row))}")
-        if any(row[x] in (None, "") for names in named.values() for x in names):
-            raise DataError(f"{table}: row {number} lacks a value")
-        values = {field: ",".join(str(row[x]) for x in names) for field, names in named.items()}
-        path = (folder / values["file"]).resolve()
-        if not path.is_relative_to(folder.resolve()) or not path.is_file():
-            raise DataError(f"{table}: row {number}: no file {values['file']} in {folder}")
-        examples.append(Example(**values))
+        texts, where = [_text(x) for x in row], f"{table}: row {number}"
+        if not any(texts):
+            continue
+        if any(texts[len(header) :]):
+            raise DataError(f"{where} has {len(texts)} values, the header {len(header)}")
+        texts += [""] * (len(header) - len(texts))
+        values = {field: [texts[x] for x in own] for field, own in places.items()}
+        for field, own in values.items():
+            if not {""}.union(MISSING if field != "label" else ()).isdisjoint(own):
+                raise DataError(f"{where} lacks a value of {columns[field]}")
+        if len(values["label"]) > 1:
+            values["label"] = [{"True": "1", "False": "0"}.get(x, x) for x in values["label"]]
+        example = Example(**{field: ",".join(own) for field, own in values.items()}, row=number)
+        if example.split and not split_name(example.split):
+            raise DataError(f"{where}: split {example.split!r} is not train, validation or test")
+        file, split = find(example.file, where), split_name(example.split)
+        examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    [(file, times)] = collections.Counter(example.file for example in examples).most_common(1)
-    if times > 1:
-        raise DataError(f"{table}: {file} is there {times} times; an image has one label")
-    return examples
+    unused = [x for x in header if x not in columns.values() and _IDS.search(x)]
+    for name in [] if "user" in columns else unused:
+        ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
+        if 1 < len(ids) < len(examples):
+            log(
+                f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(rows):,} rows; if it "
+                f"names persons, give --user_column={name} to protect them"
+            )
+    return _divided(table, _once(folder, table, examples, log), validation, log)
 
 
-def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
-    return sorted(x for x in folder.iterdir() if x.is_dir() and not x.name.startswith("."))
+def split_name(text: str) -> str:
+    """The split that a folder or a value of a table names, or ""."""
+    return SPLIT_NAMES.get(text.strip().casefold(), "")
 
 
-def _rows(table: Path) -> Iterable[dict[str, object]]:
+def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]]) -> None:
+    """DataError for splits beside classes, and for the folder above the one that is meant."""
+    inner, inside = 0, {x[0] for x in below}
+    splits = sorted(filter(split_name, inside))
+    full = {_normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
+    if splits and (classes := sorted(full.difference(splits))):
+        raise DataError(
+            f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
+            "into the folders of splits, and rename a class that has such a name"
+        )
+    while len(inside) == 1 and not splits:
+        inner += 1
+        inside = {x[inner] for x in below if len(x) > inner}
+    meant = folder.joinpath(*max(below, default=())[:inner])
+    if inner and len(inside) > 1 and meant not in {x.parent for x in images}:
+        raise DataError(f"{folder}: has one folder alone, of folders: did you mean {meant}?")
+
+
+def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
+    """DataError for a class of less than two images; a line if a name is odd."""
+    shown = _listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
+    also = f"; ignored: {also}" if also else ""
+    if not images:
+        raise DataError(f"{folder}: no folder of a class with images in it{also}")
+    for name in labels:
+        few = "one image" if images[name] else "no image"
+        if "\\udc" in name or images[name] < 2:
+            why = "a name that is not UTF-8" if "\\udc" in name else f"{few}; a class needs two"
+            raise DataError(f"{folder}: class {name} has {why}: {shown}{also}")
+    same = Counts(name.strip().casefold() for name in labels)
+    is_odd = lambda x: x != x.strip() or split_name(x) or same[x.casefold()] > 1  # noqa: E731
+    if odd := list(filter(is_odd, labels)):
+        log(f"are these meant as classes: {_listed(odd)}? Images of each: {shown}")
+
+
+def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:
+    """Examples whose split is training or test, or drawn by hash where there is no test."""
+    images = collections.Counter(x.split for x in examples)
+    validation = validation or ("train" if images["train"] and images["test"] else "test")
+    if images["validation"]:
+        moved = "left out" if validation == "leave" else f"put in the {validation} split"
+        log(f"{images['validation']:,} validation images are {moved}: --validation chooses that")
+    into = {"validation": validation}
+    there = [x._replace(split=into.get(x.split, x.split)) for x in examples]
+    there = [x for x in there if x.split != "leave"]
+    given = {x.split for x in there}
+    if given == {"train"}:
+        log("there is no test split: a share of the training images (--test) is drawn by hash")
+        return [x._replace(split="") for x in there]
+    if not given & {"train", ""}:
+        raise DataError(f"{where}: no training images, but {_listed(sorted(images))}")
+    return there
+
+
+def _once(folder: Path, where: Path, examples: list[Example], log: Log) -> list[Example]:
+    """Each file once, by its resolved path: the promise is for one image, not for a row of it."""
+    first: dict[str, Example] = {}
+    for example in examples:
+        path = str(folder / example.file)
+        other = first.setdefault(os.path.realpath(path) if os.path.exists(path) else path, example)
+        if other[1:4] != example[1:4]:
+            raise DataError(
+                f"{where}: {example.place} is there 2 times, see {other.place}, with another label,"
+                " user or split; an image has one label"
+            )
+    if repeated := len(examples) - len(first):
+        log(f"{repeated:,} times a file is named once more, with the same facts: it counts once")
+    return list(first.values())
+
+
+def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
+    """`path as a table has it, where that is -> path in the folder`, else a DataError."""
+    top, real = os.path.abspath(folder), os.path.realpath(folder)
+    bases = (top, os.path.abspath(table.parent))
+    known = collections.defaultdict[str, set[str]](set)  # names without case, or suffix -> paths
+
+    def key(path: str | Path) -> str:
+        return _normal(os.path.relpath(path, top)).casefold()
+
+    def find(text: str, where: str) -> str:
+        spelled = (text, text.replace("\\", "/"))
+        paths = [os.path.normpath(os.path.join(base, x)) for x in spelled for base in bases]
+        for path in filter(os.path.isfile, paths):
+            resolved = os.path.relpath(os.path.realpath(path), real)
+            for file in (resolved, os.path.relpath(path, top)):  # a link may lead elsewhere
+                if not file.startswith(".."):
+                    return file
+        for image in () if known else tree(folder)[0]:
+            for name in (image, image.with_suffix("")):
+                known[key(name)].add(_printable(str(image.relative_to(folder))))
+        meant = sorted(set[str]().union(*(known.get(key(x), ()) for x in paths)))
+        if len(meant) == 1:
+            return meant[0]
+        several = f"; several could be meant: {_listed(meant)}" if meant else ""
+        raise DataError(f"{where}: no file {text[:200]} in {folder}{several}")
+
+    return find
+
+
+def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
+    """The header of a table and its rows."""
     if not table.is_file():
         raise DataError(f"{table}: no such file")
-    if table.suffix == ".parquet":
+    if table.suffix.lower() in (".parquet", ".pq"):
         with parquet.readable(table):
-            rows: list[dict[str, object]] = parquet.pq.read_table(table).to_pylist()
-        return rows
+            read = parquet.pq.read_table(table)
+            return read.column_names, list(zip(*(x.to_pylist() for x in read.columns), strict=True))
+    text = _decoded(table, log)
+    first = text.partition("\n")[0].replace('"', "").casefold()
+    # The sniffer of `csv` guesses from the rows; here some names of the header are known.
+    names = {x: {_text(name) for name in first.split(x)} for x in ",;\t|"}
+    delimiter = max(names, key=lambda x: (len(names[x].intersection(wanted)), len(names[x])))
+    lines = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table}: not a readable CSV file: {error}") from error
+        header, *rows = list(lines) or [[]]
+    except csv.Error as error:
+        where = f"{table}: line {lines.line_num}"
+        raise DataError(f"{where}: not a readable CSV file: {error}") from error
+    return [_text(x) for x in header], list(rows)
+
+
+def _decoded(table: Path, log: Log) -> str:
+    """A text in UTF-8, UTF-16 or Windows' encoding, without blank lines at its beginning."""
+    data = files.read_bytes(table)
+    if data[:2] == b"PK":
+        raise DataError(f"{table}: is a workbook or an archive: save it as CSV")
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or data[1:2] == b"\0"
+    for encoding in ["utf-16"] if wide else ["utf-8-sig", "cp1252", "latin-1"]:
+        with contextlib.suppress(UnicodeDecodeError):
+            text = io.StringIO(data.decode(encoding), newline=None).read().lstrip("\n")
+            if encoding in ("cp1252", "latin-1"):
+                log(f"{table} is not UTF-8: read as {encoding}")
+            return re.sub(r"\Asep=.\n", "", text)  # a line of Excel's own
+    raise DataError(f"{table}: not a readable CSV file: damaged UTF-16")
+
+
+def _column(table: Path, header: list[str], name: str) -> int:
+    """The place of a column: of that name, or of the only one that differs in case alone."""
+    places = [i for i, x in enumerate(header) if x == name]
+    places = places or [i for i, x in enumerate(header) if x.casefold() == name.casefold()]
+    if len(places) != 1:
+        seen = files.one_line(_listed(header))[:300]
+        many = f"{len(places)} columns" if places else "no column"
+        raise DataError(f"{table}: {many} {name} among {seen}")
+    return places[0]
+
+
+def _text(value: object) -> str:
+    """A value of a table as text: whole numbers without a point, "" for none."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    return "" if value is None else _normal(str(value)).strip()
+
+
+def _printable(text: str) -> str:
+    r"""A path as text, in which `\udc…` stands for bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _normal(text: str) -> str:
+    """Equal texts for names that look equal: composed characters."""
+    return unicodedata.normalize("NFC", _printable(text))
+
+
+def tree(folder: Path) -> tuple[list[Path], list[Path], Counts]:
+    """Images and folders below a folder, and how much of what is ignored.
+
+    A link or folder that leads nowhere is among the images, to be left out by its name.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    images, folders, ignored = list[Path](), list[Path](), Counts()
+
+    def walk(place: Path, above: set[str], num_links: int) -> None:
+        try:
+            entries = sorted(place.iterdir())
+        except OSError:
+            images.append(place)
+            return
+        for path in entries:
+            if path.name.startswith((".", "~$")) or path.name.casefold() in JUNK:
+                ignored["hidden or of the system"] += 1
+            elif os.path.isdir(path):
+                real, links = os.path.realpath(path), num_links + path.is_symlink()
+                if real in above or links > 3:
+                    ignored["links in circles"] += 1
+                    continue
+                folders.append(path)
+                walk(path, above | {real}, links)
+            elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
+                images.append(path)
+            else:
+                ignored[suffix_of(path.name)] += 1
+
+    top = Path(os.path.realpath(folder))
+    walk(folder, {str(x) for x in (top, *top.parents)}, 0)
+    return images, folders, ignored
+
+
+def suffix_of(name: str) -> str:
+    """In lower case, as `READ_BY` has it."""
+    last = "".join(Path(name).suffixes[-2:]).lower()
+    return last if last in (*READ_BY, *SUFFIXES) else Path(name).suffix.lower() or "no suffix"
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

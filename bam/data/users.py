@@ -85,6 +85,12 @@ def check(config: ConfigDict) -> None:
             raise ValueError(f"{key} with dataset.group_size: it {why}")
 
 
+def column(folder: Path | None) -> str:
+    """The column of user ids that `bam data import` wrote; "": it was told of no users."""
+    manifest = folder and folder / "manifest.json"
+    return str(files.read_json(manifest).get("ids", "")) if manifest and manifest.is_file() else ""
+
+
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     """A data set with the ids of its training rows, as a config's `dataset.groups` names them.
 

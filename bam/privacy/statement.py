@@ -187,6 +187,7 @@ def in_words(plan: PrivacyPlan, nominal: bool, released: str) -> str:
 ## In plain words
 
 **What is protected.** Each single {_protected(plan)}.
+{"**It is not one person, who may have several.** " if unit == "example" else ""}\
 Random noise was added during training, so that the same weights could have come out {could}
 too; ε and δ limit how much less likely that would have been.
 

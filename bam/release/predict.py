@@ -20,8 +20,6 @@ from bam.release.load import Released
 
 TOGETHER = 16  # images at once: of any number of files, one compilation
 
-JUNK = (".", "__MACOSX", "@eaDir")  # of systems: names that begin so
-
 # The network's outputs of an image, or why there are none.
 Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
 
@@ -35,14 +33,9 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
     for path in paths:
         if not (path.is_dir() or path.is_file()):
             raise DataError(f"{path}: no such file or folder")
-        files = [path] if not path.is_dir() else [
-            file
-            for file in sorted(path.rglob("*"))
-            if file.suffix.lower() in listing.SUFFIXES and file.is_file()
-            if not any(x.startswith(JUNK) for x in file.relative_to(path).parts)
-        ]  # fmt: skip
+        files = sorted(listing.tree(path)[0]) if path.is_dir() else [path]
         if not files:
-            raise DataError(f"{path}: no image in it ({', '.join(sorted(listing.SUFFIXES))})")
+            raise DataError(f"{path}: no image in it ({', '.join(listing.SUFFIXES)})")
         within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
         images |= {file: unicodedata.normalize("NFC", name) for file, name in within.items()}
     return images

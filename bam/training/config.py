@@ -131,7 +131,8 @@ KEYS = (
         least=0),
     Key("dataset.groups", "",
         "Ids of the users that training rows belong to, for privacy of users and not of single "
-        "examples: a column of the Parquet files, or a .npy file with an integer for each row."),
+        "examples: a column of the Parquet files, or a .npy file with an integer for each row; "
+        '"": with a group_size those that `bam data import` was told of.'),
     Key("dataset.group_size", 0,
         "The most examples used of a user. See docs/users.md.", most=2**62),
     Key("dataset.memory", "auto",

@@ -46,7 +46,7 @@ _datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods shar
 def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
     options = wanted.dataset.as_configdict().to_dict()
     name, holdout = options.pop("name"), options.pop("holdout", 0)
-    groups, _ = options.pop("groups", ""), options.pop("group_size", 0)
+    groups, size = options.pop("groups", ""), options.pop("group_size", 0)
     memory = options.pop("memory", "auto")
     if ":" in name:
         # Of the keys that every data set has, "" and 0 say that they are not set.
@@ -56,6 +56,8 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     else:
         loaded = datasets.load(name, **options, stays=_stays(memory, options, log))
     folder = datasets.folder_of(name, options.get("source"), options.get("path"))
+    if name == "folder" and size and not groups:
+        groups = users.column(folder)
     if groups:
         has_columns = name == "folder" or options.get("source") == "parquet"
         loaded = users.with_ids(loaded, groups, folder if has_columns else None)
@@ -94,3 +96,12 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
     if memory == "stream" and options.get("source") in ("archive", "sklearn"):
         raise ValueError("dataset.memory=stream is for the sources parquet and tfds")
     return stays
+
+
+def unprotected_users(section: ConfigDict) -> list[str]:
+    """What a run on an imported folder says if its ε is for one image: a line, or none."""
+    if section.name != "folder":
+        return []
+    named = users.column(files.user_path(section.path))
+    way = ": these data name users, and --config.dataset.group_size=K protects all of each"
+    return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"]

@@ -1,0 +1,117 @@
+"""What ε does not see: the same picture, or the same person, in places that count as different."""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse, spatial
+
+from bam.data import importing
+from bam.data.common import DataError, decode_images
+from bam.data.listing import Example
+
+FEW = 10  # test images of a class, below which its figures are mostly chance
+ALIKE = 8  # of 255: the most by which a pixel differs of two pictures that look alike
+
+
+def lines(
+    folder: Path,
+    examples: Sequence[Example],
+    options: importing.Options,
+    near: bool,
+    pool: Executor,
+) -> list[str]:
+    """Warnings about a list of images: counts alone, marked NOT PRIVATE.
+
+    They are of files with the same bytes (if `near`, of pictures that look alike, too) in both
+    splits or of two users, of users with most of the images, and of classes with few to test on.
+    """
+    split = [importing.split_of(x, options.test_share) for x in examples]
+    users, labels = [x.user for x in examples], [x.label for x in examples]
+    kinds = {"of the same bytes": _same_bytes([folder / x.file for x in examples], pool)}
+    if near:
+        kinds["that look alike"] = _alike(folder, examples, options, pool)
+    warnings = []
+    places = {"in training and test": split, "of two users": users, "of two labels": labels}
+    for kind, groups in kinds.items():
+        for where, own in places.items():
+            if num := sum(len({own[x] for x in group}) > 1 for group in groups):
+                warnings.append(f"pictures {kind} {where}: {num:,}")
+        if groups and not users[0]:
+            num = sum(map(len, groups)) - len(groups)
+            warnings.append(f"copies {kind}: {num:,}; ε for one image is for one of them")
+    images = Counter(zip(labels, split, strict=True))
+    few = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
+    if few and options.kind == "class":
+        shown = ", ".join(f"{x} {images[x, 'train']:,} and {images[x, 'test']:,}" for x in few[:12])
+        warnings.append(
+            f"classes with fewer than {FEW} images to test on, or none to train on: {len(few):,}, "
+            f"to train and test {shown}; see figures by class (bam report), not accuracy alone"
+        )
+    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _of_users(users)]
+    if not users[0]:
+        warnings.append(
+            "NO USERS ARE NAMED: ε will be for one image, not for one person; who is in several "
+            "images is protected less (docs/users.md)"
+        )
+    return warnings
+
+
+def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
+    """Files in groups of the same bytes; where sizes differ nothing is read."""
+    there = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
+    sizes = {i: size for i in there if (size := paths[i].stat().st_size)}
+    times = Counter(sizes.values())
+    several = [i for i, size in sizes.items() if times[size] > 1]
+    return _grouped(several, pool.map(importing.sha256, [paths[i] for i in several]))
+
+
+def _alike(
+    folder: Path, examples: Sequence[Example], options: importing.Options, pool: Executor
+) -> list[list[int]]:
+    """Examples in groups that look alike at 8 × 8 grey pixels."""
+    small = options.preprocessing._replace(size=(8, 8), channels=1)
+    small = options._replace(preprocessing=small)
+
+    def png(example: Example) -> bytes | None:
+        try:
+            return importing.png(folder, example, small)
+        except DataError:
+            return None
+
+    pngs = {i: x for i, x in enumerate(pool.map(png, examples)) if x}
+    if not pngs:
+        return []
+    pictures = decode_images(list(pngs.values()), str(folder)).reshape(len(pngs), -1)
+    different, which = np.unique(pictures, axis=0, return_inverse=True)
+    tree, num = spatial.KDTree(different.astype(np.float32)), len(different)
+    near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1].ravel()
+    own, is_near = np.repeat(np.arange(num), 4), near < num
+    pairs = sparse.coo_array((is_near[is_near], (own[is_near], near[is_near])), (num, num))
+    group = sparse.csgraph.connected_components(pairs, directed=False)[1]
+    return _grouped(list(pngs), group[which.ravel()].tolist())
+
+
+def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
+    groups = defaultdict[object, list[int]](list)
+    for number, key in zip(numbers, keys, strict=True):
+        groups[key].append(number)
+    return [x for x in groups.values() if len(x) > 1]
+
+
+def _of_users(users: Sequence[str]) -> list[str]:
+    """Of users who have most of the images, or who may be one."""
+    images = Counter(filter(None, users))
+    warnings = []
+    if same := len(images) - len({" ".join(x.casefold().split()) for x in images}):
+        warnings.append(f"users that differ from another in case or spaces alone: {same:,}")
+    if (most := max(images.values(), default=0)) > len(users) / 2:
+        kept = (f"{k} keeps {sum(min(k, x) for x in images.values()):,}" for k in (1, 4, 16, 64))
+        warnings.append(
+            f"one user has {most:,} of {len(users):,} images; --config.dataset.group_size="
+            f"{', '.join(kept)} of them"
+        )
+    return warnings

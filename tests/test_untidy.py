@@ -1,0 +1,325 @@
+"""Folders and tables as people have them are read rightly, or refused in one line that says why."""
+
+import collections
+import dataclasses
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from bam.data import importing, leaks, listing, pixels
+from bam.data.common import DataError
+from bam.privacy import statement
+from bam.training import loading, loop
+from configs import digits
+from tests.cases import refused
+
+OPTIONS = importing.Options(pixels.Preprocessing((8, 8), 1), ("A", "B"), 0.3, strict=False)
+
+
+def tree(top, spec):
+    """Writes paths, "A/1.png…" an image of its own, "x>y" a link to y, and "x=y" a copy of y."""
+    for number, word in enumerate(spec.split()):
+        place, link, target = re.fullmatch(r"([^>=]+)([>=]?)(.*)", word).groups()
+        path = Path(os.fsdecode(os.fsencode(top) + b"/" + place.encode("latin-1")))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if link == ">":
+            path.symlink_to(target)
+        elif link:
+            path.write_bytes((top / target).read_bytes())
+        elif place.endswith("/"):
+            path.mkdir(exist_ok=True)
+        elif path.suffix.lower() in listing.SUFFIXES:
+            grey = np.random.default_rng(number).integers(0, 255, (12, 12), np.uint8)
+            Image.fromarray(grey).save(path)
+        else:
+            path.write_bytes(b"x")
+    return top
+
+
+def counts(examples, what=("split", "label", "user")):
+    """For example "train:A 2, test:A 1", of what there is."""
+    keys = [":".join(filter(None, (getattr(x, y) for y in what))) for x in examples]
+    return ", ".join(f"{key} {num}" for key, num in sorted(collections.Counter(keys).items()))
+
+
+TWO = "A/1.png A/2.png B/1.png B/2.png "
+
+
+def split(name):
+    return TWO.replace("A/", f"{name}/A/").replace("B/", f"{name}/B/")
+
+
+FOLDERS = {
+    # name: (tree, arguments, what comes of it or "!" and the error, lines that are printed)
+    "plain": (TWO, {}, "A 2, B 2", ""),
+    "three splits": (split("train") + split("val") + split("test"), {},
+        "test:A 2, test:B 2, train:A 4, train:B 4", "4 validation images are put in the train"),
+    "validation as test": (split("TRAIN") + split("Validation") + split("Testing"),
+        {"validation": "test"}, "test:A 4, test:B 4, train:A 2, train:B 2", "put in the test"),
+    "validation left": (split("training") + split("valid") + split("test"), {"validation": "leave"},
+        "test:A 2, test:B 2, train:A 2, train:B 2", "are left out"),
+    "no test": (split("Train") + split("valid"), {}, "test:A 2, test:B 2, train:A 2, train:B 2",
+        "put in the test split"),
+    "train alone": (split("train"), {}, "A 2, B 2", "no test split: .* by hash"),
+    "test alone": (split("test") + split("val"), {}, "!no training images", ""),
+    "splits and classes": (TWO + split("Test"), {}, "!Test name a split, A, B do not", ""),
+    "splits and notes": (split("train") + split("test") + "docs/old/a.txt", {},
+        "test:A 2, test:B 2, train:A 2, train:B 2", r"1 \.txt"),
+    "splits of images": ("train/1.png train/2.png test/1.png", {}, "!no folder of a class .*"
+        "3 outside of class folders", ""),
+    "a level too many": (split("data/set"), {}, "!did you mean .*data/set", ""),
+    "splits too low": (split("set/train") + split("set/test"), {}, "!did you mean .*/set", ""),
+    "images alone": ("1.png 2.png", {}, "!2 outside of class folders", ""),
+    "junk": (TWO + "__MACOSX/A/._1.png A/._1.png A/Thumbs.db A/.thumbnails/1.png .git/1.png "
+        "desktop.ini B/sub/.ipynb_checkpoints/1-checkpoint.png A/@eaDir/1.png", {}, "A 2, B 2",
+        "8 hidden or of the system"),
+    "unread": (TWO + "A/1.psd A/2.PSD B/3.npz B/4.zip A/5 notes.txt", {}, "A 2, B 2",
+        r"2 \.psd: save them as PNG, 1 \.npz: .*, 1 \.zip: unpack them, 1 no suffix: DICOM"),
+    "all unread": ("A/1.psd A/2.psd B/1.psd B/2.psd", {}, "!4 .psd: save them as PNG", ""),
+    "an empty class": (TWO + "C/", {}, "!class C has no image.*A 2, B 2, C 0 .NOT PRIVATE", ""),
+    "a class of a split's name": (split("train") + "train/val/1.png train/val/2.png", {},
+        "A 2, B 2, val 2", "these meant as classes: val.*A 2, B 2, val 2 .NOT PRIVATE"),
+    "a class in two cases": (TWO + "a/1.png a/2.png", {}, "A 2, B 2, a 2",
+        "classes: A, a.*A 2, B 2, a 2"),
+    "a broken link": (TWO + "A/3.png>nowhere.png B/dir>nowhere C>nowhere", {}, "A 3, B 3",
+        "1 that cannot be read: C"),
+    "no UTF-8": (TWO + "A/\xff.png", {}, "A 3, B 2", ""),
+    "a class not of UTF-8": (TWO + "\xff/1.png \xff/2.png", {}, "!not UTF-8", ""),
+    "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>. all>. C>C", {},
+        "A 4, B 3", "3 links in circles"),
+    "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 folders below"),
+    "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png is there 2 times", ""),
+    "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 times a file"),
+    "patients": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {}, "A 2, B 2",
+        "3 folders below .*NOT PRIVATE.* --user_from=folder: else ε is for one image"),
+    "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": True},
+        "A:p1 1, A:p2 1, B:p1 1, B:p3 1", ""),
+    "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
+        "!A/test/1.png: a split belongs above the classes", ""),
+    "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": True},
+        "!A/2.png: is in no folder of a user", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
+    spec, arguments, expected, printed = FOLDERS[kind]
+    tree(tmp_path, "outside/9.png")
+    top, lines = tree(tmp_path / "photographs", spec), []
+    arguments = {"log": lines.append, **arguments}
+    if expected.startswith("!"):
+        refused(expected[1:], listing.in_class_folders, top, kind=DataError, **arguments)
+        return
+    examples = listing.in_class_folders(top, **arguments)
+    assert counts(examples) == expected
+    assert re.search(printed, "\n".join(lines)) if printed else not lines
+
+
+HEAD = "file,label,who,part"
+ROWS = f"{HEAD}\nA/1.png,A,p1,train\nB/1.png,B,p2,Test\n"
+TABLES = {
+    # name: (text, bytes or columns of a table, what comes of it or "!" and the error, lines)
+    "plain": (ROWS, "test:B 1, train:A 1", ""),
+    "a mark": (b"\xef\xbb\xbf" + ROWS.encode(), "test:B 1, train:A 1", ""),
+    "UTF-16": (ROWS.encode("utf-16"), "test:B 1, train:A 1", ""),
+    "semicolons": (ROWS.replace(",", ";"), "test:B 1, train:A 1", ""),
+    "tabs": (ROWS.replace(",", "\t"), "test:B 1, train:A 1", ""),
+    "Excel": ("sep=;\n" + ROWS.replace(",", ";"), "test:B 1, train:A 1", ""),
+    "CRLF": (ROWS.replace("\n", "\r\n"), "test:B 1, train:A 1", ""),
+    "old Mac": (ROWS.replace("\n", "\r"), "test:B 1, train:A 1", ""),
+    "spaces": (ROWS.replace(",", " , ") + " , , ,\n\n", "test:B 1, train:A 1", ""),
+    "other case": (ROWS.replace("label", "Label").replace("png", "PNG"), "test:B 1, train:A 1", ""),
+    "quotes": ('file,label,who,part\n"A/1.png", "A","p,1",val\nB/1.png,B,p2,TRAINING\n',
+        "test:A 1, train:B 1", "1 validation images are put in the test"),
+    "Latin-1": (f"{HEAD}\nÄ/1.png,A,p1,train\nB/1.png,B,p2,test\n".encode("latin-1"),
+        "test:B 1, train:A 1", "read as cp1252"),
+    "other accents": (ROWS.replace("A/", "A\u0308/"), "test:B 1, train:A 1", ""),
+    "ways": (f"{HEAD}\n./A/1.png,A,p1,train\n../photographs/A/2.png,A,p1,train\n"
+        "B\\1.png,B,p2,test\n{top}/B/2.png,B,p3,test\nA/../B/3,B,p2,test\n",
+        "test:B 3, train:A 2", ""),
+    "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 times a file"),
+    "two labels": (f"{ROWS}A/../A/1.png,B,p1,train\n", "!row 3: A/1.png is there 2 .* row 1", ""),
+    "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 3: A/1.png is there 2 times", ""),
+    "two splits": (f"{ROWS}A/1.png,A,p1,test\n", "!row 3: .*split", ""),
+    "a comma more": (f"{ROWS}A/2.png,A,p1,train,x\n", "!row 3 has 5 values, the header 4", ""),
+    "a comma less": (f"{ROWS}A/2.png,A,p1\n", "!row 3 lacks a value of part", ""),
+    "NaN": (f"{ROWS}A/2.png,A,NaN,train\n", "!row 3 lacks a value of who", ""),
+    "no label": (f"{ROWS}A/2.png, ,p1,train\n", "!row 3 lacks a value of label", ""),
+    "a split of no name": (f"{ROWS}A/2.png,A,p1,fold3\n", "!row 3: split 'fold3' is not train", ""),
+    "no file": (f"{ROWS}A/77.png,A,p1,train\n", "!row 3: no file A/77.png", ""),
+    "outside": (f"{ROWS}../outside/9.png,A,p1,train\n", "!row 3: no file ../outside/9.png", ""),
+    "two files meant": (f"{ROWS}A/5,A,p1,train\n", "!row 3: .*A/5.png, A/5.tif", ""),
+    "a column twice": (f"{HEAD},who\nA/1.png,A,p,train,q\n", "!2 columns who among", ""),
+    "an open quote": (f'{ROWS}"A/2.png,A,p1,train\n', "!line 4: not a readable CSV", ""),
+    "UTF-16, no mark": (ROWS.encode("utf-16-le"), "test:B 1, train:A 1", ""),
+    "a workbook": (b"PK\x03\x04" + bytes(99), "!save it as CSV", ""),
+    "bytes": (bytes(range(256)) * 4, "!not a readable CSV|no column", ""),
+    "no rows": (HEAD, "!has no rows", ""),
+    "nothing": ("", "!no column", ""),
+    "Parquet": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7.0, 8.0],
+        "part": ["train", "test"]}, "test:1 1, train:0 1", ""),
+    "Parquet, NaN": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7, None],
+        "part": ["train", "test"]}, "!row 2 lacks a value of who", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
+    content, expected, printed = TABLES[kind]
+    spec = "A/2.png A/5.png A/5.tif B/1.png B/2.png B/3.png Ä/1.png link.png>A/1.png"
+    top, lines, table = tmp_path / "photographs", [], tmp_path / "table.csv"
+    tree(tmp_path, "outside/9.png")
+    tree(top, f"A/1.png {spec}".replace("Ä", "Ä".encode().decode("latin-1")))
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), table := tmp_path / "table.PARQUET")
+    else:
+        content = content.replace("{top}", str(top)) if isinstance(content, str) else content
+        table.write_bytes(content if isinstance(content, bytes) else content.encode())
+    columns = {"file": "file", "label": "label", "user": "who", "split": "part"}
+    if expected.startswith("!"):
+        refused(expected[1:], listing.in_table, top, table, columns, kind=DataError)
+        return
+    examples = listing.in_table(top, table, columns, log=lines.append)
+    assert counts(examples, ("split", "label")) == expected
+    assert len({os.path.realpath(top / x.file) for x in examples}) == len(examples)
+    assert re.search(printed, "\n".join(lines)) if printed else not lines
+
+
+def test_a_column_that_may_name_persons_is_offered(tmp_path):
+    top, lines = tree(tmp_path / "x", TWO), []
+    rows = ["file,label,patient_id", *(f"{x},{x[0]},{x[-5]}" for x in TWO.split())]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    columns = {"file": "file", "label": "label"}
+    listing.in_table(top, tmp_path / "t.csv", columns, log=lines.append)
+    assert len(lines) == 1 and "NOT PRIVATE" in lines[0] and "--user_column=patient_id" in lines[0]
+    listing.in_table(top, tmp_path / "t.csv", columns | {"user": "patient_id"}, log=lines.append)
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("examples", "change", "message"),
+    [
+        ([("A/1.png", "A", "p"), ("B/1.png", "B", "p")], {}, "there is one user alone"),
+        ([("A/1.png", "A", "", "train"), ("A/2.png", "A", "", "test")], {}, "have the label 'A'"),
+        ([("A/1.png", "A", "", "train", 1), ("A/2.png", "C", "", "test", 2)], {},
+         "row 2: A/2.png: label 'C' is none of the classes"),
+        ([("A/1.png", "A", "", "train"), ("A/2.png", "B", "", "train")], {}, "for the test split"),
+        ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png: has no user, others have"),
+        ([("A/1.png", "A", "p", "train"), ("A/2.png", "B", "p", "test")], {},
+         r"user 'p' has images in both splits: A/1.png \(train\) and A/2.png \(test\)"),
+        ([("A/1.png", "x", "", "train", 5)], {"kind": "number"}, "row 5: .* no finite number"),
+        ([("A/1.png", "A")], {"classes": ("A",)}, r"two classes are needed.*\['A'\]"),
+    ],
+)  # fmt: skip
+def test_what_is_listed_is_checked_before_any_file_is_written(tmp_path, examples, change, message):
+    top, out = tree(tmp_path / "x", TWO), tmp_path / "out"
+    many = [listing.Example(*x) for x in examples]
+    refused(message, importing.run, top, many, out, OPTIONS._replace(**change), kind=DataError)
+    assert not out.exists()
+
+
+def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkeypatch):
+    top = tree(tmp_path / "x", split("train") + split("test") + "train/A/\xff.png "
+               "train/B/3.png>none.png train/A/locked/4.png")  # fmt: skip
+    os.mkfifo(top / "test" / "A" / "3.png")
+    iterdir = Path.iterdir
+
+    def locked(path):
+        if path.name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", locked)
+    examples = listing.in_class_folders(top)
+    manifest = importing.run(top, examples, tmp_path / "out", OPTIONS)
+    why = {file: text.rpartition(": ")[2] for file, text in manifest["left_out"].items()}
+    assert why == {
+        "test/A/3.png": "no file that can be read",
+        "train/A/\\udcff.png": "the name is not UTF-8",
+        "train/A/locked": "no file that can be read",
+        "train/B/3.png": "no file that can be read",
+    }
+    assert manifest["num_examples"] == {"train": 4, "test": 4}
+    strict = OPTIONS._replace(strict=True)
+    refused("x/t.*: ", importing.run, top, examples, tmp_path / "no", strict, kind=DataError)
+
+
+def leaked(top, examples, near=False, options=OPTIONS):
+    with ThreadPoolExecutor(1) as pool:
+        found = leaks.lines(top, [listing.Example(*x) for x in examples], options, near, pool)
+    return "\n".join(x for x in found if "fewer than 10 images" not in x)
+
+
+def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path):
+    top = tree(tmp_path, TWO)
+    Image.open(top / "A" / "1.png").resize((90, 90)).save(top / "A" / "1.png")
+    Image.open(top / "A" / "1.png").resize((45, 45)).save(top / "B" / "like.jpg", quality=75)
+    tree(top, "B/copy.png=A/1.png")
+    one = ("A/1.png", "A", "p", "train")
+    twice = leaked(top, [one, ("B/copy.png", "B", "q", "test")])
+    assert twice.count("NOT PRIVATE: pictures of the same bytes ") == 3
+    assert all(
+        x in twice for x in ("in training and test: 1", "of two users: 1", "of two labels: 1")
+    )
+    alike = [one, ("B/like.jpg", "A", "q", "test"), ("A/2.png", "A", "r", "test")]
+    assert leaked(top, alike) == ""
+    assert leaked(top, alike, near=True).splitlines() == [
+        f"NOT PRIVATE: pictures that look alike {x}: 1"
+        for x in ("in training and test", "of two users")
+    ]
+    others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
+    assert leaked(top, others, near=True) == ""
+    single = leaked(top, [x[:2] for x in (one, ("B/copy.png", "A"))])
+    assert "copies of the same bytes: 1;" in single and "NO USERS ARE NAMED" in single
+
+
+def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
+    top = tree(tmp_path, TWO)
+    users = ["p"] * 30 + ["q", "Q ", "r"]
+    lines = leaked(top, [("none.png", "A", x) for x in users])
+    assert "one user has 30 of 33 images" in lines and "group_size=1 keeps 4, 4 keeps 7" in lines
+    assert "users that differ from another in case or spaces alone: 1" in lines
+    assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
+
+
+def test_classes_with_few_images_to_test_on_are_named(tmp_path):
+    num = {("A", "train"): 9, ("A", "test"): 10, ("B", "train"): 99, ("B", "test"): 9}
+    examples = [
+        listing.Example(f"{x}{i}", x[0], "", x[1]) for x, n in num.items() for i in range(n)
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        few = [x for x in leaks.lines(tmp_path, examples, OPTIONS, False, pool) if "fewer" in x]
+    assert few[0].startswith("NOT PRIVATE: ") and ": 1, to train and test B 99 and 9;" in few[0]
+
+
+def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(statement, "_powers", lambda plan, otherwise: "")  # takes seconds
+    spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
+    top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
+    importing.run(top, listing.in_class_folders(top, users=True), out, OPTIONS)
+    config = digits.get_config("dp_sgd")
+    config.dataset.update({"name": "folder", "path": str(out)})
+    config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
+    config.model.name, config.microbatch_size = "linear", 8
+    trainer = loop.build(config)
+    unprotected = loading.unprotected_users
+    loud, way = "ε IS FOR ONE IMAGE, NOT FOR ONE PERSON", "these data name users"
+    assert unprotected(config.dataset)[0].startswith(f"{loud}: {way}")
+    whole = dataclasses.replace(trainer.plan.population, group_size=2)
+    plan = dataclasses.replace(trainer.plan, population=whole)
+    words = [statement.in_words(x, nominal=False, released="it") for x in (trainer.plan, plan)]
+    assert ["**It is not one person" in x for x in words] == [True, False]
+    users = lambda **x: loading.make_dataset(ConfigDict({**config.dataset, **x})).users  # noqa: E731
+    np.testing.assert_array_equal(users(group_size=2), users(group_size=2, groups="user"))
+    assert users() is None
+    (out / importing.MANIFEST).write_text('{"ids": ""}')  # as if no users had been named
+    assert [loud in x and way not in x for x in unprotected(config.dataset)] == [True]
+    assert users(group_size=2, memory="device") is None
