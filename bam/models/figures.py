@@ -1,13 +1,10 @@
 """Figures that judge outputs on test data, each with a 95 % interval by the bootstrap.
 
-Images are drawn with replacement, as many as there are, 1,000 times from a public seed; the interval
-is from the 2.5th to the 97.5th percentile of the figure in those draws where it is defined. All
-figures are made of sums over images, so a draw is a row of weights. For the area under the ROC curve
-these are of the share of the other class that an image is ranked right against.
-
-Intervals of few images are too narrow: a recall of 1 has one of no width.
-
-Source: Efron 1979, "Bootstrap Methods"; DeLong, DeLong & Clarke-Pearson 1988.
+Images are drawn with replacement, as many as there are, 1,000 times from a public seed. An interval
+is from the 2.5th to the 97.5th percentile of a figure over the draws that define it. Of few images
+it is too narrow: a recall of 1 has one of no width. All figures are made of sums over images, so
+a draw is a row of weights. For the area under the ROC curve the sums are of each image's share of
+the other class that it is ranked right against (DeLong, DeLong & Clarke-Pearson 1988).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +18,7 @@ from bam.files import JsonObject
 NUM_DRAWS, SEED, TOGETHER = 1000, 0, 20
 NUM_BINS = 15  # of the calibration error: of equal width
 MOST_NAMED = 100  # classes, or labels, that have figures of their own
-LOWER_IS_BETTER = {"brier_score", "calibration_error", "loss", "mean_absolute_error"}
+LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error"}
 
 
 class Figures(NamedTuple):
@@ -40,7 +37,7 @@ class Figures(NamedTuple):
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of finite outputs `[N, classes]` and labels `[N]`; the Brier score of two is of one."""
+    """Of finite outputs `[N, classes]` and labels `[N]`."""
     num, num_classes = outputs.shape
     outputs = outputs.astype(np.float64)
     log_p = special.log_softmax(outputs, axis=1)
@@ -55,24 +52,25 @@ def _of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -
         others[~is_class] += centred / len(centred) / len(present)
     predicted = outputs.argmax(axis=1)
     right, confidence = predicted == labels, np.exp(log_p.max(axis=1))
-    brier = np.exp(2 * log_p).sum(axis=1) - 2 * np.exp(log_p[np.arange(num), labels]) + 1
-    brier /= 2 if num_classes == 2 else 1
     bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    # Sums by class, by bin, and of all: each image is in one of the first and one of the second.
-    ends = num_classes * np.arange(4)
-    columns = [labels + ends[0], labels + ends[1], labels + ends[2], bins + ends[3]]
-    columns += [np.full(num, ends[3] + NUM_BINS + i) for i in range(2)]
-    values = [np.ones(num), right, own, confidence - right, brier, others]
-    flat = (np.stack(x, axis=1).ravel() for x in (values, columns))
-    starts = len(columns) * np.arange(num + 1)
-    sums = _sums(sparse.csr_array((*flat, starts), shape=(num, ends[3] + NUM_BINS + 2)))
-    count, num_right, own, gaps, (brier, others) = np.split(sums.T, [*ends[1:], ends[3] + NUM_BINS])
-    figures = _by_class(count.T, num_right.T, names) | {
-        "auroc": np.clip(_mean((own / count).T) + others, 0, 1),
-        "calibration_error": np.abs(gaps).sum(axis=0) / num,
-        "brier_score": brier / num,
+    columns = [_placed(x, labels, num_classes) for x in (np.ones(num), right, own)]
+    columns += [_placed(confidence - right, bins, NUM_BINS), others[:, None]]
+    columns += [-log_p[np.arange(num), labels][:, None]]
+    ends = np.cumsum([x.shape[1] for x in columns])[:-1]
+    count, num_right, own, gaps, others, losses = np.split(_sums(sparse.hstack(columns)), ends, 1)
+    recall = num_right / count
+    figures = {
+        "accuracy": num_right.sum(axis=1) / num,
+        "balanced_accuracy": _mean(recall),
+        "auroc": np.clip(_mean(own / count) + others[:, 0], 0, 1),
+        "calibration_error": np.abs(gaps).sum(axis=1) / num,
+        "log_loss": losses[:, 0] / num,
     }
-    return _entries(figures, _confusion(labels, predicted, num_classes))
+    result: JsonObject = {"figures": _intervals(figures | _named("recall", recall, names))}
+    if num_classes <= MOST_NAMED:
+        cells = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+        result["confusion"] = cells.reshape(num_classes, num_classes).tolist()
+    return result
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -83,13 +81,13 @@ def _of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
     place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
     columns = [x * side for x in (np.ones_like(place), right, place) for side in (yes, ~yes)]
     ones, zeros, *sums = np.split(_sums(np.concatenate(columns, axis=1)), 6, axis=1)
-    recall, specificity, above, below = (x / y for x, y in zip(sums, [ones, zeros] * 2))
+    recall, specificity, above, below = map(np.divide, sums, [ones, zeros] * 2)
     area = np.clip(above + below - above[0], 0, 1)
     balanced = (recall + specificity) / 2
     figures = {"accuracy": (sums[0] + sums[1]).sum(axis=1) / labels.size}
     for name, each in (("balanced_accuracy", balanced), ("auroc", area)):
         figures |= {name: _mean(each)} | _named(name, each, names)
-    return _entries(figures)
+    return {"figures": _intervals(figures)}
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -102,34 +100,16 @@ def _of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -
     absolute, squared, first, second = np.split(_sums(columns) / len(targets), 4, axis=1)
     variance = second - first**2
     r2 = 1 - squared / np.where(variance > 1e-12 * second, variance, np.nan)
-    return _entries({"mean_absolute_error": absolute.mean(axis=1), "r2": _mean(r2)})
-
-
-@np.errstate(divide="ignore", invalid="ignore")
-def _of_pixels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of outputs `[N, h, w, classes]` and labels `[N, h, w]`; it is images that are drawn."""
-    num, num_classes = len(labels), outputs.shape[-1]
-    predicted, labels = (x.reshape(num, -1) for x in (outputs.argmax(axis=-1), labels))
-    image = num_classes * np.arange(num)[:, None]
-
-    def counts(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        flat = np.bincount((image + classes).ravel(), weights, minlength=num * num_classes)
-        return flat.reshape(num, num_classes)
-
-    is_right = (predicted == labels).ravel()
-    columns = [counts(labels), counts(labels, is_right), counts(predicted)]
-    count, right, said = np.split(_sums(np.concatenate(columns, axis=1)), 3, axis=1)
-    figures = _by_class(count, right, names) | {"mean_iou": _mean(right / (count + said - right))}
-    return _entries(figures, _confusion(labels, predicted, num_classes))
+    figures = {"mean_absolute_error": absolute.mean(axis=1), "r2": _mean(r2)}
+    return {"figures": _intervals(figures)}
 
 
 CLASSES = Figures(
-    ("accuracy", "balanced_accuracy", "recall", "auroc", "calibration_error", "brier_score"),
+    ("accuracy", "balanced_accuracy", "recall", "auroc", "calibration_error", "log_loss"),
     _of_classes,
 )
 LABELS = Figures(("accuracy", "balanced_accuracy", "auroc"), _of_labels)
 NUMBERS = Figures(("mean_absolute_error", "r2"), _of_numbers)
-PIXELS = Figures(("accuracy", "balanced_accuracy", "recall", "mean_iou"), _of_pixels)
 
 
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
@@ -141,6 +121,12 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
         place[side] = below / (2 * len(other)) if len(other) else np.nan
     place[~positive] = 1 - place[~positive]
     return place
+
+
+def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
+    """Rows of `num` columns, each with a value in one of them."""
+    rows = np.arange(len(values) + 1)
+    return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
 
 
 def _sums(columns: Any) -> np.ndarray:
@@ -155,13 +141,6 @@ def _sums(columns: Any) -> np.ndarray:
     return np.concatenate(sums)
 
 
-def _by_class(count: np.ndarray, right: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    recall = right / count
-    share = right.sum(axis=1) / count.sum(axis=1)
-    figures = {"accuracy": share, "balanced_accuracy": _mean(recall)}
-    return figures | _named("recall", recall, names)
-
-
 def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """A figure of each class or label, by name or else by number, if they are not too many."""
     num = each.shape[1]
@@ -171,28 +150,17 @@ def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.
     return {f"{figure}/{name}": x for name, x in zip(distinct, each.T, strict=True)}
 
 
-def _confusion(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> Any:
-    if num_classes > MOST_NAMED:
-        return None
-    cells = np.bincount((labels * num_classes + predicted).ravel(), minlength=num_classes**2)
-    return cells.reshape(num_classes, num_classes).tolist()
-
-
 def _mean(each: np.ndarray) -> np.ndarray:
     """Of each row, over what is defined."""
     defined = np.isfinite(each)
     return np.where(defined, each, 0).sum(axis=1) / defined.sum(axis=1)
 
 
-def _entries(figures: Mapping[str, np.ndarray], confusion: Any = None) -> JsonObject:
-    named = {name: _interval(values) for name, values in figures.items()}
-    return {"figures": named} | ({"confusion": confusion} if confusion else {})
-
-
-def _interval(values: np.ndarray) -> list[float] | None:
-    """The first, with the interval of the others; None if the first is undefined."""
-    if not np.isfinite(values[0]):
-        return None
-    drawn = values[1:][np.isfinite(values[1:])]
-    ends = np.percentile(drawn, (2.5, 97.5)) if drawn.size else values[[0, 0]]
-    return [float(values[0]), *ends.tolist()]
+def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | None]:
+    """Of each the first value, with the interval of the others; None if the first is undefined."""
+    intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
+    for name, values in figures.items():
+        if np.isfinite(values[0]):
+            ends = np.nanpercentile(values, (2.5, 97.5))
+            intervals[name] = [float(values[0]), *ends.tolist()]
+    return intervals

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from bam.extras import needs
-from bam.models.figures import CLASSES, LABELS, NUMBERS, PIXELS, Figures
+from bam.models.figures import CLASSES, LABELS, NUMBERS, Figures
 
 
 class Loss(NamedTuple):
@@ -137,7 +137,6 @@ def per_pixel(weights: Sequence[float] | None = None) -> Loss:
         check,
         right=lambda output, label: jnp.mean(_is_class(output, label)),
         metrics=metrics,
-        figures=PIXELS,
     )
 
 
