@@ -7,8 +7,8 @@ a draw is a row of weights. For the area under the ROC curve the sums are of eac
 the other class that it is ranked right against (DeLong, DeLong & Clarke-Pearson 1988).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import sparse, special
@@ -21,23 +21,13 @@ MOST_NAMED = 100  # classes, or labels, that have figures of their own
 LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error"}
 
 
-class Figures(NamedTuple):
-    """The figures of a loss.
-
-    Attributes:
-      names: of the figures; one of a single class or label has `/` and its name behind.
-      of: `(outputs, labels, names of classes or labels) ->` entries of `summary.json`: `figures`,
-        name -> value and ends of its interval, None where it is undefined; of classes `confusion`,
-        too: rows of true classes with the number of images by predicted class.
-    """
-
-    names: tuple[str, ...]
-    of: Callable[[np.ndarray, np.ndarray, Sequence[str]], JsonObject]
-
-
 @np.errstate(divide="ignore", invalid="ignore")
-def _of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of finite outputs `[N, classes]` and labels `[N]`."""
+def of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+    """Of finite outputs `[N, classes]` and labels `[N]`, entries of `summary.json`.
+
+    They are `figures`, name -> value and ends of its interval, None where it is undefined, and
+    `confusion`, for each true class the number of images by predicted class.
+    """
     num, num_classes = outputs.shape
     outputs = outputs.astype(np.float64)
     log_p = special.log_softmax(outputs, axis=1)
@@ -74,7 +64,7 @@ def _of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
     """Of outputs and labels `[N, labels]`, 0 or 1; a label is said to be there of outputs > 0."""
     yes = labels > 0
     right = (outputs > 0) == yes
@@ -91,7 +81,7 @@ def _of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
     """Of outputs `[N, targets]` and as many numbers; R² is the mean of those of the targets."""
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
@@ -104,12 +94,13 @@ def _of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -
     return {"figures": _intervals(figures)}
 
 
-CLASSES = Figures(
-    ("accuracy", "balanced_accuracy", "recall", "auroc", "calibration_error", "log_loss"),
-    _of_classes,
-)
-LABELS = Figures(("accuracy", "balanced_accuracy", "auroc"), _of_labels)
-NUMBERS = Figures(("mean_absolute_error", "r2"), _of_numbers)
+BOTH = ["accuracy", "balanced_accuracy", "auroc"]
+# What each has; of a single class or label behind a "/".
+NAMES: dict[Any, list[str]] = {
+    of_classes: [*BOTH, "recall", "calibration_error", "log_loss"],
+    of_labels: BOTH,
+    of_numbers: ["mean_absolute_error", "r2"],
+}
 
 
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:

@@ -59,7 +59,6 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     return _TEMPLATES.get_template("report.html").render(
         run=shown,
         public=public,
-        most_shown=MOST_SHOWN,
         title=one_line(about if public else run.workdir.resolve().name),
         about=about,
         plots_missing=plots.MISSING,
@@ -114,7 +113,7 @@ def _measured(run: Run, beginning: str) -> list[Chart]:
 
 
 def _tests(summary: JsonObject) -> JsonObject | None:
-    """The figures of test data that a summary has; those of the lowest classes if there are many.
+    """The figures of test data that a summary has; of the lowest classes if there are many.
 
     A stranger's entries that are no figures are left out.
     """
@@ -122,21 +121,24 @@ def _tests(summary: JsonObject) -> JsonObject | None:
     if not isinstance(recorded, dict):
         return None
     whole: JsonObject = {}
-    by_class: dict[str, JsonObject] = {}
+    members: dict[str, JsonObject] = {}
     for name, interval in recorded.items():
         with contextlib.suppress(TypeError, ValueError):
             value, low, high = map(float, interval)
             figure, slash, member = name.partition("/")
-            (by_class.setdefault(figure, {}) if slash else whole)[member or name] = value, low, high
-    for figure, members in by_class.items():
-        lowest = sorted(members, key=members.__getitem__)[:MOST_SHOWN]
-        by_class[figure] = {x: members[x] for x in members if x in lowest}
+            (members.setdefault(figure, {}) if slash else whole)[member or name] = value, low, high
+    charts = {}
+    for figure, each in members.items():
+        lowest = sorted(each, key=each.__getitem__)[:MOST_SHOWN]
+        cut = f", the {MOST_SHOWN} lowest of {len(each)}" if len(each) > MOST_SHOWN else ""
+        title = f"{figure.replace('_', ' ')}, one by one{cut}".capitalize()
+        charts[title] = {x: each[x] for x in each if x in lowest}
     names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
     with contextlib.suppress(TypeError, ValueError):
         confusion = np.array(summary.get("confusion"), float)
     if confusion.shape != (len(names),) * 2 or len(names) > MOST_SHOWN:
         names = []
-    return {"whole": whole, "by_class": by_class, "names": names, "confusion": confusion.tolist()}
+    return {"whole": whole, "charts": charts, "names": names, "confusion": confusion.tolist()}
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:

@@ -19,7 +19,7 @@ from scipy import optimize, stats
 from bam import provenance
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.models.figures import LOWER_IS_BETTER
+from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, Run, with_seeds
 from bam.training import devices, registry, rundir, trainer
@@ -256,8 +256,8 @@ def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
         return "accuracy" if all(loss.right for loss in losses.values()) else "loss"
     metric = metric.removeprefix("test_")
     for name, loss in losses.items():
-        known = {"loss", *(loss.figures.names if loss.figures else ())}
-        if loss.figures and metric.partition("/")[0] not in known:
+        known = ["loss", *NAMES.get(loss.figures, [])]
+        if loss.figures in NAMES and metric.partition("/")[0] not in known:
             there = ", ".join(sorted(known))
             raise ValueError(f"no metric {metric!r} of the loss {name}; there are {there}")
     return metric

@@ -144,11 +144,10 @@ def train(
                 on_event(name, str(stop))
                 return
             summary = result.summary
-            accuracy, loss = (summary.get(f"test_{key}") for key in ("accuracy", "loss"))
-            text = "" if loss is None else f"loss {loss:.4g}"
-            text = text if accuracy is None else f"{accuracy:.2%}"
-            took = f"{text} in {summary['seconds']:.0f} s".strip()
-            on_event(name, "; ".join(filter(None, (took, rundir.divergence(summary)))))
+            accuracy = summary["test_accuracy"]
+            text = "trained" if accuracy is None else f"{accuracy:.2%}"
+            text += f" in {summary['seconds']:.0f} s"
+            on_event(name, "; ".join(filter(None, (text, rundir.divergence(summary)))))
         if busy == missing:
             on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
             return

@@ -61,4 +61,4 @@ def _figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
     if not np.isfinite(outputs).all():
         return {"figures": None}
     labels, names = np.asarray(trainer.dataset.test.labels), getattr(trainer.dataset, "classes", ())
-    return figures.of(outputs, labels, names)
+    return figures(outputs, labels, names)
