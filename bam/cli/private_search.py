@@ -26,7 +26,7 @@ from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import Selection, composed_epsilon
 from bam.release import export
 from bam.sweep import runs
-from bam.training import loop, registry, rundir, score
+from bam.training import loop, rundir, score
 
 # What a trial's config says that no other's does; further figures would help nobody.
 FIXED = {"accountant", "eval.every", "diagnostics.every"}
@@ -76,9 +76,6 @@ def search(
       ValueError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
-    for config in grid.values():
-        if registry.make_loss(config.loss).right is None:
-            raise ValueError(f"a trial's score is an accuracy: loss {config.loss.name} has none")
     trainers = runs.build(grid, lambda: False)
     if (workdir / TRIALS).exists():
         trainers = {name: _with_recorded_noise(workdir, x) for name, x in trainers.items()}
