@@ -305,6 +305,14 @@ def test_a_gain_is_above_0_where_a_run_is_better_whichever_way_its_metric_goes()
     assert table["paired gain"](lower) == "+0.5"
 
 
+def test_a_group_whose_runs_diverged_says_so_in_place_of_a_number():
+    both = {"old": [run_of(0.5, 2.0)], "new": [run_of(0.0, None)]}
+    bad = row("loss", both)
+    table = sweeps.columns({}, [row("loss", both, "old"), bad])
+    assert table["loss (lower is better)"](bad) == "diverged" and table["paired gain"](bad) == "–"
+    assert row("accuracy", both)["accuracy"]["mean"] == 0.0  # the worst, and a number
+
+
 def test_the_best_setting_is_the_one_of_the_best_metric():
     study = grid("dp_sgd", ["clip_norm=1,2,3"])
     found = {"1": run_of(0.9, 2.0), "2": run_of(0.1, 1.0), "3": run_of(0.5, None)}
