@@ -8,10 +8,11 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from bam.cli import sweeps
+from bam.data import datasets
 from bam.models import figures, losses
 from bam.release import page, records
 from bam.sweep import comparison, runs
-from bam.training import loop, trainer
+from bam.training import loop, summary, trainer
 from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, diverging, strict
 from tests.test_page import write
 from tests.test_sweep import grid
@@ -165,18 +166,25 @@ def test_a_run_ends_with_the_figures_of_the_weights_that_are_released(kind, tmp_
     assert judge(start, data.test.labels, ())["figures"] != expected
 
 
-def test_names_of_classes_are_those_of_the_data_set():
-    found = figures.of_classes(logits(0, 1), np.array([0, 1]), ("ill", "well"))
-    assert {"recall/ill", "recall/well"} <= set(found["figures"])
-    same = figures.of_classes(logits(0, 1), np.array([0, 1]), ("ill", "ill"))  # tell nothing apart
-    assert {"recall/0", "recall/1"} <= set(same["figures"])
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(("ill", "well"), {"ill", "well"}), (("ill", "ill"), {"0", "1"}), ((), {"0", "1"})],
+)
+def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(names, expected):
+    class Named(datasets.Dataset):
+        classes = names
+
+    split = data_of(np.array([0, 1] * 5), 2)
+    built = trainer.build(config_of("cross_entropy"), Named(*split))
+    found = summary._figures(built, logits(*[0, 1] * 5))["figures"]
+    assert {name[7:] for name in found if name.startswith("recall/")} == expected
 
 
 def test_outputs_that_are_no_numbers_have_no_figures(tmp_path):
     data = data_of(*KINDS["cross_entropy"])
     loop.train(diverging(config_of("cross_entropy"), data, NAN), 0, tmp_path)
-    summary = strict((tmp_path / "summary.json").read_text())
-    assert summary["figures"] is None and "confusion" not in summary
+    found = strict((tmp_path / "summary.json").read_text())
+    assert found["figures"] is None and "confusion" not in found
 
 
 # On its page.
@@ -188,8 +196,8 @@ def no_charts(monkeypatch):
     monkeypatch.setitem(page._TEMPLATES.filters, "svg", lambda chart: "")
 
 
-def shown(folder, public=False, **summary):
-    run = records.read(write(folder, **summary))
+def shown(folder, public=False, **facts):
+    run = records.read(write(folder, **facts))
     return page.page(run, public=public, made_by="bam")
 
 
@@ -241,8 +249,7 @@ def test_figures_of_a_stranger_break_no_page(forged, tmp_path):
 
 
 def run_of(accuracy=0.5, loss=1.0, **more):
-    summary = {"test_accuracy": accuracy, "test_loss": loss, "figures": more}
-    return runs.Run({}, [], summary)
+    return runs.Run({}, [], {"test_accuracy": accuracy, "test_loss": loss, "figures": more})
 
 
 @pytest.mark.parametrize(
