@@ -160,16 +160,17 @@ def test_weights_that_cannot_be_are_refused(weights):
     refused(r"loss\.weights must be finite numbers from 0", losses.cross_entropy, weights)
 
 
-def test_a_sweep_and_a_private_search_refuse_what_has_no_accuracy(tmp_path):
-    flags = ["--config=digits", "--methods=dp_sgd", f"--workdir={tmp_path}"]
-    done = run_command("bam.cli.sweep", *flags, "--config.loss.name=squared_error")
-    assert done.returncode == 2
-    assert "a sweep compares accuracies: the loss squared_error has none" in done.stderr
-    done = run_command(
-        "bam.cli.sweep", *flags, "--private", "--trials_mean=2", "--set=clip_norm=1,2",
-        "--config.loss.name=binary",
-    )  # fmt: skip
-    assert done.returncode == 2 and "classified right: loss cross_entropy" in done.stderr
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.loss.name=squared_error", "classified right: loss cross_entropy"),
+        ("--metric=auroc", "--private judges trials by --score"),
+    ],
+)
+def test_a_private_search_judges_by_what_is_classified_right_alone(flag, message, tmp_path):
+    flags = ["--config=digits", "--methods=dp_sgd", f"--workdir={tmp_path}", "--private"]
+    done = run_command("bam.cli.sweep", *flags, "--trials_mean=2", "--set=clip_norm=1,2", flag)
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_class_weights_scale_gradients_and_not_what_is_released():

@@ -267,6 +267,7 @@ def test_mu_bounds_the_whole_profile_and_is_hardly_above_the_least(sigma, prob, 
     f = accounting.poisson_tradeoff(up_to=1.5 * epsilon, **mechanism)
     alpha = np.linspace(0, 1, 501)
     assert np.all(f(alpha) >= tradeoff.gaussian_tradeoff(mu)(alpha) - 2e-5)
+    assert np.any(f(alpha) < tradeoff.gaussian_tradeoff(0.95 * mu)(alpha) - 2e-5)  # likewise
 
 
 def test_mu_of_gaussians_without_sampling_is_exact():

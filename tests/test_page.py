@@ -84,6 +84,8 @@ def test_epsilon_and_delta_are_the_recorded_ones_rounded_up(run):
     shown = key_numbers(of(run))
     epsilon = json.loads((run / "plan.json").read_text())["epsilon"]
     assert epsilon <= float(shown["ε"]) < epsilon * 1.001
+    mu = records.read(run).plan.mu
+    assert mu <= float(shown["μ"]) < mu * 1.001
     assert shown["δ"] == "1.4e-05" and float(f"{1.4e-5:.1g}") < 1.4e-5  # the control
     assert shown["test accuracy"] == "43.6 %" and shown["steps"] == "4"
 

@@ -142,6 +142,8 @@ def test_no_missing_value_in_the_data_decides_whether_a_search_ends(path, judged
     assert np.isnan(held_out).any() == (path != "none")
     assert "chosen:" in said and "diverged" not in said
     export.export(tmp_path / "s" / "chosen", tmp_path / "out")
+    for trial in (tmp_path / "s" / "trials").iterdir():
+        assert ("figures" in files.read_json(trial / "summary.json")) == (not judged_on)
     if judged_on:  # no figure of a held-out image but the noised score
         for trial in (tmp_path / "s" / "trials").iterdir():
             text = (trial / "metrics.jsonl").read_text()

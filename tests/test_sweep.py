@@ -189,7 +189,11 @@ def test_a_slip_is_said_before_any_work(given, message):
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [("--methods=", "--methods is required"), ("--config.seed=3", "sets seed itself")],
+    [
+        ("--methods=", "--methods is required"),
+        ("--config.seed=3", "sets seed itself"),
+        ("--metric=f1", "no metric 'f1' of the loss cross_entropy; there are accuracy, auroc, "),
+    ],
 )
 def test_a_slip_of_a_command_is_one_line_before_any_work(flag, message, tmp_path):
     done = run_command("bam", "sweep", "--config=digits", flag, f"--workdir={tmp_path}/w", *TINY)

@@ -82,7 +82,7 @@ FOLDERS = {
         "desktop.ini B/sub/.ipynb_checkpoints/1-checkpoint.png A/@eaDir/1.png", {}, "A 2, B 2",
         "8 hidden or of the system"),
     "unread": (TWO + "A/1.psd A/2.PSD B/3.npz B/4.zip A/5 notes.txt", {}, "A 2, B 2",
-        r"2 \.psd: save them as PNG, 1 \.npz: .*, 1 \.zip: unpack them, 1 no suffix: DICOM"),
+        r"2 \.psd: save them as PNG, 1 no suffix: DICOM.*, 1 \.npz: .*, 1 \.zip: unpack"),
     "all unread": ("A/1.psd A/2.psd B/1.psd B/2.psd", {}, "!4 .psd: save them as PNG", ""),
     "an empty class": (TWO + "C/", {}, "!class C has no image.*A 2, B 2, C 0 .NOT PRIVATE", ""),
     "a class of a split's name": (split("train") + "train/val/1.png train/val/2.png", {},

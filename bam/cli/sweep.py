@@ -13,6 +13,7 @@ With --private a random number of trials is drawn from the same settings and the
 pays for the choice, too. The same command again goes on.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _HOLDOUT = flags.DEFINE_integer("holdout", 0, "training images to judge on; 0: t
 _BEST = flags.DEFINE_integer("best", 0, "settings of each method that get all seeds; 0: all", 0)
 _SMALLER = flags.DEFINE_integer(
     "smaller", 1, "search by TAN's rule: batches and noise are so many times smaller", 1
+)
+_METRIC = flags.DEFINE_string(
+    "metric", "", "to compare: a name of figures or test_… in summary.json; '': accuracy, or loss"
 )
 _OUT = flags.DEFINE_string("out", "", "files to write, less .json and .md; '': WORKDIR/sweep")
 _PRIVATE = flags.DEFINE_bool(
@@ -72,6 +76,8 @@ def main() -> None:
         if _PRIVATE.value:
             _search_privately(study)
             return
+        metric = comparison.metric_of(study.groups, _METRIC.value)
+        study = dataclasses.replace(study, metric=metric)
         if _BEST.value:
             first = sweeps.run_missing(study.configs(1))
             if not all(first.values()):
@@ -94,6 +100,8 @@ def _search_privately(study: comparison.Study) -> None:
     """Draws, trains, scores and chooses as `private_search` does."""
     if _BEST.value or flags.FLAGS["num_seeds"].present:
         raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
+    if _METRIC.value:
+        raise ValueError("--private judges trials by --score, without test data: no --metric")
     selection = Selection(_TRIALS_MEAN.value, _TRIALS_SHAPE.value, _SCORE_NOISE.value)
     trials = {
         name: private_search.as_trial(config, selection, held_out=_SCORE.value == "held_out")

@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bam import files
 from bam.cli import configs, console, tables
 from bam.files import JsonMapping, JsonObject
+from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up
 from bam.sweep import runs
-from bam.sweep.comparison import Runs, Study
+from bam.sweep.comparison import Runs, Study, is_percent
 from bam.training import loop, registry
 
 config_flags.DEFINE_config_file(
@@ -31,10 +32,10 @@ flags.DEFINE_alias("seeds", "num_seeds")
 # Heading -> what the diagnostics measure.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
 GAIN: tables.Columns = {
-    "paired gain": lambda row: tables.interval(row["gain"], "+z.2f"),
+    "paired gain": lambda row: tables.interval(row["gain"], f"+z{_form(row)}"),
     # A p that would be rounded to 0 is not 0.
     "p": lambda row: tables.number(row["p"], ".2f").replace("0.00", "< 0.01"),
-    "min. detectable": lambda row: tables.number(row["minimum_detectable_effect"], ".2f"),
+    "min. detectable": lambda row: tables.number(row["minimum_detectable_effect"], _form(row)),
 }
 
 
@@ -58,6 +59,9 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
 def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
     """A study's table: gains where something is paired, bias where it was measured."""
     paired = any(row["baseline"] not in (None, row["label"]) for row in rows)
+    metric = next((row["metric"] for row in rows if "metric" in row), "accuracy")
+    heading = metric.replace("_", " ") + ", %" * is_percent(metric)
+    heading += " (lower is better)" * (metric in LOWER_IS_BETTER)
     measured = {heading: key for heading, key in BIAS.items() if any(row[key] for row in rows)}
     gain = {
         heading: lambda row, cell=cell: "–" if row["gain"] is None else cell(row)
@@ -68,7 +72,9 @@ def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
         "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".3g"),
         **own,
         "seeds": lambda row: str(len(row["seeds"])),
-        "accuracy, %": lambda row: tables.interval(row["accuracy"], ".2f"),
+        heading: lambda row: (
+            tables.interval(row[metric], _form(row)) if row[metric] else "diverged"
+        ),
         **(gain if paired else {}),
         **{
             heading: lambda row, key=key: tables.number(row[key] and row[key]["mean"], ".3f")  # type: ignore[misc]
@@ -76,6 +82,11 @@ def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
         },
         "seconds": lambda row: f"{row['seconds']:.3g}",
     }
+
+
+def _form(row: JsonMapping) -> str:
+    """Of %, two digits; of any other metric, whose size is not known, four that count."""
+    return ".2f" if is_percent(row.get("metric", "accuracy")) else ".4g"
 
 
 def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.Run]]:

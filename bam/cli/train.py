@@ -113,6 +113,8 @@ def judged(row: dict) -> list[str]:
     shown = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
     if diverged := rundir.divergence(row):
         return [*shown, diverged]
+    if balanced := (row.get("figures") or {}).get("balanced_accuracy"):
+        shown.append(f"balanced accuracy {balanced[0]:.2%}")
     own = [x for x in row if x.startswith("test_") and "/" not in x]
     own = [x for x in own if x not in ("test_accuracy", "test_loss")]
     if "test_loss" in row and not (own or shown):

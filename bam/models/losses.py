@@ -15,6 +15,8 @@ import optax
 from jaxtyping import Array, Float
 
 from bam.extras import needs
+from bam.files import JsonObject
+from bam.models import figures as judged
 
 
 class Loss(NamedTuple):
@@ -27,12 +29,15 @@ class Loss(NamedTuple):
       right: `(output, label) ->` the share of an image's labels that are predicted right, whose
         mean is `test_accuracy`; None: there is no such thing.
       metrics: `(outputs, labels) -> figures by name`, of all test images in NumPy; None: none.
+      figures: `(outputs, labels, names of classes) ->` entries of the summary of a finished run,
+        see `bam.models.figures`; None: none.
     """
 
     of_output: Callable[[Array, Array], Float[Array, ""]]
     check: Callable[[np.ndarray, int], str]
     right: Callable[[Array, Array], Float[Array, ""]] | None = None
     metrics: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None
+    figures: Callable[[np.ndarray, np.ndarray, Sequence[str]], JsonObject] | None = None
 
 
 def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
@@ -52,7 +57,7 @@ def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
             return f"labels of {num_classes} classes, but loss.weights are {len(of_classes)}"
         return _wrong_classes(labels, num_classes, 1)
 
-    return Loss(of_output, check, right=_is_class)
+    return Loss(of_output, check, right=_is_class, figures=judged.of_classes)
 
 
 def binary() -> Loss:
@@ -81,6 +86,7 @@ def binary() -> Loss:
         check,
         right=lambda output, label: jnp.mean((output > 0) == (label > 0)),
         metrics=metrics,
+        figures=judged.of_labels,
     )
 
 
@@ -99,6 +105,7 @@ def squared_error() -> Loss:
         lambda output, label: jnp.mean(jnp.square(output - _like(label, output))),
         check,
         metrics=metrics,
+        figures=judged.of_numbers,
     )
 
 

@@ -3,10 +3,13 @@
 What it says of privacy is the statement of a release, word by word.
 """
 
+import contextlib
 import dataclasses
 import json
 import shlex
 from pathlib import Path
+
+import numpy as np
 
 from bam.extras import needs
 from bam.files import JsonObject, one_line
@@ -21,6 +24,8 @@ from bam.training.rundir import as_json, divergence, flat
 with needs("train"):
     import jinja2
     from markdown_it import MarkdownIt
+
+MOST_SHOWN = 30  # classes in a picture
 
 # Of Markdown what `statement` writes, and no more: a record that looks like a link stays a text.
 _RULES = ["heading", "fence", "list", "table", "backticks", "emphasis"]
@@ -62,6 +67,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         diverged="" if public else divergence(run.summary),
         faults=list(run.faults()) if run.private and run.summary else [],
         attacker=_attacker(run, counted) if run.private and counted else [],
+        tests=None if public else _tests(run.summary),
         accuracy=_measured(shown, "test_accuracy"),
         measured=_measured(shown, NOT_PRIVATE),
         statement=export.statement_of(run, made_by, "the weights") if is_stated else "",
@@ -104,6 +110,35 @@ def _measured(run: Run, beginning: str) -> list[Chart]:
         name = key.removeprefix(NOT_PRIVATE)
         charts.append(Chart(name, "step", {name: (steps, values)}))
     return charts
+
+
+def _tests(summary: JsonObject) -> JsonObject | None:
+    """The figures of test data that a summary has; of the lowest classes if there are many.
+
+    A stranger's entries that are no figures are left out.
+    """
+    recorded = summary.get("figures")
+    if not isinstance(recorded, dict):
+        return None
+    whole: JsonObject = {}
+    members: dict[str, JsonObject] = {}
+    for name, interval in recorded.items():
+        with contextlib.suppress(TypeError, ValueError):
+            value, low, high = map(float, interval)
+            figure, slash, member = name.partition("/")
+            (members.setdefault(figure, {}) if slash else whole)[member or name] = value, low, high
+    charts = {}
+    for figure, each in members.items():
+        lowest = sorted(each, key=each.__getitem__)[:MOST_SHOWN]
+        cut = f", the {MOST_SHOWN} lowest of {len(each)}" if len(each) > MOST_SHOWN else ""
+        title = f"{figure.replace('_', ' ')}, one by one{cut}".capitalize()
+        charts[title] = {x: each[x] for x in each if x in lowest}
+    names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
+    with contextlib.suppress(TypeError, ValueError):
+        confusion = np.array(summary.get("confusion"), float)
+    if confusion.shape != (len(names),) * 2 or len(names) > MOST_SHOWN:
+        names = []
+    return {"whole": whole, "charts": charts, "names": names, "confusion": confusion.tolist()}
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:

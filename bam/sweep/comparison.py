@@ -19,9 +19,10 @@ from scipy import optimize, stats
 from bam import provenance
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, Run, with_seeds
-from bam.training import devices, rundir, trainer
+from bam.training import devices, registry, rundir, trainer
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -35,6 +36,7 @@ SUMMARY = (
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
 # Keys of a config that say where a machine has its data.
 PATHS = ("dataset.path", "dataset.groups", "public_clip.path", "features.cache", "init_from")
+PERCENT = ("accuracy", "balanced_accuracy", "recall")
 SEARCHING = 1000  # the first seed of runs that settings are chosen by: no final run has it
 
 Runs = Mapping[str, Mapping[int, Run]]  # label -> seed -> run
@@ -141,6 +143,7 @@ class Study:
       facts: `(label, runs) -> {name: value}`, for these columns and the JSON file.
       first_seed: of the runs.
       folder: of the runs in the workdir.
+      metric: what of the test data is compared, see `metric_of`.
     """
 
     groups: Mapping[str, ConfigDict]
@@ -149,6 +152,7 @@ class Study:
     facts: Callable[[str, Sequence[Run]], JsonObject] = lambda label, runs: {}
     first_seed: int = 0
     folder: str = ""
+    metric: str = "accuracy"
 
     def configs(self, num_seeds: int) -> dict[str, Configs]:
         """Label -> its runs."""
@@ -163,8 +167,9 @@ class Study:
     def result(self, runs: Runs) -> JsonObject:
         """The rows of all groups that have runs, and what they were made with: strict JSON.
 
-        Accuracies are in %, gains in points, paired by seed; what the diagnostics measured, which
-        is NOT PRIVATE, is the mean over training without the weights before it.
+        Accuracies are in %, gains in points, paired by seed, and above 0 where a run is better;
+        what the diagnostics measured, which is NOT PRIVATE, is the mean over training without the
+        weights before it.
         """
         return {
             "device": devices.name(),
@@ -240,11 +245,57 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
         raise ValueError(f"{key}={text}: {error}") from None
 
 
+def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
+    """The metric to compare; of no name the accuracy, or the loss where a loss has no accuracy.
+
+    Names are those of `summary.json`: of `figures`, and what begins with `test_` there. ValueError,
+    with the names that there are, for one that a loss of bam does not have.
+    """
+    losses = {config.loss.name: registry.make_loss(config.loss) for config in groups.values()}
+    if not metric:
+        return "accuracy" if all(loss.right for loss in losses.values()) else "loss"
+    metric = metric.removeprefix("test_")
+    for name, loss in losses.items():
+        known = ["loss", *NAMES.get(loss.figures, [])]
+        if loss.figures in NAMES and metric.partition("/")[0] not in known:
+            there = ", ".join(sorted(known))
+            raise ValueError(f"no metric {metric!r} of the loss {name}; there are {there}")
+    return metric
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric is given in %, and gains in points."""
+    return metric.partition("/")[0] in PERCENT
+
+
+def values(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
+    """Seed -> metric, in % if `is_percent`; not of runs that diverged and so have none.
+
+    ValueError, with the names that there are, if a summary does not have it.
+    """
+    measured = {}
+    for seed, run in runs.items():
+        figures = run.summary.get("figures") or {}
+        tests = {k[5:]: x for k, x in run.summary.items() if k.startswith("test_")}
+        named = {name: x and x[0] for name, x in figures.items()} | tests
+        value = named.get(metric)
+        if value is not None:
+            measured[seed] = value * (100 if is_percent(metric) else 1)
+        elif not rundir.divergence(run.summary):
+            there = ", ".join(sorted(name for name, x in named.items() if x is not None))
+            raise ValueError(f"no metric {metric!r} in the summary of a run; there are {there}")
+    return measured
+
+
 def best(study: Study, first: Runs, num: int) -> Study:
     """The best groups of each method by the runs of the first seed, beside the baseline's best."""
-    accuracy = {label: next(iter(percent(runs).values())) for label, runs in first.items()}
+    sign = -1 if study.metric in LOWER_IS_BETTER else 1
+    score = {
+        label: sign * next(iter(values(runs, study.metric).values()), -sign * math.inf)
+        for label, runs in first.items()
+    }
     by_method: dict[str, list[str]] = {}
-    for label in sorted(accuracy, key=lambda label: -accuracy[label]):  # of equals the first
+    for label in sorted(score, key=lambda label: -score[label]):  # of equals the first
         by_method.setdefault(study.groups[label].method.name, []).append(label)
     kept = {label for labels in by_method.values() for label in labels[:num]}
     groups = {label: config for label, config in study.groups.items() if label in kept}
@@ -256,10 +307,11 @@ def row(study: Study, label: str, runs: Runs) -> JsonObject:
     """What `OUT.json` has of a group."""
     own, baseline = runs[label], study.baseline(label)
     first = next(iter(own.values()))
-    accuracies = percent(own)
+    metric, measures = study.metric, values(own, study.metric)
     gain = None
     if baseline not in (None, label):
-        gain = paired_difference(accuracies, percent(runs[str(baseline)]))
+        pair = measures, values(runs[str(baseline)], metric)
+        gain = paired_difference(*(pair[::-1] if metric in LOWER_IS_BETTER else pair))
     config = study.groups[label].copy_and_resolve_references()
     config.update_from_flattened_dict({key: "" for key in PATHS})
     config.seed = None
@@ -269,9 +321,10 @@ def row(study: Study, label: str, runs: Runs) -> JsonObject:
         **{key: first.summary[key] for key in SUMMARY},
         **{name: as_json(estimate(measured(own, name))) for name in MEASURED},
         **study.facts(label, list(own.values())),
-        "seeds": list(accuracies),
-        "accuracies": list(accuracies.values()),
-        "accuracy": as_json(estimate(list(accuracies.values()))),
+        "seeds": list(measures),
+        "metric": metric,
+        "accuracies" if metric == "accuracy" else "values": list(measures.values()),
+        metric: as_json(estimate(list(measures.values()))),
         "baseline": baseline,
         "gain": as_json(gain),
         "p": gain and p_value(gain),
@@ -279,11 +332,6 @@ def row(study: Study, label: str, runs: Runs) -> JsonObject:
         "seconds": statistics.median(run.summary["seconds"] for run in own.values()),
         "config": rundir.as_json(config),
     }
-
-
-def percent(runs: Mapping[int, Run]) -> dict[int, float]:
-    """Seed -> test accuracy in %."""
-    return {seed: 100 * run.summary["test_accuracy"] for seed, run in runs.items()}
 
 
 def measured(runs: Mapping[int, Run], quantity: str) -> list[float]:

@@ -152,7 +152,8 @@ def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:
             steps, values = over_seeds([r.rows for r in runs[row["label"]].values()], quantity)
             if steps:
                 lines.append(mean_line(label, steps, values, looks[label]))
-        charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
+        if lines:
+            charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
     seeds = max(len(row["seeds"]) for row in rows)
     panels(charts, path, f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)")
 

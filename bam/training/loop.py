@@ -132,6 +132,7 @@ class _Run:
         """Stands before the next step: the first, or that after the last checkpoint."""
         plan, dataset = trainer.plan, trainer.dataset
         self._trainer, self._files, self._secret = trainer, files, seed is None
+        self._outputs: np.ndarray | None = None  # of test images, by this state
         self._feed = Feed(trainer)
         first_seed, sampling_seed = (
             _seed_from_system() if seed is None else seed for _ in range(2)
@@ -170,6 +171,7 @@ class _Run:
         """Takes a step: in the ledger before it begins, and on disk before anything is shown."""
         started = time.perf_counter()
         self._ledger.begin()
+        self._outputs = None
         assert self._batch is not None
         self.state = self._trainer.step(self.state, *self._batch)
         self._batch = next(self._batches, None)  # while the devices are busy
@@ -194,7 +196,8 @@ class _Run:
         """
         if self._trainer.plan.selection and self._trainer.config.dataset.holdout:
             return {}
-        return evaluate(self._trainer, whole_model(self.state))
+        judged, self._outputs = judge(self._trainer, whole_model(self.state))
+        return judged
 
     def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
         """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private.
@@ -219,7 +222,9 @@ class _Run:
         last = rows[-1] if rows else {"step": -1}
         if (last["step"], last.get("steps_begun")) != (self.end, self._ledger.begun):
             last = self.add_row(self.end, self._judge())
-        summary = summarize(self._trainer, seed, last)
+        elif self._outputs is None:  # resumed after the last step
+            self._judge()
+        summary = summarize(self._trainer, seed, last, self._outputs)
         self._files.finish(summary)
         return Result(self.state, rows, summary)
 
@@ -278,6 +283,11 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     An image whose loss is not finite counts as wrong; the mean loss, and what the loss has, are
     then not finite either.
     """
+    return judge(trainer, params)[0]
+
+
+def judge(trainer: Trainer, params: Params) -> tuple[dict[str, float], np.ndarray]:
+    """What `evaluate` says, and the outputs that it judges."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
@@ -286,17 +296,16 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
         rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
         *sums, output = trainer.evaluate(params, *rows)
         totals += np.asarray(sums)
-        if criterion.metrics:
-            outputs.append(np.asarray(output))
+        outputs.append(np.asarray(output))
     accuracy, loss = (totals / len(labels)).tolist()
+    predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
     judged = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:
-        predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
         # Few metrics are defined for what is not a number: of zeros all are, and have their names.
         defined = np.zeros_like(predicted) if diverged else predicted
         own = criterion.metrics(defined, np.asarray(labels))
         judged |= dict.fromkeys(own, math.nan) if diverged else own
-    return judged | {"test_loss": loss}
+    return judged | {"test_loss": loss}, predicted
 
 
 def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:

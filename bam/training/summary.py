@@ -1,6 +1,7 @@
 """What a finished run says of itself: the facts in `summary.json`, which a release states again."""
 
 import jax
+import numpy as np
 
 from bam.files import JsonObject
 from bam.provenance import git_commit, versions
@@ -8,10 +9,15 @@ from bam.training import devices
 from bam.training.trainer import Trainer
 
 
-def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonObject:
-    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private."""
+def summarize(
+    trainer: Trainer, seed: int | None, last_row: JsonObject, outputs: np.ndarray | None = None
+) -> JsonObject:
+    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private.
+
+    `outputs` are those of the test images; None: no figures are made of them.
+    """
     plan = trainer.plan.to_json()
-    classes = [str(name) for name in getattr(trainer.dataset, "classes", ())]
+    classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
         "dataset": trainer.dataset.name,
@@ -40,6 +46,7 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "steps_begun": last_row["steps_begun"],
         **{"test_accuracy": None}
         | {key: value for key, value in last_row.items() if key.startswith("test_")},
+        **_figures(trainer, outputs),
         "seconds": last_row["seconds"],
         "device": devices.name(),
         "num_devices": trainer.mesh.size if trainer.mesh else 1,
@@ -47,3 +54,14 @@ def summarize(trainer: Trainer, seed: int | None, last_row: JsonObject) -> JsonO
         "versions": versions(),
         "commit": git_commit(),
     }
+
+
+def _figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
+    """What the loss's figures say; None in their place if an output is not finite."""
+    figures = trainer.criterion.figures
+    if figures is None or outputs is None:
+        return {}
+    if not np.isfinite(outputs).all():
+        return {"figures": None}
+    labels, names = np.asarray(trainer.dataset.test.labels), trainer.dataset.classes
+    return figures(outputs, labels, names)

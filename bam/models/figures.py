@@ -1,0 +1,157 @@
+"""Figures that judge outputs on test data, each with a 95 % interval by the bootstrap.
+
+Images are drawn with replacement, as many as there are, 1,000 times from a public seed. An interval
+is from the 2.5th to the 97.5th percentile of a figure over the draws that define it. Of few images
+it is too narrow: a recall of 1 has one of no width. All figures are made of sums over images, so
+a draw is a row of weights. For the area under the ROC curve the sums are of each image's share of
+the other class that it is ranked right against (DeLong, DeLong & Clarke-Pearson 1988).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse, special
+
+from bam.files import JsonObject
+
+NUM_DRAWS, SEED, TOGETHER = 1000, 0, 20
+NUM_BINS = 15  # of the calibration error: of equal width
+MOST_NAMED = 100  # classes, or labels, that have figures of their own
+LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error"}
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+    """Of finite outputs `[N, classes]` and labels `[N]`, entries of `summary.json`.
+
+    They are `figures`, name -> value and ends of its interval, None where it is undefined, and
+    `confusion`, for each true class the number of images by predicted class.
+    """
+    num, num_classes = outputs.shape
+    outputs = outputs.astype(np.float64)
+    log_p = special.log_softmax(outputs, axis=1)
+    # Of two classes the same order, also where probabilities round to 1.
+    scores = outputs - outputs[:, ::-1] if num_classes == 2 else log_p
+    own, others, present = np.empty(num), np.zeros(num), np.unique(labels)
+    for k in present:
+        is_class = labels == k
+        place = _placements(scores[:, k], is_class)
+        own[is_class] = place[is_class]
+        centred = place[~is_class] - place[is_class].mean()
+        others[~is_class] += centred / len(centred) / len(present)
+    predicted = outputs.argmax(axis=1)
+    right, confidence = predicted == labels, np.exp(log_p.max(axis=1))
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
+    columns = [_placed(x, labels, num_classes) for x in (np.ones(num), right, own)]
+    columns += [_placed(confidence - right, bins, NUM_BINS), others[:, None]]
+    columns += [-log_p[np.arange(num), labels][:, None]]
+    ends = np.cumsum([x.shape[1] for x in columns])[:-1]
+    count, num_right, own, gaps, others, losses = np.split(_sums(sparse.hstack(columns)), ends, 1)
+    recall = num_right / count
+    figures = {
+        "accuracy": num_right.sum(axis=1) / num,
+        "balanced_accuracy": _mean(recall),
+        "auroc": np.clip(_mean(own / count) + others[:, 0], 0, 1),
+        "calibration_error": np.abs(gaps).sum(axis=1) / num,
+        "log_loss": losses[:, 0] / num,
+    }
+    result: JsonObject = {"figures": _intervals(figures | _named("recall", recall, names))}
+    if num_classes <= MOST_NAMED:
+        cells = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+        result["confusion"] = cells.reshape(num_classes, num_classes).tolist()
+    return result
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+    """Of outputs and labels `[N, labels]`, 0 or 1; a label is said to be there of outputs > 0."""
+    yes = labels > 0
+    right = (outputs > 0) == yes
+    place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
+    columns = [x * side for x in (np.ones_like(place), right, place) for side in (yes, ~yes)]
+    ones, zeros, *sums = np.split(_sums(np.concatenate(columns, axis=1)), 6, axis=1)
+    recall, specificity, above, below = map(np.divide, sums, [ones, zeros] * 2)
+    area = np.clip(above + below - above[0], 0, 1)
+    balanced = (recall + specificity) / 2
+    figures = {"accuracy": (sums[0] + sums[1]).sum(axis=1) / labels.size}
+    for name, each in (("balanced_accuracy", balanced), ("auroc", area)):
+        figures |= {name: _mean(each)} | _named(name, each, names)
+    return {"figures": _intervals(figures)}
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+    """Of outputs `[N, targets]` and as many numbers; R² is the mean of those of the targets."""
+    outputs = outputs.astype(np.float64)
+    targets = labels.reshape(outputs.shape).astype(np.float64)
+    errors, shifted = outputs - targets, targets - targets[0]  # equal targets are exactly 0
+    columns = np.concatenate([np.abs(errors), errors**2, shifted, shifted**2], axis=1)
+    absolute, squared, first, second = np.split(_sums(columns) / len(targets), 4, axis=1)
+    variance = second - first**2
+    r2 = 1 - squared / np.where(variance > 1e-12 * second, variance, np.nan)
+    figures = {"mean_absolute_error": absolute.mean(axis=1), "r2": _mean(r2)}
+    return {"figures": _intervals(figures)}
+
+
+BOTH = ["accuracy", "balanced_accuracy", "auroc"]
+# What each has; of a single class or label behind a "/".
+NAMES: dict[Any, list[str]] = {
+    of_classes: [*BOTH, "recall", "calibration_error", "log_loss"],
+    of_labels: BOTH,
+    of_numbers: ["mean_absolute_error", "r2"],
+}
+
+
+def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """The share of the other side that each is ranked right against; ties count half."""
+    sides = np.sort(scores[positive]), np.sort(scores[~positive])
+    place = np.empty(len(scores))
+    for side, other in ((positive, sides[1]), (~positive, sides[0])):
+        below = sum(np.searchsorted(other, scores[side], end) for end in ("left", "right"))
+        place[side] = below / (2 * len(other)) if len(other) else np.nan
+    place[~positive] = 1 - place[~positive]
+    return place
+
+
+def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
+    """Rows of `num` columns, each with a value in one of them."""
+    rows = np.arange(len(values) + 1)
+    return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
+
+
+def _sums(columns: Any) -> np.ndarray:
+    """Sums over images, `[1 + NUM_DRAWS, columns]`: of the images themselves, then of draws."""
+    num, generator = columns.shape[0], np.random.default_rng(SEED)
+    draw = num * np.arange(TOGETHER)[:, None]
+    sums = [np.ones((1, num)) @ columns]
+    for _ in range(NUM_DRAWS // TOGETHER):
+        drawn = draw + generator.integers(num, size=(TOGETHER, num))
+        weights = np.bincount(drawn.ravel(), minlength=TOGETHER * num)
+        sums.append(weights.reshape(TOGETHER, num).astype(np.float64) @ columns)
+    return np.concatenate(sums)
+
+
+def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """A figure of each class or label, by name or else by number, if they are not too many."""
+    num = each.shape[1]
+    if num > MOST_NAMED:
+        return {}
+    distinct = names if len(set(names)) == num else range(num)
+    return {f"{figure}/{name}": x for name, x in zip(distinct, each.T, strict=True)}
+
+
+def _mean(each: np.ndarray) -> np.ndarray:
+    """Of each row, over what is defined."""
+    defined = np.isfinite(each)
+    return np.where(defined, each, 0).sum(axis=1) / defined.sum(axis=1)
+
+
+def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | None]:
+    """Of each the first value, with the interval of the others; None if the first is undefined."""
+    intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
+    for name, values in figures.items():
+        if np.isfinite(values[0]):
+            ends = np.nanpercentile(values, (2.5, 97.5))
+            intervals[name] = [float(values[0]), *ends.tolist()]
+    return intervals
