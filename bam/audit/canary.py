@@ -108,7 +108,7 @@ def scores(
     each, or k of them. Without users a `canary_size` above 1 shows what somebody with so many
     examples is given away by a run that protects single ones.
     """
-    size = users.group_size(config)
+    size = config.dataset.group_size
     if size:
         dataset = users_dataset(num_examples, canary_size)
     else:

@@ -287,8 +287,8 @@ def build(
         dataset = loading.make_dataset(config.dataset, config.features, log)
     criterion = registry.make_loss(config.loss)
     datasets.check(dataset, criterion.check)
-    dataset = users.grouped(dataset, users.group_size(config))
-    shape, num_examples = dataset.train.images.shape[-3:], users.num_examples(config, dataset)
+    dataset = users.grouped(dataset, config.dataset.group_size)
+    shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
@@ -327,6 +327,18 @@ def build(
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
+
+
+def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
+    """N: the config's, which must cover all training examples, or users; else their number."""
+    counted, given = len(dataset.train.labels), config.num_examples
+    if given is not None and given < counted:
+        many = "users" if config.dataset.group_size else "training examples"
+        raise ValueError(
+            f"num_examples is {given}, but there are {counted} {many}: set a larger number that is "
+            "public, or leave some out of the data"
+        )
+    return counted if given is None else int(given)
 
 
 def _check_shapes(trainer: Trainer) -> None:
@@ -395,7 +407,7 @@ def _decided(
     section = config.get("selection")  # only a trial of a private search has it
     population = Population(
         num_examples,
-        group_size=users.group_size(config),
+        group_size=config.dataset.group_size,
         num_examples_given=config.num_examples is not None,
     )
     wanted: JsonObject = {
