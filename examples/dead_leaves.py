@@ -40,7 +40,7 @@ def features(filters=800):
         raise ValueError(f"features.filters must be at least 1, got {filters}")
     beside = scattering(groups=1, whiten=1.0, mirror=True)
 
-    def of_images(images):
+    def computed(images):
         theirs = beside(images).reshape(len(images), -1)
         with jax.ensure_compile_time_eval():
             centre, matrix = _whitening(filters, images.shape[-1])
@@ -49,7 +49,7 @@ def features(filters=800):
         ours *= (theirs.shape[1] / ours.shape[1]) ** 0.5
         return jnp.concatenate([theirs, ours], axis=1)[:, None, None]
 
-    return of_images
+    return computed
 
 
 def dead_leaves(rng):
@@ -143,7 +143,7 @@ def _learned(filters, channels):
 def _pooled(images, mean, projection):
     """Means over quarters of what exceeds the threshold, `[n, 4, filters]`."""
 
-    def of_one(image):
+    def pool(image):
         height, width = (side - PATCH + 1 for side in image.shape[:2])
         shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
         patches = _normalised(jnp.concatenate(shifted, axis=-1), jnp)
@@ -155,7 +155,7 @@ def _pooled(images, mean, projection):
         return jnp.stack([above[r, c].mean(axis=(0, 1)) for r in rows for c in columns])
 
     images = jnp.asarray(images, jnp.float32)
-    return jax.lax.map(lambda x: (of_one(x) + of_one(x[:, ::-1])) / 2, images, batch_size=8)
+    return jax.lax.map(lambda x: (pool(x) + pool(x[:, ::-1])) / 2, images, batch_size=8)
 
 
 @functools.cache

@@ -43,8 +43,8 @@ def main() -> None:
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         groups = {name: config_of(setting) for name, setting in chosen().items()}
         study = Study(groups, lambda name: next(iter(groups)))
-        rows, found = sweeps.carry_out(study, workdir / "sweep")
-        draw(rows, found, workdir / "sweep.png")
+        rows, runs_by_entry = sweeps.carry_out(study, workdir / "sweep")
+        draw(rows, runs_by_entry, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
 
@@ -75,13 +75,13 @@ def verdict(row: JsonMapping) -> str:
     return shown if abs(gain["mean"]) > gain["half_width"] else f"no difference found ({shown})"
 
 
-def draw(rows: Sequence[JsonMapping], found: Runs, path: Path) -> None:
+def draw(rows: Sequence[JsonMapping], runs_by_entry: Runs, path: Path) -> None:
     """The bias over training and, below it in the same order, the accuracies."""
     figure, (above, below) = plot.plt.subplots(2, 1, figsize=(5.3, 6.2), layout="constrained")
     rows = sorted(rows, key=lambda row: row["relative_bias"]["mean"])
     for y, row in enumerate(rows):
         name, mean, half = row["label"], row["accuracy"]["mean"], row["accuracy"]["half_width"]
-        color, runs = ENTRIES[name][1], [run.rows for run in found[name].values()]
+        color, runs = ENTRIES[name][1], [run.rows for run in runs_by_entry[name].values()]
         steps, bias = plot.over_seeds(runs, "not_private/relative_bias")
         near: JsonObject = {"textcoords": "offset points", "color": color}
         above.plot(steps, bias.mean(axis=0), color=color, linewidth=2)

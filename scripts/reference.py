@@ -69,8 +69,8 @@ def keys() -> str:
         section.append((f"`{key.name}`", shown(key.default), key.help))
     return "\n".join(
         f"## {f'`{section}`' if section else 'The whole run'}\n\n"
-        + table(("key", "default", "meaning"), *of_section)
-        for section, of_section in rows.items()
+        + table(("key", "default", "meaning"), *section_rows)
+        for section, section_rows in rows.items()
     )
 
 
@@ -79,13 +79,13 @@ def commands() -> str:
     sections = []
     for name, does in COMMANDS.items():
         module = importlib.import_module(f"bam.cli.{name}")
-        found = flags.FLAGS.get_key_flags_for_module(module.__name__)
+        key_flags = flags.FLAGS.get_key_flags_for_module(module.__name__)
         text = re.sub(" {3,}--", " \\\\\n  --", module.__doc__ or "")
         usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", text, re.MULTILINE))
-        rows = [(f"`--{x.name}`", shown(x.default), readable(x.help)) for x in found]
-        said = f"## bam {name}\n\n`bam {name}` {does}.\n\n```bash\n{usage}\n```\n\n"
-        sections.append(said + table(("flag", "default", "meaning"), *rows))
-        for flag in found:  # other commands have flags of these names
+        rows = [(f"`--{x.name}`", shown(x.default), readable(x.help)) for x in key_flags]
+        heading = f"## bam {name}\n\n`bam {name}` {does}.\n\n```bash\n{usage}\n```\n\n"
+        sections.append(heading + table(("flag", "default", "meaning"), *rows))
+        for flag in key_flags:  # other commands have flags of these names
             delattr(flags.FLAGS, flag.name)
     return "\n".join(sections)
 
@@ -97,23 +97,23 @@ def readable(text: str) -> str:
 
 def tables() -> dict[str, dict[str, str]]:
     """Page -> place on it -> what belongs there."""
-    named = [(s, f"`{k}`", options(v)) for s, found in SECTIONS.items() for k, v in found.items()]
+    named = [(s, f"`{k}`", options(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
     docs = {k: ast.get_docstring(ast.parse(f.read_text())) for k, f in configs.shipped().items()}
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
-    of_config = {
+    config_tables = {
         "keys": keys(),
         "options": table(("section", "name", "options"), *named),
         "shipped": table(("config", "what it trains"), *shipped),
     }
-    return {"docs/config.md": of_config, "docs/commands.md": {"commands": commands()}}
+    return {"docs/config.md": config_tables, "docs/commands.md": {"commands": commands()}}
 
 
 def main() -> None:
     """Rewrites the generated parts of the pages."""
     with console.one_line_errors():
-        for page, found in tables().items():
+        for page, parts in tables().items():
             text = Path(page).read_text(encoding="utf-8")
-            files.write_text(Path(page), pages.fill(text, found))
+            files.write_text(Path(page), pages.fill(text, parts))
 
 
 if __name__ == "__main__":

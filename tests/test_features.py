@@ -405,7 +405,7 @@ def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
 
     def others_differ(feature_map):
         computed = jax.jit(lambda x: features.to_features(feature_map, x))
-        found = [features._of_rows(computed, x) for x in (images, without)]
+        found = [features._in_chunks(computed, x) for x in (images, without)]
         return bool((np.delete(found[0], 7, 0) != np.delete(found[1], 7, 0)).any())
 
     assert not others_differ(scattering(9))

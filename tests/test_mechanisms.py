@@ -51,7 +51,10 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
     [
         ({"adjacency": "replace_one"}, "the records disagree"),
         ({"adjacency": "replace_one", "mechanism": "fixed_size"}, "is gone"),
-        ({"mechanism": "tests.test_mechanisms:PLAN"}, "code of one's own, is unknown here"),
+        (
+            {"mechanism": "tests.test_mechanisms:PLAN"},
+            "unknown mechanism",
+        ),
         ({"mechanism": []}, "unknown mechanism"),
         ({"mechanism": "banded", "mechanism_options": {"bands": 999}}, "mechanism.bands from 2"),
         ({"mechanism_options": {"bands": 2}}, "does not take"),

@@ -54,7 +54,7 @@ def test_what_rounding_and_tables_from_below_do_is_seen_by_the_same_bound():
     """Controls: dp-accounting's own composition, and tables that are no upper bound."""
     num_steps, delta, too_small = 10**4, 1e-11, 0
     for mu in np.linspace(0.5, 1.5, 24):
-        step = pld.of_step(math.sqrt(num_steps) / mu, NEARLY_ALL, pld.FINE)
+        step = pld.step_pld(math.sqrt(num_steps) / mu, NEARLY_ALL, pld.FINE)
         theirs = step.self_compose(num_steps).get_epsilon_for_delta(delta)
         too_small += theirs < least_epsilon(mu, num_steps, delta)
         assert spent_by_pld(mu, num_steps, delta) > least_epsilon(mu, num_steps, delta)
@@ -71,7 +71,7 @@ def test_other_numbers_from_these_tables_are_upper_bounds_too():
     num_steps, mu, delta = 10**4, 1.0, 1e-11
     mechanism = {"noise_multiplier": 100.0, "sampling_prob": NEARLY_ALL, "num_steps": num_steps}
     least = least_epsilon(mu, num_steps, delta)
-    composed = pld.of_step(100.0, NEARLY_ALL, pld.FINE).self_compose(num_steps)
+    composed = pld.step_pld(100.0, NEARLY_ALL, pld.FINE).self_compose(num_steps)
     (found,) = pld.deltas(*mechanism.values(), [least])
     assert found - composed.get_delta_for_epsilon(least) == pytest.approx(2**-51 * num_steps)
     assert found >= delta
@@ -129,14 +129,14 @@ def test_an_epsilon_that_is_not_tight_says_so_in_one_line_that_is_shown_once(run
         return bam.epsilon(**dict(zip(names, run, strict=True)))
 
     accounting._epsilon.cache_clear()
-    pld.of_step.cache_clear()
+    pld.step_pld.cache_clear()
     with pytest.warns(pld.LooseBoundWarning, match=line + ".*accountant rdp.* smaller one$"):
         tight = spent()
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
         for num_steps in (run[2], run[2] + 1, run[2] + 2):  # as a run's rows ask
             accounting._epsilon.cache_clear()
-            pld.of_step.cache_clear()
+            pld.step_pld.cache_clear()
             run = (*run[:2], num_steps, run[3])
             assert spent() >= tight
     assert len(shown) == 1

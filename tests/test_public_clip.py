@@ -7,10 +7,12 @@ import pytest
 
 from bam import models
 from bam.core import pytree
+from bam.core.clipping import BoundedTransformation
 from bam.data import datasets
-from bam.training import loop
+from bam.training import loop, public_clip
 from bam.training.public_clip import clip_norm_from_public
 from configs import digits, mnist
+from tests.cases import tiny_digits
 
 LINEAR = {"name": "linear", "width": 1}
 
@@ -89,6 +91,35 @@ def test_the_plan_states_it_and_the_private_images_do_not_change_it():
 
     assert plan(0).clip_norm == plan(255).clip_norm
     assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
+
+
+def bare_clip(plan):
+    """A clip of the right bound whose gradient is another pytree."""
+    as_list = lambda grads, state, params=None: (jax.tree.leaves(grads), state)  # noqa: E731
+    return BoundedTransformation(lambda params: (), as_list, plan.clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "message"),
+    [
+        ("model", "tests.cases:three_logits", "one row of 10"),
+        ("clip", "tests.test_public_clip:bare_clip", "gives no gradient like the parameters"),
+        ("optimizer", "none", "unknown optimizer 'none'"),
+        ("clip", "l2", "it is measured"),  # the control
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_before_it_is_measured(
+    section, name, message, monkeypatch
+):
+    def measured(*given):
+        raise ValueError("it is measured")
+
+    monkeypatch.setattr(public_clip, "clip_norm", measured)
+    config = tiny_digits()
+    config.public_clip.quantile, config.public_clip.dataset = 0.5, "mnist"
+    config[section].name = name
+    with pytest.raises(ValueError, match=message):
+        loop.build(config)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, before, tmp_path, seed)
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
         ({"sampling_prob": 0.5}, "the records disagree: on neighbours, q = l/N"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
+        ({"group_size": 3, "unit": "user"}, "privacy plan's group_size = 3, not 0"),
         ({"delta": 10.0, "overflow": 10.0}, "privacy plan's delta = "),
         ({"clip_norm": 0.5}, "privacy plan's clip_norm = "),
         ({"sensitivity": 2}, "privacy plan's sensitivity = "),
@@ -96,7 +97,8 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, before, tmp_path, seed)
 def test_a_plan_that_was_edited_is_refused_before_any_step(now, tmp_path, factors, message):
     stop(now, tmp_path)
     plan = now.plan.to_json()
-    edited = {key: plan[key] * factor for key, factor in factors.items()}
+    new = {"group_size", "unit"}  # values; all others are multiplied
+    edited = {key: x if key in new else plan[key] * x for key, x in factors.items()}
     change(tmp_path, **edited | {k: int(x) for k, x in edited.items() if k == "num_steps"})
     content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731

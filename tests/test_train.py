@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from scipy import stats
 import bam
 from bam import models
 from bam.core import oracles, sampling
-from bam.core.chacha import JAX_STREAMS, host_key
+from bam.core.chacha import JAX_STREAMS, STREAMS, host_key, seeded_key
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
 from bam.training import loop, registry, rundir
@@ -167,10 +169,22 @@ def test_random_views_change_with_the_step_and_the_seed_alone():
 
 
 def test_every_bit_of_a_seed_counts_and_streams_differ():
-    seeds, labels = (0, 1, 2**32, 2**40, 2**127, 2**255), ("weights", "views", *"abc")
-    keys = {host_key(seed, label).tobytes() for seed in seeds for label in labels}
-    assert len(keys) == len(seeds) * len(labels)
+    seeds = (0, 1, 2**32, 2**40, 2**127, 2**255)
+    keys = {host_key(seed, label).tobytes() for seed in seeds for label in STREAMS}
+    assert len(keys) == len(seeds) * len(STREAMS)
     assert all(host_key(0, label).shape == (2,) for label in JAX_STREAMS)
+
+
+def test_the_table_of_streams_is_whole():
+    page = Path("docs/privacy.md").read_text()
+    assert list(STREAMS) == re.findall(r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M)
+    sources = "".join(path.read_text() for path in Path("bam").rglob("*.py"))
+    used = re.findall(r'(?:host_key|stream_key)\(.*, "([^"]+)"\)', sources)
+    assert set(used) == set(STREAMS)
+    with pytest.raises(ValueError, match=r"^no stream 'nose' of a seed; .* STREAMS: noise, "):
+        host_key(0, "nose")
+    with pytest.raises(ValueError, match=r"^the stream 'views' of a seed is JAX's"):
+        seeded_key(0, "views")
 
 
 def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_saved(

@@ -108,7 +108,7 @@ def scores(
     each, or k of them. Without users a `canary_size` above 1 shows what somebody with so many
     examples is given away by a run that protects single ones.
     """
-    size = users.group_size(config)
+    size = config.dataset.group_size
     if size:
         dataset = users_dataset(num_examples, canary_size)
     else:
@@ -168,10 +168,10 @@ def lower_bound(
         raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
-    held = len(present) // 5, len(absent) // 5
-    threshold = _best_threshold(present[: held[0]], absent[: held[1]])
-    missed = present[held[0] :] <= threshold
-    alarmed = absent[held[1] :] > threshold
+    num_held_out = len(present) // 5, len(absent) // 5
+    threshold = _best_threshold(present[: num_held_out[0]], absent[: num_held_out[1]])
+    missed = present[num_held_out[0] :] <= threshold
+    alarmed = absent[num_held_out[1] :] > threshold
     level = 1 - (1 - confidence) / 2  # of each of the two
     false_negative, false_positive = (_upper(errors, level) for errors in (missed, alarmed))
     any_mechanism = max(

@@ -81,20 +81,20 @@ def banded_p_values(
     over the b steps as independent draws are, neither less nor more evenly.
     """
     bands, num_examples = len(plan.mechanism.strategy), plan.num_examples
-    turns, of_parts = [], []
+    turns, parts_p_values = [], []
     for run in runs:
         whole = run[: len(run) // bands * bands].reshape(-1, bands, num_examples)
         turns.append(whole.any(axis=1))
         counts = whole.any(axis=0).sum(axis=1)
         if counts.sum() >= 10 * bands:  # for χ² to be near its law
             law, statistic = stats.chi2(bands - 1), stats.chisquare(counts).statistic
-            of_parts.append(_two_sided(law.cdf(statistic), law.sf(statistic)))
+            parts_p_values.append(_two_sided(law.cdf(statistic), law.sf(statistic)))
     prob = bands * plan.expected_batch_size / num_examples
     blocks = np.concatenate(turns)
     alike = batch_p_values(blocks, prob) if prob < 1 else {"all examples": float(blocks.all())}
     return alike | {
         "separation": float(all(separated(run, bands) for run in runs)),
-        "parts": _smallest(of_parts or [1.0]),
+        "parts": _smallest(parts_p_values or [1.0]),
     }
 
 

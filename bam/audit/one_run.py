@@ -32,7 +32,7 @@ from bam.audit.whole_run import flat
 from bam.core import chacha, pytree, sampling
 from bam.core.oracles import LossFn, Oracle
 from bam.core.pytree import Grads, Params
-from bam.data import datasets, users
+from bam.data import datasets
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import tradeoff
@@ -88,7 +88,7 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
         raise ValueError("a non-private run claims no ε to audit")
     if config.num_examples is not None:
         raise ValueError("one run is audited of an N that is counted: num_examples must not be set")
-    if users.group_size(config):
+    if config.dataset.group_size:
         raise ValueError(
             "one run is audited of examples, not of users: dataset.group_size must be 0"
         )

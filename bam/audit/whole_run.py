@@ -99,8 +99,8 @@ def p_values(trainer: Trainer, runs: Sequence[Run]) -> dict[str, float]:
     runs = [part for run in runs for part in run.parts()]
     strategy = trainer.plan.mechanism.strategy  # of noise that is correlated, what is fresh
     fresh = [signal.lfilter(strategy, [1.0], run.noise, axis=0) for run in runs]
-    of_noise = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
-    return of_noise | checks.batches_p_values([run.members for run in runs], trainer.plan)
+    noise_p_values = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
+    return noise_p_values | checks.batches_p_values([run.members for run in runs], trainer.plan)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:

@@ -194,8 +194,8 @@ def look(
         with config.ignore_type():
             config.microbatch_size = rows
         compiled = compile_step(config, dataset, hardware)
-        held = {} if compiled.problem else memory(compiled.program)
-        fits = bool(held) and held["total"] <= kind.memory_bytes
+        usage = {} if compiled.problem else memory(compiled.program)
+        fits = bool(usage) and usage["total"] <= kind.memory_bytes
         if fits or rows == 1 or not is_auto:
             break
         rows = max(1, rows // 8)
@@ -220,12 +220,12 @@ def look(
         "commit": provenance.git_commit(),
         "versions": provenance.versions(),
     }
-    if held:
+    if usage:
         text = compiled.program.as_text()
         answer |= {
-            "memory_bytes": held["total"],
-            "argument_bytes": held["arguments"],
-            "temporary_bytes": held["temporary"],
+            "memory_bytes": usage["total"],
+            "argument_bytes": usage["arguments"],
+            "temporary_bytes": usage["temporary"],
             **_read(compiled, Program(text), kind, len(hardware), answer["flop_per_step"]),
         }
     return answer, text
@@ -359,8 +359,8 @@ class Instruction(NamedTuple):
 
     def attribute(self, pattern: str) -> str:
         """The first group of a pattern in the rest; "" if it is not there."""
-        found = re.search(pattern, self.rest)
-        return found[1] if found else ""
+        match = re.search(pattern, self.rest)
+        return match[1] if match else ""
 
     @property
     def cycles(self) -> int:
@@ -418,17 +418,17 @@ class Program:
 
     def collectives(self, turns: Callable[[str], float]) -> list[JsonObject]:
         """What devices exchange in a step, the largest first; several arrays may be one."""
-        found: dict[tuple[int, str], float] = {}
+        counts: dict[tuple[int, str], float] = {}
         for step, times in self.walk(turns):
             kind = step.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 size = num_bytes(step.shape)
                 if step.opcode.endswith("-start") and step.shape.startswith("(("):
                     size //= 2  # its result lists what goes in and what comes out
-                found[size, kind] = found.get((size, kind), 0) + times
+                counts[size, kind] = counts.get((size, kind), 0) + times
         return [
-            {"kind": kind, "count": found[size, kind], "bytes": size}
-            for size, kind in sorted(found, reverse=True)
+            {"kind": kind, "count": counts[size, kind], "bytes": size}
+            for size, kind in sorted(counts, reverse=True)
         ]
 
 

@@ -108,7 +108,7 @@ def audit_methods(rows: list[JsonObject], out: Path) -> None:
             if not any(wanted.items() <= row.items() for row in rows):
                 rows.append(run(config, num_examples, wanted))
                 keep(rows, out)
-    tables.show(COLUMNS, of_many_runs(rows))
+    tables.show(COLUMNS, many_runs_rows(rows))
 
 
 def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
@@ -122,8 +122,8 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         print(f"{config.method.name} on {built.dataset.name}: {real} examples", end=" ")
         print(f"and {_CANARIES.value} canaries, half of which take part")
         print(plan.describe(), flush=True)
-        found = one_run.run(built, config.seed, on_row=_print_row)
-        bounds = one_run.bounds(found, plan, _CONFIDENCE.value)
+        seen = one_run.run(built, config.seed, on_row=_print_row)
+        bounds = one_run.bounds(seen, plan, _CONFIDENCE.value)
     which = {
         "kind": "one_run",
         "method": config.method.name,
@@ -134,7 +134,7 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         "num_params": built.num_params,
         "num_examples": real,
         "num_canaries": _CANARIES.value,
-        "num_included": int(found.included.sum()),
+        "num_included": int(seen.included.sum()),
         **{key: getattr(plan, key) for key in PLANNED},
         "claimed_epsilon": plan.epsilon,
         "confidence": _CONFIDENCE.value,
@@ -142,9 +142,9 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         "num_correct": bounds.num_correct,
         "empirical_epsilon_lower": bounds.epsilon_lower,
         "empirical_epsilon_lower_any_mechanism": bounds.epsilon_lower_any,
-        "test_accuracy": found.test_accuracy,
+        "test_accuracy": seen.test_accuracy,
         "seed": config.seed,
-        **made_on(started),
+        **provenance_row(started),
     }
     wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
     print(
@@ -160,7 +160,7 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         sys.exit(1)
 
 
-def made_on(started: float) -> JsonObject:
+def provenance_row(started: float) -> JsonObject:
     """What a row says of the machine and of the time since `started`."""
     seconds = time.perf_counter() - started
     return {"device": devices.name(), "seconds": seconds, "versions": provenance.versions()}
@@ -170,14 +170,14 @@ def keep(rows: list[JsonObject], out: Path) -> None:
     """Writes all rows, and a table of each kind that there is beside them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(out, rows)
-    if many := of_many_runs(rows):
+    if many := many_runs_rows(rows):
         files.write_text(out.with_suffix(".md"), tables.markdown(COLUMNS, many))
     if single := [row for row in rows if row.get("kind") == "one_run"]:
         path = out.with_name(f"{out.stem}_one_run.md")
         files.write_text(path, tables.markdown(ONE_RUN_COLUMNS, single))
 
 
-def of_many_runs(rows: list[JsonObject]) -> list[JsonObject]:
+def many_runs_rows(rows: list[JsonObject]) -> list[JsonObject]:
     """The rows that are not of one run; those of 0.1.0 have no kind."""
     return [row for row in rows if row.get("kind") != "one_run"]
 
@@ -198,7 +198,7 @@ def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject
     started = time.perf_counter()
     plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
     present, absent = canary.scores(config, num_examples, wanted["num_trials"])
-    found = canary.lower_bound(
+    bound = canary.lower_bound(
         present,
         absent,
         sampling_prob=plan.sampling_prob,
@@ -210,16 +210,16 @@ def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject
         "claimed_epsilon": plan.epsilon,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
-        "empirical_epsilon_lower": found.epsilon_lower,
-        "empirical_epsilon_lower_any_mechanism": found.epsilon_lower_any,
-        "false_positive_rate_upper": found.false_positive_rate,
-        "false_negative_rate_upper": found.false_negative_rate,
+        "empirical_epsilon_lower": bound.epsilon_lower,
+        "empirical_epsilon_lower_any_mechanism": bound.epsilon_lower_any,
+        "false_positive_rate_upper": bound.false_positive_rate,
+        "false_negative_rate_upper": bound.false_negative_rate,
         "whole_run_p_values": whole_run_p_values(wanted["method"]),
-        **made_on(started),
+        **provenance_row(started),
     }
     failed = checks.failures(row["whole_run_p_values"])
     print(
-        f"{row['method']} q = {row['sampling_prob']:g}: {found.epsilon_lower:.2f}",
+        f"{row['method']} q = {row['sampling_prob']:g}: {bound.epsilon_lower:.2f}",
         f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches as planned",
         flush=True,
     )

@@ -56,12 +56,12 @@ def rows(answer: JsonMapping) -> list[list[str]]:
     ]  # fmt: skip
     if not answer["compiles"]:
         return shown
-    held, has = answer["memory_bytes"] / gib, answer["device_memory_bytes"] / gib
+    needed, available = answer["memory_bytes"] / gib, answer["device_memory_bytes"] / gib
     sums = [
         f"{c['count']:g} {c['kind']} of {c['bytes'] / 1e6:.3g} MB" for c in answer["collectives"]
     ]
     shown += [
-        ["memory of a device", f"{held:.2f} of {has:.0f} GiB (arguments "
+        ["memory of a device", f"{needed:.2f} of {available:.0f} GiB (arguments "
          f"{answer['argument_bytes'] / gib:.2f}, temporary {answer['temporary_bytes'] / gib:.2f})"
          + ("" if answer["fits"] else ": DOES NOT FIT")],
         ["collectives of a step", ", ".join(sums) or "none"],

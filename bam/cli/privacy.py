@@ -82,21 +82,23 @@ def main() -> None:
             raise ValueError(f"noise_multiplier must be positive and finite, got {sigma}")
         for file in (_JSON.value, _PLOT.value):
             console.check_writable(file)
-        found = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
+        analysis = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
         if _JSON.value:
-            files.write_json(Path(_JSON.value), found)
+            files.write_json(Path(_JSON.value), analysis)
         if _PLOT.value:
-            draw(found, Path(_PLOT.value))
+            draw(analysis, Path(_PLOT.value))
     print(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
-        f"δ = {rounded_up(found['delta'], 'g')}, neighbours: zero-out of one example\n"
+        f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
     )
     for name in accounting.ACCOUNTANTS:
-        print(f"ε = {rounded_up(found['epsilon'][name], '8.4f')}   {NAMES[name]}")
-    print(f"μ = {rounded_up(found['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)")
-    print(f"μ = {found['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)\n")
-    tables.show(SPENT, found["over_training"], "ε as training goes")
-    rates = found["best_true_positive_rate"]
+        print(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
+    print(
+        f"μ = {rounded_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
+    )
+    print(f"μ = {analysis['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)\n")
+    tables.show(SPENT, analysis["over_training"], "ε as training goes")
+    rates = analysis["best_true_positive_rate"]
     tables.show(RATES, rates, "an attacker's best true positive rate")
 
 
@@ -139,31 +141,31 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
     }
 
 
-def draw(found: JsonObject, path: Path) -> None:
+def draw(analysis: JsonObject, path: Path) -> None:
     """Draws trade-off curves beside ε over training, from what `analyse` found."""
     from bam.sweep.plot import STYLES, Line, Panel, panels  # what an extra brings
 
-    alpha = found["tradeoff"]["type_1_error"]
+    alpha = analysis["tradeoff"]["type_1_error"]
     lines = [
-        Line(label, alpha, found["tradeoff"][name], None, STYLES[method])
+        Line(label, alpha, analysis["tradeoff"][name], None, STYLES[method])
         for name, (label, method) in TRADEOFFS.items()
     ]
     guess = [1 - a for a in alpha]
     lines.append(Line("guessing", alpha, guess, None, STYLES["non_private"]))
-    steps = [row["step"] for row in found["over_training"]]
+    steps = [row["step"] for row in analysis["over_training"]]
     looks = {
         "pld": TRADEOFFS["composed"],
         "rdp": (NAMES["rdp"], "bam_exact"),
         "gdp": TRADEOFFS["gdp"],
     }
     spent = [
-        Line(label, steps, [row[name] for row in found["over_training"]], None, STYLES[method])
+        Line(label, steps, [row[name] for row in analysis["over_training"]], None, STYLES[method])
         for name, (label, method) in looks.items()
     ]
     title = (
-        f"σ = {rounded_down(found['noise_multiplier'], '.4g')}, "
-        f"q = {rounded_up(found['sampling_prob'], 'g')}, "
-        f"T = {found['num_steps']}, δ = {rounded_up(found['delta'], 'g')}"
+        f"σ = {rounded_down(analysis['noise_multiplier'], '.4g')}, "
+        f"q = {rounded_up(analysis['sampling_prob'], 'g')}, "
+        f"T = {analysis['num_steps']}, δ = {rounded_up(analysis['delta'], 'g')}"
     )
     charts = [
         Panel("type II error against type I error", "type I (false positives)", lines),

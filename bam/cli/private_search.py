@@ -76,6 +76,9 @@ def search(
       ValueError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
+    settled = files.read_json(workdir / TRIALS) if (workdir / TRIALS).exists() else {}
+    settled = settled.get("settled", {})  # of "auto" keys, which might be chosen anew
+    grid = {name: rundir.with_settled(x, settled.get(name, {})) for name, x in grid.items()}
     trainers = runs.build(grid, lambda: False)
     if (workdir / TRIALS).exists():
         trainers = {name: _with_recorded_noise(workdir, x) for name, x in trainers.items()}
@@ -87,7 +90,7 @@ def search(
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with rundir.lock(workdir):
-        drawn = _drawn(workdir / TRIALS, grid, first)
+        drawn = _drawn(workdir / TRIALS, grid, trainers)
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is None:
                 try:
@@ -171,14 +174,16 @@ def _score(
         ) from None
 
 
-def _drawn(path: Path, grid: Mapping[str, ConfigDict], trainer: loop.Trainer) -> JsonObject:
+def _drawn(
+    path: Path, grid: Mapping[str, ConfigDict], trainers: Mapping[str, loop.Trainer]
+) -> JsonObject:
     """The trials: those that were drawn before, or as many as chance wants, drawn once.
 
     The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
     kept with them, and a fingerprint of the images that are trained on and judged: its key is
     there only until all trials are scored.
     """
-    recorded = files.read_json(path) if path.exists() else None
+    recorded, trainer = files.read_json(path) if path.exists() else None, trainers[min(trainers)]
     data_key = str((recorded or {}).get("data_key") or secrets.token_hex(32))
     data = (trainer.dataset.train, _judged_on(trainer))
     left_out = (*rundir.CHANGEABLE, *rundir.AUTOMATIC)
@@ -203,8 +208,13 @@ def _drawn(path: Path, grid: Mapping[str, ConfigDict], trainer: loop.Trainer) ->
     trials = [
         {"setting": system.choice(identity["settings"]), "score": None} for _ in range(num_trials)
     ]
-    files.write_json(path, identity | {"trials": trials})
-    return identity | {"trials": trials}
+    settled = {
+        name: {key: trainer.config[key] for key in rundir.AUTOMATIC}
+        for name, trainer in trainers.items()
+    }
+    drawn = identity | {"settled": settled, "trials": trials}
+    files.write_json(path, drawn)
+    return drawn
 
 
 def _scored(drawn: JsonObject) -> bool:

@@ -30,8 +30,17 @@ CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
 
 SEED_BITS = 256  # of a seed, at most: a key has no more
-# Labels of a seed's streams that are JAX's own, of 64 bits and not cryptographic: no guarantee
-# rests on initial weights or random views. All others have keys of ChaCha20, see docs/privacy.md.
+# All streams that come from a seed, by label: what each is for.
+STREAMS = {
+    "noise": "noise on every sum, and places of the rows in their microbatches",
+    "batches": "who is in a batch, the parts of the data, and the rows' places in a padded batch",
+    "whose batch": "which run a batch of `PrivateTraining` is of, so that another's is refused",
+    "coins": "which canaries an audit of one run includes",
+    "weights": "initial weights",
+    "views": "random views and mixtures, and an example's `key`",
+}
+# Those that are JAX's own have 64 bits and are not cryptographic: no guarantee rests on them. All
+# others are keys of ChaCha20.
 JAX_STREAMS = {"weights": 0, "views": 2}
 
 Words = TypeVar("Words", np.ndarray, Array)
@@ -157,15 +166,18 @@ def secret_key() -> UInt32[Array, "8"]:
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """The key of a seed and a label, for runs to repeat: whoever knows the seed knows the key.
 
-    Labels give keys that say nothing of each other. ValueError for a seed that is not an integer
-    from 0 to 2^256 - 1; RuntimeError while JAX traces, as of `secret_key`.
+    Labels give keys that say nothing of each other; beside those of `STREAMS`, one's own may be any
+    text. ValueError for a seed that is not an integer from 0 to 2^256 - 1, or a label of JAX's;
+    RuntimeError while JAX traces, as of `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
       (True, False)
     """
     _check_untraced("seeded_key")
-    return jnp.asarray(host_key(seed, label))
+    if label in JAX_STREAMS:
+        raise ValueError(f"the stream {label!r} of a seed is JAX's: choose another label")
+    return jnp.asarray(_derived_key(seed, label))
 
 
 def _check_untraced(function: str) -> None:
@@ -176,14 +188,20 @@ def _check_untraced(function: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=64)
 def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
-    """What a seed gives a stream, by its label: all that is drawn of a seed is drawn of these.
+    """What a seed gives a stream of `STREAMS`: all that is drawn of a seed is drawn of these.
 
     It is `seeded_key`, for the host, of 8 words, HKDF-SHA-256 (RFC 5869) of the seed's bytes and
     the label; of `JAX_STREAMS` the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of a
-    seed counts (a JAX key made from it directly would keep 32).
+    seed counts (a JAX key made from it directly would keep 32). ValueError for another label.
     """
+    if label not in STREAMS:
+        raise ValueError(f"no stream {label!r} of a seed; add it to STREAMS: {', '.join(STREAMS)}")
+    return _derived_key(seed, label)
+
+
+@functools.lru_cache(maxsize=64)
+def _derived_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**SEED_BITS:
         raise ValueError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
     if label in JAX_STREAMS:

@@ -188,19 +188,22 @@ def gaussian(
     are between ±2^24.
     """
 
-    def of_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
+    def draw_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
         def words(stream: Stream, num: int) -> UInt32[Array, "num some 16 blocks"]:
             first = (num * num_blocks * some)[:, None]
             numbers = (first + jnp.arange(num * num_blocks, dtype=jnp.uint32)[None]).ravel()
-            made = blocks(key, numbers, nonce(stream, step))
-            return made.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
+            drawn = blocks(key, numbers, nonce(stream, step))
+            return drawn.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
 
         coarse, fine, both = words(Stream.NOISE, 3)
         chosen = _choose(coarse, both >> 17), _choose(fine, both & (2**15 - 1))
         tables = _tables()
         tied = functools.reduce(
             jnp.logical_or,
-            (jnp.any(_of(t.first, c.slot) == c.first) for t, c in zip(tables, chosen, strict=True)),
+            (
+                jnp.any(_entry(t.first, c.slot) == c.first)
+                for t, c in zip(tables, chosen, strict=True)
+            ),
         )
 
         def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "some 16 blocks"]:
@@ -214,8 +217,8 @@ def gaussian(
         return jax.lax.cond(tied, draw_with_ties, lambda: draw([(), ()])).ravel()
 
     if len(tiles) * num_blocks <= MOST_BLOCKS:
-        return of_tiles(tiles)
-    return jax.lax.map(of_tiles, tiles[:, None]).ravel()
+        return draw_tiles(tiles)
+    return jax.lax.map(draw_tiles, tiles[:, None]).ravel()
 
 
 def correlated(
@@ -248,16 +251,16 @@ def _look_up(
     table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
 ) -> Int32[Array, "*n"]:
     """The slot or, from its threshold on, the alias; without `rest` there is no tie."""
-    below = choice.first < _of(table.first, choice.slot)
+    below = choice.first < _entry(table.first, choice.slot)
     if rest:
-        second, third = _of(table.second, choice.slot), _of(table.third, choice.slot)
-        tied = choice.first == _of(table.first, choice.slot)
+        second, third = _entry(table.second, choice.slot), _entry(table.third, choice.slot)
+        tied = choice.first == _entry(table.first, choice.slot)
         below |= tied & ((rest[0] < second) | ((rest[0] == second) & (rest[1] < third)))
-    slot = jnp.where(below, choice.slot, _of(table.alias, choice.slot))
+    slot = jnp.where(below, choice.slot, _entry(table.alias, choice.slot))
     return slot.astype(jnp.int32) - 2 ** (SLOT_BITS - 1)
 
 
-def _of(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+def _entry(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
     return jnp.asarray(column).at[slot].get(mode="promise_in_bounds")  # all 2^15 slots exist
 
 

@@ -54,8 +54,8 @@ class PaddedBatch(NamedTuple):
                 most = np.max(self.indices, initial=-1, where=np.asarray(self.mask))
                 if most >= len(x):
                     raise IndexError(f"row {most} of an array of {len(x)} rows")
-            found = jnp.asarray(x).at[jnp.where(self.mask, self.indices, 0)].get(mode="fill")
-            return jnp.where(jnp.reshape(self.mask, (-1, *(1,) * (found.ndim - 1))), found, 0)
+            gathered = jnp.asarray(x).at[jnp.where(self.mask, self.indices, 0)].get(mode="fill")
+            return jnp.where(jnp.reshape(self.mask, (-1, *(1,) * (gathered.ndim - 1))), gathered, 0)
 
         return jax.tree.map(rows, data)
 

@@ -59,17 +59,8 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
     """The first column of C^-1: n_t in terms of z_t, z_{t-1}, …, `[T]`, before any rounding."""
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
-    found: np.ndarray = signal.lfilter([1.0], strategy, impulse)
-    return found
-
-
-def noise_in_sums(strategy: Sequence[float], num_steps: int) -> float:
-    r"""Deviation of $\sum_{s \le t} n_s$ over that of z, as a root mean square over t = 1 … T.
-
-    What gradient descent at one rate is off by. Of independent noise it is $\sqrt{(T + 1)/2}$.
-    """
-    of_one = np.cumsum(noise_of(strategy, num_steps))  # what z_1 leaves in the sum of t steps
-    return float(np.sqrt(np.mean(np.cumsum(of_one**2))))
+    column: np.ndarray = signal.lfilter([1.0], strategy, impulse)
+    return column
 
 
 def check(strategy: Sequence[float]) -> None:

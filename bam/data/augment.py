@@ -62,12 +62,12 @@ def with_mixtures(
     """
     if not num_mixtures:
         return inputs
-    of_first, of_second, of_alpha = jax.random.split(key, 3)
+    first_key, second_key, alpha_key = jax.random.split(key, 3)
     num_views = len(inputs)
-    first = jax.random.randint(of_first, (num_mixtures,), 0, num_views)
-    further = jax.random.randint(of_second, (num_mixtures,), 1, num_views)
+    first = jax.random.randint(first_key, (num_mixtures,), 0, num_views)
+    further = jax.random.randint(second_key, (num_mixtures,), 1, num_views)
     second = (first + further) % num_views
-    alpha = jax.random.uniform(of_alpha, (num_mixtures, 1, 1, 1), inputs.dtype)
+    alpha = jax.random.uniform(alpha_key, (num_mixtures, 1, 1, 1), inputs.dtype)
     return jnp.concatenate([inputs, alpha * inputs[first] + (1 - alpha) * inputs[second]])
 
 

@@ -203,11 +203,12 @@ def prepare(
 
 
 def check(
-    dataset: Dataset, of_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: ""
+    dataset: Dataset,
+    check_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: "",
 ) -> None:
     """Refuses, with a DataError, data that cannot be trained on; a class may be empty.
 
-    `of_labels` says what is wrong with labels, as a `bam.models.losses.Loss` does.
+    `check_labels` says what is wrong with labels, as a `bam.models.losses.Loss` does.
     """
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
         if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):
@@ -221,7 +222,7 @@ def check(
                 f"{name} images of shape {images.shape}; expected [N, height, width, channels], "
                 "one size for all"
             )
-        if wrong := of_labels(np.asarray(labels), dataset.num_classes):
+        if wrong := check_labels(np.asarray(labels), dataset.num_classes):
             raise DataError(f"{name} {wrong}")
     ids = getattr(dataset, "users", None)
     rows = dataset.train.labels.shape[:1]

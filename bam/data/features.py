@@ -101,12 +101,12 @@ def _check_rows(computed: Computed, images: Images) -> None:
     """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
     probed = images[np.arange(PROBED) % len(images)]
     bright = 255 if images.dtype == np.uint8 else probed.max() + 1
-    alone = _of_rows(computed, probed)  # beside black ones, and each other
+    alone = _in_chunks(computed, probed)  # beside black ones, and each other
     # Far apart, the first one last, bright ones before, between and after them.
     places = np.arange(PROBED)[::-1] * (CHUNK // PROBED) + 3
     crowd = np.full((CHUNK, *images.shape[1:]), bright, images.dtype)
     crowd[places] = probed
-    if np.isfinite(alone).all() and not _equal(alone, _of_rows(computed, crowd)[places]):
+    if np.isfinite(alone).all() and not _equal(alone, _in_chunks(computed, crowd)[places]):
         raise DataError(
             "the features of an image depend on the images beside it (as with BatchNorm in "
             "training): no guarantee would hold for any of them"
@@ -127,7 +127,7 @@ def _kept(
     kept = _read(file, log)
     if kept is not None:
         probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
-        expected = _of_rows(computed, images[probed])
+        expected = _in_chunks(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and _equal(kept[probed], expected):
             return kept
@@ -160,14 +160,14 @@ def _read(file: Path, log: Callable[[str], None]) -> np.ndarray | None:
 
 
 def _all_rows(computed: Computed, images: Images) -> np.ndarray:
-    features = _of_rows(computed, images)
+    features = _in_chunks(computed, images)
     bad = ~np.isfinite(features).all(axis=(1, 2, 3))
     if bad.any():
         raise DataError(f"features of image {np.flatnonzero(bad)[0]} are not finite in float16")
     return features
 
 
-def _of_rows(computed: Computed, images: Images) -> np.ndarray:
+def _in_chunks(computed: Computed, images: Images) -> np.ndarray:
     """A map of any number of images, so many at a time that it is compiled once."""
     chunks = []
     for start in range(0, len(images), CHUNK):

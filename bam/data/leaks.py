@@ -73,8 +73,8 @@ def _alike(
     folder: Path, examples: Sequence[Example], options: importing.Options, pool: Executor
 ) -> list[list[int]]:
     """Examples in groups that look alike at 8 × 8 grey pixels."""
-    small = options.preprocessing._replace(size=(8, 8), channels=1)
-    small = options._replace(preprocessing=small)
+    grey = options.preprocessing._replace(size=(8, 8), channels=1)
+    small = options._replace(preprocessing=grey)
 
     def png(example: Example) -> bytes | None:
         try:

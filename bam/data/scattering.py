@@ -60,9 +60,9 @@ def scattering(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
-        planes = _of_images(images)
+        planes = _scattered(images)
         if mirror:
-            planes = (planes + _of_images(images[:, :, ::-1])) / 2
+            planes = (planes + _scattered(images[:, :, ::-1])) / 2
         if whiten:
             centre, matrix = _whitening(channels, whiten)
             planes = planes - centre[:, None, None]
@@ -96,15 +96,15 @@ def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, 
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
 
 
-def _of_images(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
+def _scattered(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
     """The transform, channels first."""
     number, height, width, channels = images.shape
     planes = jnp.moveaxis(jnp.asarray(images, jnp.float32), -1, 1).reshape(-1, height, width)
     shape = number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
-    return _of_planes(planes).reshape(shape)
+    return _scattered_planes(planes).reshape(shape)
 
 
-def _of_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"]:
+def _scattered_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"]:
     padded = jnp.pad(planes, ((0, 0), (STRIDE, STRIDE), (STRIDE, STRIDE)), mode="reflect")
     fine, coarse = _wavelets(*padded.shape[1:])
     spectrum = jnp.fft.fft2(padded)[:, None]

@@ -17,10 +17,6 @@ from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory
 from bam.data.datasets import Dataset
 from bam.data.stream import select
-from bam.extras import needs
-
-with needs("train"):
-    from ml_collections import ConfigDict
 
 EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
 
@@ -46,43 +42,6 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     nth = np.where(count > size, place * count // size, place)
     rows = order[start + np.minimum(nth, count - 1)]
     return np.where(place < count, rows, EMPTY).astype(np.int64)
-
-
-def group_size(config: ConfigDict) -> int:
-    """k, the most examples used of a user; 0: each example is its own unit of privacy."""
-    return int(config.dataset.get("group_size", 0))
-
-
-def num_examples(config: ConfigDict, dataset: Dataset) -> int:
-    """N: the config's, which must cover all training examples, or users; else their number."""
-    counted, given = len(dataset.train.labels), config.num_examples
-    if given is not None and given < counted:
-        many = "users" if group_size(config) else "training examples"
-        raise ValueError(
-            f"num_examples is {given}, but there are {counted} {many}: set a larger number that is "
-            "public, or leave some out of the data"
-        )
-    return counted if given is None else int(given)
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses, with a ValueError, settings that cannot be together with users."""
-    size = group_size(config)
-    if size < 0:
-        raise ValueError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
-    if config.dataset.get("groups", "") and not size:
-        raise ValueError(
-            "dataset.groups needs dataset.group_size, the most examples used of a user: at least 1"
-        )
-    refused = {
-        "dataset.holdout": "sets examples aside, not users",
-        "method.ascent_views": "would ascend by a user's first example alone",
-        "public_clip.quantile": "is of gradients of examples, not of users: set clip_norm instead",
-    }
-    for key, why in refused.items():
-        section, name = key.split(".")
-        if size and config[section].get(name, 0):
-            raise ValueError(f"{key} with dataset.group_size: it {why}")
 
 
 def column(folder: Path | None) -> str:

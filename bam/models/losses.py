@@ -46,15 +46,15 @@ def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
     Args:
       weights: of the classes, public, finite and not negative; None: 1 of each.
     """
-    of_classes = _weights(weights)
+    class_weights = _weights(weights)
 
     def of_output(output: Array, label: Array) -> Array:
         loss = optax.softmax_cross_entropy_with_integer_labels(output, label)
-        return loss if of_classes is None else loss * jnp.asarray(of_classes)[label]
+        return loss if class_weights is None else loss * jnp.asarray(class_weights)[label]
 
     def check(labels: np.ndarray, num_classes: int) -> str:
-        if of_classes is not None and len(of_classes) != num_classes:
-            return f"labels of {num_classes} classes, but loss.weights are {len(of_classes)}"
+        if class_weights is not None and len(class_weights) != num_classes:
+            return f"labels of {num_classes} classes, but loss.weights are {len(class_weights)}"
         return _wrong_classes(labels, num_classes, 1)
 
     return Loss(of_output, check, right=_is_class, figures=judged.of_classes)
@@ -115,7 +115,7 @@ def per_pixel(weights: Sequence[float] | None = None) -> Loss:
     Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are right, and the mean
     over classes of intersection over union, of all test pixels together.
     """
-    of_pixel = cross_entropy(weights)
+    pixel_loss = cross_entropy(weights)
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         return _wrong_classes(labels, num_classes, 3)
@@ -132,7 +132,7 @@ def per_pixel(weights: Sequence[float] | None = None) -> Loss:
             raise ValueError(
                 f"loss per_pixel: outputs of shape {output.shape} for pixels {label.shape}"
             )
-        return jnp.mean(of_pixel.of_output(output, label))
+        return jnp.mean(pixel_loss.of_output(output, label))
 
     return Loss(
         of_output,

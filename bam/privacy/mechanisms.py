@@ -195,18 +195,18 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         )
     strategy = strategies.square_root(bands)
     length, prob = strategies.norm(strategy), batch_size / num_examples
-    of_part = min(1.0, bands * batch_size / num_examples)
+    part_prob = min(1.0, bands * batch_size / num_examples)
     return Mechanism(
         sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
-        f"turn, Poisson sampling with q = {rounded_up(of_part, '.4g')} in each",
+        f"turn, Poisson sampling with q = {rounded_up(part_prob, '.4g')} in each",
         sampling=f"each {{unit}} is in one of {bands} parts, drawn once at random and "
         f"independently of others; step t has each {{unit}} of part t mod {bands} independently "
         f"with probability {bands}q, {BY}",
-        draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, of_part, bands),
+        draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, part_prob, bands),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         event=lambda sigma, num_steps: poisson_event(
-            sigma / length, of_part, -(-num_steps // bands)
+            sigma / length, part_prob, -(-num_steps // bands)
         ),
         strategy=strategy,
         period=bands,

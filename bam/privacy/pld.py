@@ -87,13 +87,13 @@ def _composed(
 ) -> tuple[PrivacyLossDistribution, float]:
     """The distribution of T steps, and what its δ may be off by."""
     if sampling_prob == 1:  # T Gaussians are one
-        return of_step(noise_multiplier / math.sqrt(num_steps), 1.0, spacing), 0.0
-    step = of_step(noise_multiplier, sampling_prob, spacing)
+        return step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing), 0.0
+    step = step_pld(noise_multiplier, sampling_prob, spacing)
     return step.self_compose(num_steps), ROUNDING * num_steps
 
 
 @functools.lru_cache(maxsize=8)  # most of the time, and the same for any number of steps
-def of_step(
+def step_pld(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
     """The distribution of one step; a `LooseBoundWarning` if its losses are small beside h."""

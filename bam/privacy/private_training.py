@@ -338,6 +338,6 @@ def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
     if isinstance(values, jax.Array):
         taken: Array = batch.take(values)
         return taken
-    found = np.asarray(values[np.where(batch.mask, batch.indices, 0)])
-    found[~np.asarray(batch.mask)] = 0
-    return found
+    rows = np.asarray(values[np.where(batch.mask, batch.indices, 0)])
+    rows[~np.asarray(batch.mask)] = 0
+    return rows

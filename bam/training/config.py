@@ -9,7 +9,7 @@ import json
 import math
 from typing import NamedTuple
 
-from bam.data import augment, users
+from bam.data import augment
 from bam.extras import needs
 from bam.training import registry
 
@@ -217,14 +217,14 @@ def check(config: ConfigDict) -> None:
     learning_rate = config.optimizer.get("learning_rate", 1.0)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
-    users.check(config)
+    _check_users(config)
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "mixtures")))
     as_stored = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (as_stored and config.augment.flip == "none"):
         raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
     if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
         raise ValueError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
-    if config.augment.mixtures and users.group_size(config):
+    if config.augment.mixtures and config.dataset.group_size:
         raise ValueError("augment.mixtures are of examples, not of users: it must be 0")
     if config.loss.name != "cross_entropy" and config.public_clip.quantile:
         raise ValueError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
@@ -234,6 +234,26 @@ def check(config: ConfigDict) -> None:
         raise ValueError("public_clip trains all of a model from scratch: set clip_norm instead")
     if not 0 <= config.ema_decay < 1:
         raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+
+
+def _check_users(config: ConfigDict) -> None:
+    """Refuses, with a ValueError, settings that cannot be together with users."""
+    size = config.dataset.group_size
+    if size < 0:
+        raise ValueError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
+    if config.dataset.groups and not size:
+        raise ValueError(
+            "dataset.groups needs dataset.group_size, the most examples used of a user: at least 1"
+        )
+    refused = {
+        "dataset.holdout": "sets examples aside, not users",
+        "method.ascent_views": "would ascend by a user's first example alone",
+        "public_clip.quantile": "is of gradients of examples, not of users: set clip_norm instead",
+    }
+    for key, why in refused.items():
+        section, name = key.split(".")
+        if size and config[section].get(name, 0):
+            raise ValueError(f"{key} with dataset.group_size: it {why}")
 
 
 def _check_numbers(config: ConfigDict) -> None:

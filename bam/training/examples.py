@@ -45,7 +45,7 @@ def example_at(
     one's own a `key` and the `step`, which no loss reads. A user has the views of all its examples
     in `image`, a label for each, and `present`, which of them are there (`users.grouped`).
     """
-    shape, are_users = dataset.train.images.shape[-3:], users.group_size(config) > 0
+    shape, are_users = dataset.train.images.shape[-3:], config.dataset.group_size > 0
     options = {"num_views": config.augment.views}
     options |= {"shift": config.augment.shift, "flip": config.augment.flip}
 

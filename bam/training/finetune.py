@@ -54,7 +54,7 @@ def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
     if not trainable:
         return params, {}
     named = traverse_util.flatten_dict(params, sep="/")
-    chosen = _found("trainable", trainable, named)
+    chosen = _matching("trainable", trainable, named)
     trained, frozen = (
         {name: x for name, x in named.items() if (name in chosen) == wanted}
         for wanted in (True, False)
@@ -109,7 +109,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     if not any(name.startswith(f"{lora.NAME}/") for name in named):
         needed = {k: x for k, x in needed.items() if not k.startswith(f"{lora.NAME}/")}
     if init_fresh:
-        fresh = _found("init_fresh", init_fresh, needed) | _found("", init_fresh, named)
+        fresh = _matching("init_fresh", init_fresh, needed) | _matching("", init_fresh, named)
         needed, named = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, named))
     both = sorted(needed.keys() & named.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
@@ -160,7 +160,7 @@ def _file_of(weights: str) -> Path:
     return path / "weights.safetensors" if path.is_dir() else path
 
 
-def _found(key: str, pattern: str, named: JsonMapping) -> set[str]:
+def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
     """The names that a regular expression is found in; a `key` of the config needs one at least."""
     names = {name for name, matches in pytree.matching(pattern)(dict(named)).items() if matches}
     if key and not names:

@@ -11,15 +11,14 @@ import numpy as np
 
 from bam.core import sampling
 from bam.core.pytree import Params
-from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import lora
 from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
-from bam.training.ledger import lost_in_words
-from bam.training.rundir import RunFiles, check_plan, finite
+from bam.training.resume import resume
+from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
@@ -113,12 +112,7 @@ def train(
 class _Run:
     """A run that goes on: what `train` begins or resumes, changes in every step and finishes.
 
-    Attributes:
-      done: steps done before; -1: it begins.
-      end: the step that it ends after.
-      state: what a step changes.
-      facts: what a checkpoint records beside the state: the `seconds` taken and the `identity`,
-        which it must agree with to be of this run.
+    Its `done`, `end`, `state` and `facts` are those of `resume.Start`.
     """
 
     def __init__(
@@ -130,39 +124,21 @@ class _Run:
         log: Callable[[str], None],
     ) -> None:
         """Stands before the next step: the first, or that after the last checkpoint."""
-        plan, dataset = trainer.plan, trainer.dataset
         self._trainer, self._files, self._secret = trainer, files, seed is None
         self._outputs: np.ndarray | None = None  # of test images, by this state
         self._feed = Feed(trainer)
         first_seed, sampling_seed = (
             _seed_from_system() if seed is None else seed for _ in range(2)
         )
-        self.state, self.done, steps_begun = trainer.init(first_seed), -1, 0
-        data = files.checkpoints and datasets.fingerprint(files.data_key(), dataset.train)
-        identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
-        self.facts: JsonObject = {"seconds": 0.0, "identity": identity}
-        same_data = True
-        if restored := checkpoints.restore(self.state):
-            self.done, self.state, facts = restored
-            _check_restored(files.checkpoints, self.done, self.state, facts["identity"], trainer)
-            same_data = facts["identity"]["data"] == data
-            self.facts["seconds"], steps_begun = facts["seconds"], facts["steps_begun"]
-        taken = max(0, self.done)
-        self._ledger = files.open_ledger(taken, steps_begun)
-        self._ledger.end_period(plan.mechanism.period)
-        self.end = self._ledger.last_step(taken)
-        if taken < self.end and not same_data:
-            raise ValueError(
-                f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
-                "gone; choose another --workdir"
-            )
-        if self._ledger.begun > taken:
-            log(lost_in_words(plan, self._ledger.begun - taken, self.end))
+        self.done, self.end, self.state, self.facts, self._ledger = resume(
+            trainer, files, checkpoints, trainer.init(first_seed), log
+        )
         if self._secret:
             self.state = with_noise_key(self.state, devices.random_bits(8))
         if trainer.config.checkpoint.every:
             checkpoints.check_room(self.state)
         files.start_after(self.done)
+        taken = max(0, self.done)
         steps = range(taken + 1, self.end + 1)
         self._batches = self._feed.steps(sampling_seed, steps, taken if self._secret else 0)
         self._batch = next(self._batches, None)  # of the next step, if there is one
@@ -227,21 +203,6 @@ class _Run:
         summary = summarize(self._trainer, seed, last, self._outputs)
         self._files.finish(summary)
         return Result(self.state, rows, summary)
-
-
-def _check_restored(
-    where: Path | None, done: int, state: TrainState, identity: JsonObject, trainer: Trainer
-) -> None:
-    """Refuses a checkpoint that is not of this run, or not of the step that it is named after."""
-    assert where is not None
-    check_plan(where, identity["plan"], trainer.plan)
-    if int(state.step) != done:
-        raise ValueError(f"{where}/{done} is renamed: it is of step {state.step}")
-    if identity["init"] != trainer.weights.digest:
-        raise ValueError(
-            f"{where} is of a run that began from other weights than those in "
-            f"{trainer.config.init_from} now; choose another --workdir"
-        )
 
 
 def estimate_seconds(trainer: Trainer) -> float:

@@ -39,7 +39,7 @@ from bam.core.clipping import (
     sensitivity_of,
 )
 from bam.core.pytree import Grads, Params
-from bam.data import datasets, features, users
+from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
@@ -242,7 +242,7 @@ def example_like(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
     inputs = num_inputs(config)
-    each = (inputs,) if users.group_size(config) else ()
+    each = (inputs,) if config.dataset.group_size else ()
     present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
     return {
         "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
@@ -256,7 +256,7 @@ def example_like(
 def num_inputs(config: ConfigDict) -> int:
     """How many inputs a network is given at once: of a user, those of k examples."""
     inputs_each = config.augment.views + config.augment.mixtures
-    return int(inputs_each * max(1, users.group_size(config)))
+    return int(inputs_each * max(1, config.dataset.group_size))
 
 
 def make_features(section: ConfigDict) -> features.FeatureMap | None:

@@ -257,10 +257,12 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
     """A config whose "auto" keys are what the run in `workdir`, if there is one, settled on."""
     path = workdir / "config.json"
+    return with_settled(config, read_json(path)) if path.exists() else config
+
+
+def with_settled(config: ConfigDict, recorded: JsonObject) -> ConfigDict:
+    """A config whose "auto" keys are what a recorded one has, where it has them."""
     automatic = [key for key in AUTOMATIC if config[key] == "auto"]
-    if not automatic or not path.exists():
-        return config
-    recorded = read_json(path)
     config = config.copy_and_resolve_references()
     with config.ignore_type():
         config.update({key: recorded.get(key, "auto") for key in automatic})

@@ -287,8 +287,8 @@ def build(
         dataset = loading.make_dataset(config.dataset, config.features, log)
     criterion = registry.make_loss(config.loss)
     datasets.check(dataset, criterion.check)
-    dataset = users.grouped(dataset, users.group_size(config))
-    shape, num_examples = dataset.train.images.shape[-3:], users.num_examples(config, dataset)
+    dataset = users.grouped(dataset, config.dataset.group_size)
+    shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
@@ -303,11 +303,13 @@ def build(
         loss=criterion,
     )
     model = network(convolution=config.convolution)
-    plan, clip = _decided(config, num_examples, shape, plan)
 
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         return model.loss(finetune.merge(params, example["frozen"]), example)
 
+    oracle = registry.make_oracle(config.method, loss)
+    _check_shapes(config, dataset, criterion, model, oracle)
+    plan, clip = _decided(config, num_examples, shape, _shapes(model), plan)
     trainer = Trainer(
         config=config,
         dataset=dataset,
@@ -316,28 +318,44 @@ def build(
         model=model,
         dense_model=network(convolution="xla"),
         loss=loss,
-        oracle=registry.make_oracle(config.method, loss),
+        oracle=oracle,
         clip=clip,
         optimizer=registry.make_optimizer(config.optimizer, plan),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         features_digest=finetune.digest(config.features.get("weights")),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
-    _check_shapes(trainer)
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
 
 
-def _check_shapes(trainer: Trainer) -> None:
-    """Raises ValueError for outputs, a loss, gradients or a clip of shapes that do not fit.
+def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
+    """N: the config's, which must cover all training examples, or users; else their number."""
+    counted, given = len(dataset.train.labels), config.num_examples
+    if given is not None and given < counted:
+        many = "users" if config.dataset.group_size else "training examples"
+        raise ValueError(
+            f"num_examples is {given}, but there are {counted} {many}: set a larger number that is "
+            "public, or leave some out of the data"
+        )
+    return counted if given is None else int(given)
+
+
+def _check_shapes(
+    config: ConfigDict,
+    dataset: datasets.Dataset,
+    criterion: losses.Loss,
+    model: models.Model,
+    oracle: oracles.Oracle,
+) -> None:
+    """Raises ValueError for outputs, a loss or gradients of shapes that do not fit.
 
     Everything is traced and nothing computed, so faults show before a run.
     """
-    config, plan, clip, dataset = trainer.config, trainer.plan, trainer.clip, trainer.dataset
     label = examples.label_of(dataset)
     example = registry.example_like(config, dataset.train.images.shape[-3:], label)
-    logits = jax.eval_shape(trainer.model.logits, _shapes(trainer.model), example["image"])
+    logits = jax.eval_shape(model.logits, _shapes(model), example["image"])
     inputs, like = registry.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
         raise ValueError(
@@ -345,21 +363,25 @@ def _check_shapes(trainer: Trainer) -> None:
             f"inputs: one row of {dataset.num_classes} for each is needed"
         )
     output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
-    if jax.eval_shape(trainer.criterion.of_output, output, label).shape:
+    if jax.eval_shape(criterion.of_output, output, label).shape:
         raise ValueError(f"loss {config.loss.name} makes no single number of {output.shape}")
-    trained, frozen = trainer.shapes
+    trained, frozen = finetune.split(_shapes(model), config.trainable)
 
     def gradient(params: Params, example: PyTree) -> Grads:
-        at = trainer.oracle.ascend(params, optax.tree.zeros_like(params))
-        return trainer.oracle.grad(at, example)
+        return oracle.grad(oracle.ascend(params, optax.tree.zeros_like(params)), example)
 
     grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
     if not pytree.same_structure(grads, trained):
         raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
 
-    def clipped(params: Params, grads: Grads) -> Grads:
+
+def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> BoundedTransformation:
+    """The clip of a plan; ValueError if it, or its noise, does not fit the trained parameters."""
+    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+
+    def clipped(params: Params) -> Grads:
         state = clip.init(params)
-        return finish(clip, clip.update(grads, state, params)[0], state)[0]
+        return finish(clip, clip.update(params, state, params)[0], state)[0]
 
     def drawn(params: Params) -> Array | None:
         correlated = plan.mechanism.strategy
@@ -368,8 +390,9 @@ def _check_shapes(trainer: Trainer) -> None:
 
     if plan.private:
         jax.eval_shape(drawn, trained)  # it has room for so many parameters
-    if not pytree.same_structure(jax.eval_shape(clipped, trained, grads), trained):
+    if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
+    return clip
 
 
 def _shapes(model: models.Model) -> PyTree:
@@ -377,12 +400,16 @@ def _shapes(model: models.Model) -> PyTree:
 
 
 def _decided(
-    config: ConfigDict, num_examples: int, shape: tuple[int, ...], recorded: PrivacyPlan | None
+    config: ConfigDict,
+    num_examples: int,
+    shape: tuple[int, ...],
+    params: PyTree,
+    recorded: PrivacyPlan | None,
 ) -> tuple[PrivacyPlan, BoundedTransformation]:
     """The plan of a run, with the sensitivity of its clip, and the clip; decided once.
 
-    A recorded plan has its own σ and ε; ValueError, in one line, if any other fact is not that of
-    the config and the data.
+    `shape` is an image's, and `params` are shapes of all parameters. A recorded plan has its own σ
+    and ε; ValueError, in one line, if any other fact is not that of the config and the data.
     """
     private = registry.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
@@ -395,7 +422,7 @@ def _decided(
     section = config.get("selection")  # only a trial of a private search has it
     population = Population(
         num_examples,
-        group_size=users.group_size(config),
+        group_size=config.dataset.group_size,
         num_examples_given=config.num_examples is not None,
     )
     wanted: JsonObject = {
@@ -415,9 +442,12 @@ def _decided(
     )
     if private:
         plan.check_target(config.epsilon)
+    trained, _ = finetune.split(params, config.trainable)
+    clip = _make_clip(config, plan, trained)
     if is_measured and recorded is None:
+        registry.make_optimizer(config.optimizer, plan)  # what it refuses costs no measurement
         plan = dataclasses.replace(plan, clip_norm=public_clip.clip_norm(config, shape))
-    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+        clip = _make_clip(config, plan, trained)
     wanted |= {
         "sensitivity": clip.sensitivity if plan.private else 0.0,
         "spare_steps": config.spare_steps,
