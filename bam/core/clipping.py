@@ -6,7 +6,7 @@ is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), an
 quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
 gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
 the engine measures the output, the very integers that it adds, and drops an example that breaks the
-promise.
+promise. A config finds a transform by its name in `bam.training.registry.CLIPS`.
 """
 
 import math

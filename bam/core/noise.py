@@ -6,7 +6,8 @@ What privatises a gradient is in this folder, one noun a file: `clipping.py`, `e
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
 2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
-3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once;
+3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once
+   (`engine.py`, which sums the microbatches, adds it there);
 4. the result is divided by the *expected* batch size, a public number.
 
 That ε is what it says rests further on `sampling.py` and `privacy/`.

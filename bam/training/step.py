@@ -1,4 +1,7 @@
-"""What a run carries from step to step, and how a gradient moves it: see `Trainer.step`."""
+"""What a run carries from step to step, and how a gradient moves it.
+
+`Trainer.step` puts it together; the loop over microbatches is in `bam.core.engine`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A folder of images as people have them: several sizes, formats and depths, and some damaged.
+"""A folder of images as people have them: of many sizes and formats, turned, copied, damaged.
 
 python -m examples.own_images.generate photographs
 """
@@ -12,29 +12,46 @@ from PIL import Image
 
 CLASSES = ("disc", "square", "triangle")
 DAMAGED = 5
+SUFFIXES = ("png", "tif", "png", "webp", "jpg", "jpg", "jpg", "gif", "png", "npy")
 
 
 def write(folder: Path, num: int = 3000) -> None:
-    """Writes so many images, three of a person, and `labels.csv`: file, label, person."""
+    """Writes so many images, three of a person, and `labels.csv`: file, label, person.
+
+    The table is as a spreadsheet of Windows has it. Two persons have the same picture, and an
+    archive left its files.
+    """
     rng = np.random.default_rng(0)
     rows = []
     for number in range(num):
         label = int(rng.integers(len(CLASSES)))
         image = _shape(CLASSES[label], int(rng.integers(24, 120)), rng)
-        kind = number % 5
-        if kind == 0:  # 16 bits of grey
-            grey = np.asarray(image.convert("L")).astype(np.uint16)
-            image = Image.fromarray(257 * grey)
-        modes = {1: "L", 2: "RGBA"}
-        image = image.convert(modes[kind]) if kind in modes else image
-        name = f"{number:04d}.{('png', 'tif', 'png', 'webp', 'jpg')[kind]}"
+        kind = number % 10
+        name = f"{number:04d}.{SUFFIXES[kind]}"
         folder.mkdir(parents=True, exist_ok=True)
-        image.save(folder / name)
+        _save(image, kind, folder / name)
         rows.append([name, CLASSES[label], f"person{number // 3:04d}"])
-    for name, *_ in rows[7 :: max(1, num // DAMAGED)]:
+    (folder / rows[13][0]).write_bytes((folder / rows[3][0]).read_bytes())
+    (folder / "__MACOSX").mkdir()
+    (folder / "__MACOSX" / "._0000.png").write_bytes(b"no image")
+    for name, *_ in rows[7 :: num // DAMAGED + 1]:
         (folder / name).write_bytes((folder / name).read_bytes()[:60])
-    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["file", "label", "person"], *rows])
+    with (folder / "labels.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=";").writerows([["file", "label", "person"], *rows])
+
+
+def _save(image: Image.Image, kind: int, path: Path) -> None:
+    """Grey of 16 and 8 bits, transparency, WebP, JPEG; turned, inks, animated, a palette, NumPy."""
+    more = {}
+    if kind == 0:
+        image = Image.fromarray(257 * np.asarray(image.convert("L")).astype(np.uint16))
+    elif kind == 5:  # lying, as a camera stores it, with the note that it must be turned
+        image, more["exif"] = image.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+        more["exif"][274] = 6
+    elif kind == 7:
+        more = {"save_all": True, "append_images": [image.convert("L")]}
+    image = image.convert({1: "L", 2: "RGBA", 6: "CMYK", 8: "P"}.get(kind, image.mode))
+    np.save(path, np.asarray(image)) if kind == 9 else image.save(path, **more)
 
 
 def _shape(name: str, height: int, rng: np.random.Generator) -> Image.Image:

@@ -29,7 +29,8 @@ COMMANDS = {
     "--config.dataset.groups=user --config.dataset.group_size=3",
     "report": "bam report --workdir=run",
     "export": "bam export --workdir=run --out=release",
-    "predict": "bam predict --release=release photographs/0000.png photographs/0001.tif",
+    "predict": "bam predict --release=release photographs/0000.png photographs/0005.jpg "
+    "photographs/0009.npy",
 }
 
 
