@@ -14,11 +14,11 @@ from bam.core.pytree import Params
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import lora
+from bam.privacy.ledger import lost_in_words
 from bam.provenance import git_commit
 from bam.training import devices, finetune
 from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
-from bam.training.ledger import lost_in_words
 from bam.training.rundir import RunFiles, check_plan, finite
 from bam.training.step import TrainState, with_noise_key, without_noise_key
 from bam.training.summary import summarize
@@ -70,7 +70,7 @@ def train(
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
         the noise. None, for a run to release: the operating system's randomness, new in every
         process and never saved. Steps that a crash lost are taken again with new batches and noise,
-        so they count (see `bam.training.ledger`), and the run may end before its last step.
+        so they count (see `bam.privacy.ledger`), and the run may end before its last step.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.

@@ -20,11 +20,12 @@ the ledger is the number of steps taken. So it is in memory (no workdir), where 
 import os
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bam import files
 from bam.privacy.plan import PrivacyPlan
-from bam.training import devices
 
 
 def create(path: Path) -> None:
@@ -57,8 +58,9 @@ class Ledger:
         self.begun = step
         if path is None:
             return
-        size = path.stat().st_size if path.exists() else -1
-        written = int(devices.from_first(np.int32(size)))
+        written = path.stat().st_size if path.exists() else -1
+        if jax.process_count() > 1:  # the first process's, in all of them
+            written = int(multihost_utils.broadcast_one_to_all(np.int32(written)))
         if written < at_least:
             what = (
                 "is missing"
@@ -69,7 +71,7 @@ class Ledger:
                 f"{path} {what}: what this run has spent is not known; choose another --workdir"
             )
         self.begun = min(written, plan.num_steps)  # one that was counted and then refused
-        if devices.writes():
+        if jax.process_index() == 0:
             self._file = path.open("ab", buffering=0)
 
     def close(self) -> None:
