@@ -2,35 +2,39 @@
 
 Each is made from the same plan, so they cannot disagree: the batches are those that the accountant
 has counted, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected
-batch size. `bam train` is the same for configs, with a run folder and a ledger that outlives a
-crash.
+batch size. `bam train` is the same for configs.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import math
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import chacha, tracing
+from bam.core import chacha, pytree, tracing
 from bam.core.clipping import sensitivity_of
 from bam.core.noise import first_noise
 from bam.core.oracles import Oracle
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
-from bam.files import JsonMapping
-from bam.privacy import statement
-from bam.privacy.plan import Population, make_plan
+from bam.files import JsonMapping, JsonObject
+from bam.privacy import statement, users
+from bam.privacy.ledger import Ledger
+from bam.privacy.plan import Population, PrivacyPlan, make_plan
+from bam.privacy.training_folder import TrainingFolder, encoded
 from bam.provenance import git_commit
 
 
@@ -38,14 +42,15 @@ class DrawnBatch(NamedTuple):
     """The examples of one step, drawn by a `PrivateTraining`; its fields are as secret as they are.
 
     Attributes:
-      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example.
-      mask: `[M]`, True for rows that are examples.
+      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example. Of users
+        `[M, k, ...]`, a row for each.
+      mask: `[M]`, or `[M, k]`, True for what is an example.
       step: from 1.
       run: two words that say whose batch it is.
     """
 
     examples: PyTree
-    mask: Bool[Array | np.ndarray, " rows"]
+    mask: Bool[Array | np.ndarray, "rows ..."]
     step: Int32[Array | np.ndarray, ""]
     run: UInt32[Array | np.ndarray, "2"]
 
@@ -67,13 +72,14 @@ class PrivateTraining:
     `gradient` is an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$, to be chained with any
     optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
-    process alone, so a training that a crash ends is spent: its ε counts, and another adds its own.
+    process alone. A training that a crash ends is spent, its ε counts and another adds its own,
+    unless it was given a folder by `save`: then `resume` goes on with the steps that are left.
 
     Attributes:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
 
     Args:
-      num_examples: N, public: the number of examples, or with `num_examples_given` the most.
+      num_examples: N, public: the number of examples, or users; with `num_examples_given` the most.
       expected_batch_size: l, from 1 to N; what is drawn varies.
       num_epochs: passes over the data, on average.
       epsilon: ε that T steps may spend.
@@ -85,11 +91,19 @@ class PrivateTraining:
       num_examples_given: whether N is a public constant, fixed without counting the data, which may
         then have fewer rows: ε is for adding or removing one. Otherwise it is for one example that
         is replaced by nothing, its place left empty.
+      groups: `[rows]` on the host, the user that each row of the data is of: N counts users, they
+        are drawn, and the mean of a user's gradients is clipped. None: a row is an example.
+      group_size: k, public: the most rows used of a user, see `bam.privacy.users.table`.
+      mesh: devices of this process along one axis, which share the examples of a step; None for
+        where the data are. The gradient is the same.
+      trainable: parameters in whose names, like "head/kernel", this regular expression is found are
+        trained; of the others the gradient is zero, without noise. "": all.
       seed: None, for what is released: randomness of the operating system. An integer repeats a
         training, and whoever guesses it removes the noise; the statement says so.
 
     Raises:
-      ValueError: as `bam.make_plan`, or if the clip declares no finite bound.
+      ValueError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
+        or the users are not N.
 
     Examples:
       >>> import bam, jax.numpy as jnp, optax
@@ -119,14 +133,25 @@ class PrivateTraining:
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
         num_examples_given: bool = False,
+        groups: np.ndarray | None = None,
+        group_size: int = 0,
+        mesh: Mesh | None = None,
+        trainable: str = "",
         seed: int | None = None,
     ) -> None:
         """Plans the noise; nothing is drawn yet."""
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-        self._clip, self._given_seed = clip, seed
+        if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
+            raise ValueError(f"mesh must have one axis, of devices of this process, got {mesh}")
+        self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
+        self._clip, self._given_seed, self._trainable = clip, seed, pytree.matching(trainable)
+        population = Population(num_examples, group_size, num_examples_given)
+        self._groups = (
+            None if groups is None and not group_size else users.checked(groups, population)
+        )
         plan = make_plan(
-            num_examples=Population(num_examples, num_examples_given=num_examples_given),
+            num_examples=population,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
@@ -136,7 +161,11 @@ class PrivateTraining:
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
-        self._begun = self._used = 0  # steps whose batches were drawn, and used
+        self._asked = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
+        self._folder: TrainingFolder | None = None
+        self._ledger = Ledger(None, self.plan, 0, 0)
+        self._first = self._used = 0  # steps begun before, and whose batches were used
+        self._data: list[Any] | None = None  # shapes and dtypes
         self._initialised = self._transformed = False
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
@@ -144,7 +173,7 @@ class PrivateTraining:
     @property
     def steps_begun(self) -> int:
         """Batches drawn so far."""
-        return self._begun
+        return self._ledger.begun
 
     @property
     def epsilon_spent(self) -> float:
@@ -159,30 +188,62 @@ class PrivateTraining:
         Args:
           data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. They
             are taken where they are: on the host of NumPy's (or what is indexed like them, such as
-            a memory map), on the device of JAX's.
+            a memory map), on the device of JAX's. Of users an array has a row for each of `groups`.
 
         Raises:
-          ValueError: if an array has another number of rows.
+          ValueError: if an array has another number of rows, or another shape than before.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        num = most = self.plan.num_examples
-        leaves = jax.tree.leaves(data)
-        if self.plan.num_examples_given and leaves and np.shape(leaves[0]):
+        leaves, most = jax.tree.leaves(data), self.plan.num_examples
+        unit, num = "examples", most
+        if self._groups is not None:
+            unit, most = "rows of users", len(self._groups)
+            num = most
+        elif self.plan.num_examples_given and leaves and np.shape(leaves[0]):
             num = min(most, max(1, len(leaves[0])))
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise ValueError(
-                    f"the plan is for {most} examples; an array of data has shape {np.shape(leaf)}"
+                    f"the plan is for {most} {unit}; an array of data has shape {np.shape(leaf)}"
                 )
+        shapes = [[list(np.shape(x)), str(x.dtype)] for x in leaves]
+        if self._data not in (None, shapes):
+            raise ValueError(f"the training began with data of {self._data}, not of {shapes}")
+        self._data = shapes
         self.plan.check_steps(self.steps_begun + 1)
         return self._drawn(data, num)
 
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
-        while self._begun < self.plan.num_steps:
-            self._begun += 1
-            batch = self.plan.batch(self._seed, self._begun).only(num)
-            examples = jax.tree.map(lambda x, drawn=batch: _rows(drawn, x), data)
-            yield DrawnBatch(examples, batch.mask, np.array(self._begun, np.int32), self._run)
+        plan, table = self.plan, None
+        if self._groups is not None:
+            table = users.table(self._groups, plan.group_size)
+            num = len(table)
+        while self.steps_begun < plan.num_steps:
+            self._ledger.begin()
+            self._ledger.force()  # on the disk before anything of the step is seen
+            step = self.steps_begun
+            batch = plan.batch(self._seed, step).only(num)
+            batch = batch if table is None else users.examples(batch, table)
+            examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
+            yield DrawnBatch(examples, batch.mask, np.array(step, np.int32), self._run)
+
+    def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
+        """A batch's rows of one array on the devices, zeros where there is no example."""
+        indices, mask = batch.indices.ravel(), np.ravel(batch.mask)
+        if isinstance(values, jax.Array):
+            rows: Array | np.ndarray = PaddedBatch(indices, mask).take(values)
+        else:
+            rows = np.asarray(values[np.where(mask, indices, 0)])
+            rows[~mask] = 0
+        rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
+        shared = self._mesh and len(rows) % self._mesh.size == 0
+        return self._placed(rows, *(self._mesh.axis_names if shared else ()))
+
+    def _placed(self, tree: PyTree, *axes: str) -> PyTree:
+        """The arrays on the mesh, if there is one: their rows shared along an axis, or copied."""
+        if self._mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
 
     def gradient(
         self, oracle: Oracle, *, microbatch_size: int = 16
@@ -240,7 +301,7 @@ class PrivateTraining:
                 )
             used, self._used = self._used, int(batch.step)  # before others can see it as unused
             try:
-                return compiled(batch, state, params)
+                return compiled(batch, *self._placed((state, params)))
             except BaseException:
                 self._used = used  # no result was seen
                 raise
@@ -250,16 +311,28 @@ class PrivateTraining:
     def _init(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-        if self._initialised or self.steps_begun:
+        if self._initialised or self.steps_begun > self._first:
             raise RuntimeError(
                 f"the state is started over after {self.steps_begun} steps: a second one has "
                 "the same noise. Begin another PrivateTraining; its ε adds to this"
             )
+        pytree.check_real(params)
+        trained = self._trained(params)
+        if not jax.tree.leaves(trained):
+            names = list(jax.tree_util.tree_leaves_with_path(params))[:8]
+            names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in names]
+            raise ValueError(f"trainable is found in no parameter's name: {', '.join(names)}")
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
-        noise = first_noise(key, self._clip, params, strategy)
-        state = PrivatizeState(self._clip.init(params), noise)
-        return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
+        noise = first_noise(key, self._clip, trained, strategy)
+        noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
+        wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
+        state = PrivatizeState(self._clip.init(trained), noise)
+        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._run))
+
+    def _trained(self, tree: PyTree) -> PyTree:
+        """The trained parameters, or what is like them: None takes the place of the others."""
+        return jax.tree.map(lambda x, keep: x if keep else None, tree, self._trainable(tree))
 
     def _mean(
         self,
@@ -270,20 +343,139 @@ class PrivateTraining:
         params: Params,
     ) -> tuple[Grads, PrivateState]:
         """The private gradient; NaN of a batch that is not the state's next."""
-        plan = self.plan
+        plan, grad_fn = self.plan, oracle.grad
+        rows, mask = batch.examples, jnp.asarray(batch.mask)
+        if plan.group_size:
+            grad_fn = users.mean_gradient(grad_fn, plan.group_size)
+            rows, mask = (rows, mask), jnp.any(mask, axis=1)
+            microbatch_size = max(1, microbatch_size // plan.group_size)
+
+        def gradient_of(trained: Params, row: PyTree) -> Grads:
+            grads = grad_fn(_merged(trained, at), row)
+            shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
+            if not pytree.same_structure(grads, params) or shapes != wanted:
+                raise ValueError("the oracle's gradient is no pytree like the parameters")
+            return self._trained(grads)
+
+        at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
         gradient, _, after = private_mean(
-            oracle.grad,
+            gradient_of,
             self._clip,
-            oracle.ascend(params, state.previous),
-            batch.examples,
+            self._trained(at),
+            rows,
             state.privatize,
             NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
-            mask=jnp.asarray(batch.mask),
+            mask=mask,
             microbatch_size=microbatch_size,
+            mesh=self._mesh,
         )
         right = _is_next(batch, state)
         gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
-        return gradient, PrivateState(after, gradient, state.run)
+        whole = _merged(gradient, optax.tree.zeros_like(params))
+        return whole, PrivateState(after, gradient, state.run)
+
+    def save(self, folder: str | Path, tree: PyTree = None) -> None:
+        """Writes what the training goes on from, should it end before its last step.
+
+        The first call makes the folder, in which each step that is begun is counted from then on,
+        before its batch is given: call it before the first batch. What is there is replaced, all or
+        nothing. No key of a training without a seed is written, wherever its state is in the tree.
+
+        Args:
+          folder: of this training alone, not to be published: with a seed it holds it.
+          tree: any pytree of arrays and numbers, such as parameters and the chain's state.
+
+        Raises:
+          ValueError: if the folder is of another training, or a leaf is no number or holds the key.
+          BlockingIOError: if another process has the folder. OSError: if it cannot be written.
+        """
+        secret = self._given_seed is None
+        states = [x for x in jax.tree.leaves(tree, is_leaf=_is_state) if _is_state(x)]
+        taken = int(states[-1].privatize.noise.step) if states else self.steps_begun
+        key = chacha.host_key(self._seed, "noise").tobytes() if secret else b""
+        facts = {"data": self._data, "step": taken, "steps_begun": self.steps_begun}
+        content = encoded(self._facts() | facts, self._without_keys(tree), key)
+        with contextlib.ExitStack() as on_error:
+            opened = self._folder or TrainingFolder(folder, is_new=True)
+            if self._folder is None:
+                on_error.callback(opened.close)
+                self._ledger = opened.new_ledger(self.plan, secret, self.steps_begun)
+            elif not opened.is_at(folder):
+                raise ValueError(f"the training is saved in {opened.path} already")
+            self._folder = opened
+            on_error.pop_all()
+        opened.write(content)
+
+    @classmethod
+    def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
+        """The training that was saved in a folder, with the steps that are left of its plan.
+
+        Its transform is made again by `gradient`, and `restore` gives what was saved. Steps begun
+        after that are lost and count, unless there is a seed: it takes them again, to the same
+        bits. Without one all further batches and noise come of new secrets.
+
+        Args:
+          folder: of `save`.
+          **settings: the arguments that the training was made with; another mesh is allowed.
+
+        Raises:
+          ValueError: if there is none, it was made with others, or a file is damaged or missing.
+          BlockingIOError: if another training is going on there.
+        """
+        private = cls(**settings)
+        with contextlib.ExitStack() as on_error:
+            opened = TrainingFolder(folder, is_new=False)
+            on_error.callback(opened.close)
+            private._go_on(opened)
+            on_error.pop_all()
+        return private
+
+    def _go_on(self, folder: TrainingFolder) -> None:
+        facts, secret = folder.facts(), self._given_seed is None
+        for key, wanted in self._facts().items():
+            if facts.get(key) != wanted and key not in ("noise_multiplier", "epsilon"):
+                found = f"{key} = {facts.get(key)!r}, not {wanted!r}"
+                raise ValueError(f"{folder.path} holds a training with {found}")
+        plan = PrivacyPlan.from_json(facts)
+        plan.check_target(facts["target_epsilon"])
+        plan.check_epsilon()
+        self._ledger = folder.ledger(plan, secret, facts["step"], facts["steps_begun"])
+        self._ledger.end_period(plan.mechanism.period)
+        self.plan, self._folder, self._data = plan, folder, facts["data"]
+        self._first = self._used = self.steps_begun
+
+    def restore(self, like: PyTree) -> PyTree:
+        """What was last saved, in place of a pytree like it: its values are not used.
+
+        But in a state of this training, of `init`, the key of the noise is kept. ValueError if the
+        other structure, names, shapes or dtypes are not those that were saved.
+        """
+        if self._folder is None:
+            raise ValueError("nothing of this training was saved")
+        saved = self._folder.read(self._without_keys(like))
+        return jax.tree.map(_with_key, like, saved, is_leaf=_is_state)
+
+    def close(self) -> None:
+        """Lets others resume from the folder: this training draws no more batches."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _facts(self) -> JsonObject:
+        """What another process must agree with to go on."""
+        facts = self.plan.to_json() | self._asked
+        return files.as_object(json.dumps(facts, default=lambda x: x.item()), Path())
+
+    def _without_keys(self, tree: PyTree) -> PyTree:
+        """A tree without what of this training's states is secret, or of its own run."""
+
+        def kept(node: Any) -> Any:
+            if not _is_state(node):
+                return node
+            past = getattr(node.privatize.noise, "past", None)
+            noise = None if self._given_seed is None else past
+            return node.privatize._replace(noise=noise), node.previous
+
+        return jax.tree.map(kept, tree, is_leaf=_is_state)
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -333,11 +525,23 @@ def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
     return in_order & jnp.all(batch.run == state.run)
 
 
-def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
-    """A batch's rows of one array, zeros where there is no example."""
-    if isinstance(values, jax.Array):
-        taken: Array = batch.take(values)
-        return taken
-    found = np.asarray(values[np.where(batch.mask, batch.indices, 0)])
-    found[~np.asarray(batch.mask)] = 0
-    return found
+def _is_state(node: object) -> bool:
+    return isinstance(node, PrivateState)
+
+
+def _with_key(own: Any, saved: Any) -> Any:
+    """What was saved, with the secrets of an own state."""
+    if not _is_state(own):
+        return saved
+    privatize, previous = saved
+    noise = own.privatize.noise
+    if privatize.noise is not None:
+        noise = noise._replace(past=privatize.noise)
+    return PrivateState(privatize._replace(noise=noise), previous, own.run)
+
+
+def _merged(trained: PyTree, others: PyTree) -> PyTree:
+    """The whole of which `trained` has a part, and None in place of the rest."""
+    return jax.tree.map(
+        lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None
+    )

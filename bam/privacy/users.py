@@ -1,7 +1,19 @@
-"""A user as the unit of privacy: the rows that are one user's, at most k of them."""
+"""A user as the unit of privacy: at most k rows, drawn together, and one gradient."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Array, Bool, Int64, Integer, PyTree
+
+from bam.core import pytree
+from bam.core.pytree import Grads, Params
+from bam.core.sampling import PADDING, PaddedBatch
+from bam.privacy.plan import Population
+
+GradFn: TypeAlias = Callable[[Params, PyTree], Grads]
 
 EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
 
@@ -27,3 +39,41 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     nth = np.where(count > size, place * count // size, place)
     rows = order[start + np.minimum(nth, count - 1)]
     return np.where(place < count, rows, EMPTY).astype(np.int64)
+
+
+def checked(groups: np.ndarray | None, population: Population) -> Int64[np.ndarray, " rows"]:
+    """The user of each row, as numbers in the order of the ids; ValueError if there are not N."""
+    ids = np.asarray(groups)
+    if groups is None or not population.group_size:
+        raise ValueError("groups, the user of each row, and group_size, the most rows used of each")
+    if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+        raise ValueError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
+    different, numbers = np.unique(ids, return_inverse=True)
+    num, most = len(different), population.num_examples
+    if not (1 if population.num_examples_given else most) <= num <= most:
+        raise ValueError(f"num_examples is {most}, the users in groups are {num}")
+    return numbers
+
+
+def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:
+    """The examples `[M, k]` of a batch of users, with their mask."""
+    rows = table[np.where(batch.mask, batch.indices, 0)]
+    mask = np.asarray(batch.mask)[:, None] & (rows != EMPTY)
+    return PaddedBatch(np.where(mask, rows, PADDING).astype(np.int32), mask)
+
+
+def mean_gradient(grad_fn: GradFn, size: int) -> GradFn:
+    """The mean gradient of those of a user's k examples that are there: `[k, ...]`, `[k]` bools."""
+
+    def grad(params: Params, row: tuple[PyTree, Bool[Array, " k"]]) -> Grads:
+        examples, there = row
+        share = 1 / jnp.maximum(1, jnp.sum(there)).astype(jnp.result_type(float))
+
+        def mean(g: Array) -> Array:
+            kept = jnp.where(there.reshape(-1, *(1,) * (g.ndim - 1)), g, 0)
+            total = jnp.sum(pytree.at_least_float32(kept), axis=0)
+            return total * share.astype(total.dtype)
+
+        return jax.tree.map(mean, pytree.map_rows(grad_fn, size)(params, examples))
+
+    return grad
