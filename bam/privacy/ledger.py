@@ -34,9 +34,7 @@ def create(path: Path) -> None:
     Raises ValueError for one that has steps: they are of a run that is not known any more.
     """
     if path.exists() and path.stat().st_size:
-        raise ValueError(
-            f"{path} has steps of a run without a config.json; choose another --workdir"
-        )
+        raise ValueError(f"{path} has steps of a run without a config.json; choose another folder")
     path.touch()
     files.keep(path)
 
@@ -61,6 +59,8 @@ class Ledger:
         written = path.stat().st_size if path.exists() else -1
         if jax.process_count() > 1:  # the first process's, in all of them
             written = int(multihost_utils.broadcast_one_to_all(np.int32(written)))
+        if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
+            raise ValueError(f"{path} is damaged; choose another folder")
         if written < at_least:
             what = (
                 "is missing"
@@ -68,7 +68,7 @@ class Ledger:
                 else f"has {written} steps, the run's other records {at_least}"
             )
             raise ValueError(
-                f"{path} {what}: what this run has spent is not known; choose another --workdir"
+                f"{path} {what}: what this run has spent is not known; choose another folder"
             )
         self.begun = min(written, plan.num_steps)  # one that was counted and then refused
         if jax.process_index() == 0:

@@ -8,10 +8,10 @@ batch size. `bam train` is the same for configs.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import secrets
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,17 +25,17 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 from bam import files, provenance
 from bam.core import chacha, pytree, tracing
 from bam.core.clipping import sensitivity_of
-from bam.core.noise import first_noise
+from bam.core.noise import first_noise, renewed
 from bam.core.oracles import Oracle
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import statement, users
-from bam.privacy.ledger import Ledger
+from bam.privacy import ledger, saved, statement, users
 from bam.privacy.plan import Population, PrivacyPlan, make_plan
-from bam.privacy.training_folder import TrainingFolder, encoded
 from bam.provenance import git_commit
+
+SAVED = "training.npz"
 
 
 class DrawnBatch(NamedTuple):
@@ -161,12 +161,14 @@ class PrivateTraining:
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
-        self._asked = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._folder: TrainingFolder | None = None
-        self._ledger = Ledger(None, self.plan, 0, 0)
+        self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
+        self._asked["data"] = None  # the shapes of its arrays
+        self._path: Path | None = None
+        self._close: Callable[[], object] = lambda: None
+        self._ledger = ledger.Ledger(None, self.plan, 0, 0)
         self._first = self._used = 0  # steps begun before, and whose batches were used
-        self._data: list[Any] | None = None  # shapes and dtypes
         self._initialised = self._transformed = False
+        self._secret = seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
 
@@ -206,10 +208,10 @@ class PrivateTraining:
                 raise ValueError(
                     f"the plan is for {most} {unit}; an array of data has shape {np.shape(leaf)}"
                 )
-        shapes = [[list(np.shape(x)), str(x.dtype)] for x in leaves]
-        if self._data not in (None, shapes):
-            raise ValueError(f"the training began with data of {self._data}, not of {shapes}")
-        self._data = shapes
+        shapes = [f"{x.dtype}{list(x.shape)}" for x in leaves]
+        if self._asked["data"] not in (None, shapes):
+            raise ValueError(f"the training began with data {self._asked['data']}, not {shapes}")
+        self._asked["data"] = shapes
         self.plan.check_steps(self.steps_begun + 1)
         return self._drawn(data, num)
 
@@ -319,9 +321,8 @@ class PrivateTraining:
         pytree.check_real(params)
         trained = self._trained(params)
         if not jax.tree.leaves(trained):
-            names = list(jax.tree_util.tree_leaves_with_path(params))[:8]
-            names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in names]
-            raise ValueError(f"trainable is found in no parameter's name: {', '.join(names)}")
+            names, _ = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
+            raise ValueError(f"trainable is found in no parameter's name: {', '.join(names[:8])}")
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
@@ -375,107 +376,99 @@ class PrivateTraining:
         return whole, PrivateState(after, gradient, state.run)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
-        """Writes what the training goes on from, should it end before its last step.
+        """Replaces, all or nothing, what `resume` goes on from.
 
-        The first call makes the folder, in which each step that is begun is counted from then on,
-        before its batch is given: call it before the first batch. What is there is replaced, all or
-        nothing. No key of a training without a seed is written, wherever its state is in the tree.
+        The first call makes the folder. From then on each step that is begun is counted there, on
+        the disk, before its batch is given: call it before the first batch. No key of a training
+        without a seed is written. The folder is for resuming, never for release.
 
         Args:
-          folder: of this training alone, not to be published: with a seed it holds it.
-          tree: any pytree of arrays and numbers, such as parameters and the chain's state.
+          folder: of this training alone.
+          tree: any pytree of arrays, such as parameters and the chain's state.
 
-        Raises:
-          ValueError: if the folder is of another training, or a leaf is no number or holds the key.
-          BlockingIOError: if another process has the folder. OSError: if it cannot be written.
+        Raises a ValueError if the folder is another training's, or a leaf is no number or a key;
+        BlockingIOError if another process has it; OSError if it cannot be written.
         """
-        secret = self._given_seed is None
+        path, secret = files.user_path(folder).absolute(), self._secret
+        if self._path not in (None, path):
+            raise ValueError(f"this training is saved in {self._path}")
         states = [x for x in jax.tree.leaves(tree, is_leaf=_is_state) if _is_state(x)]
-        taken = int(states[-1].privatize.noise.step) if states else self.steps_begun
+        if secret:
+            tree = jax.tree.map(_without_key, tree, is_leaf=_is_state)
+        facts = self.plan.to_json() | self._asked | {"steps_begun": self.steps_begun}
+        facts["step"] = int(states[-1].privatize.noise.step) if states else self.steps_begun
         key = chacha.host_key(self._seed, "noise").tobytes() if secret else b""
-        facts = {"data": self._data, "step": taken, "steps_begun": self.steps_begun}
-        content = encoded(self._facts() | facts, self._without_keys(tree), key)
-        with contextlib.ExitStack() as on_error:
-            opened = self._folder or TrainingFolder(folder, is_new=True)
-            if self._folder is None:
-                on_error.callback(opened.close)
-                self._ledger = opened.new_ledger(self.plan, secret, self.steps_begun)
-            elif not opened.is_at(folder):
-                raise ValueError(f"the training is saved in {opened.path} already")
-            self._folder = opened
-            on_error.pop_all()
-        opened.write(content)
+        content = saved.encoded(facts, tree, key)
+        if self._path is None:
+            files.make_folder(path, mode=0o700)
+            self._enter(path, is_new=True)
+        files.write_bytes(path / SAVED, content, mode=0o600)
 
     @classmethod
     def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
-        """The training that was saved in a folder, with the steps that are left of its plan.
+        """The training that `save` wrote, with those steps of its plan that were not begun.
 
-        Its transform is made again by `gradient`, and `restore` gives what was saved. Steps begun
-        after that are lost and count, unless there is a seed: it takes them again, to the same
-        bits. Without one all further batches and noise come of new secrets.
+        `settings` are its arguments again; another mesh will do. Make its transform again, and give
+        `restore` the state of `init`. Without a seed further batches and noise are of new secrets.
+        With one, steps begun after the save are taken again, to the same bits.
 
-        Args:
-          folder: of `save`.
-          **settings: the arguments that the training was made with; another mesh is allowed.
-
-        Raises:
-          ValueError: if there is none, it was made with others, or a file is damaged or missing.
-          BlockingIOError: if another training is going on there.
+        Raises a ValueError if there is none, its arguments were others or a file is damaged, and
+        BlockingIOError if a training is going on there.
         """
-        private = cls(**settings)
-        with contextlib.ExitStack() as on_error:
-            opened = TrainingFolder(folder, is_new=False)
-            on_error.callback(opened.close)
-            private._go_on(opened)
-            on_error.pop_all()
+        private, path = cls(**settings), files.user_path(folder).absolute()
+        saved.read(path / SAVED)  # before a lock is made in some other folder
+        private._enter(path, is_new=False)
+        private._first = private._used = private.steps_begun
         return private
 
-    def _go_on(self, folder: TrainingFolder) -> None:
-        facts, secret = folder.facts(), self._given_seed is None
-        for key, wanted in self._facts().items():
-            if facts.get(key) != wanted and key not in ("noise_multiplier", "epsilon"):
-                found = f"{key} = {facts.get(key)!r}, not {wanted!r}"
-                raise ValueError(f"{folder.path} holds a training with {found}")
-        plan = PrivacyPlan.from_json(facts)
-        plan.check_target(facts["target_epsilon"])
-        plan.check_epsilon()
-        self._ledger = folder.ledger(plan, secret, facts["step"], facts["steps_begun"])
-        self._ledger.end_period(plan.mechanism.period)
-        self.plan, self._folder, self._data = plan, folder, facts["data"]
-        self._first = self._used = self.steps_begun
+    def _enter(self, path: Path, is_new: bool) -> None:
+        """Takes the lock and the ledger of a folder, where the training begins or goes on."""
+        counts = path / "steps_begun" if self._secret else None
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(files.lock(path))
+            facts: JsonObject = {"step": self.steps_begun, "steps_begun": 0}
+            if not is_new:
+                facts = self._agreed(path)
+            elif (path / SAVED).exists() or (path / "config.json").exists():
+                raise ValueError(f"{path} holds a training: save this one in another folder")
+            elif counts:
+                ledger.create(counts)
+            counted = ledger.Ledger(counts, self.plan, facts["step"], facts["steps_begun"])
+            opened.callback(counted.close)
+            while counted.begun < self.steps_begun:
+                counted.begin()
+            if not is_new:
+                counted.end_period(self.plan.mechanism.period)
+            counted.force()
+            self._ledger, self._path = counted, path
+            self._close = weakref.finalize(self, opened.pop_all().close)
+
+    def _agreed(self, path: Path) -> JsonObject:
+        """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
+        facts, _ = saved.read(path / SAVED)
+        for key, wanted in (self.plan.to_json() | self._asked).items():
+            if facts.get(key) != wanted and key not in ("noise_multiplier", "epsilon", "data"):
+                what = f"{key} = {facts.get(key)!r}, not {wanted!r}"
+                raise ValueError(f"{path} holds a training with {what}")
+        self.plan = PrivacyPlan.from_json(facts)  # its own σ, whatever accountant is installed now
+        self.plan.check_target(facts["target_epsilon"])
+        self.plan.check_epsilon()
+        self._asked = {key: facts[key] for key in self._asked}
+        return facts
 
     def restore(self, like: PyTree) -> PyTree:
-        """What was last saved, in place of a pytree like it: its values are not used.
+        """What was last saved, in a pytree like it; ValueError if that has other arrays.
 
-        But in a state of this training, of `init`, the key of the noise is kept. ValueError if the
-        other structure, names, shapes or dtypes are not those that were saved.
+        In a state of `init` the secrets of this process are kept, and its values are not used else.
         """
-        if self._folder is None:
+        if self._path is None:
             raise ValueError("nothing of this training was saved")
-        saved = self._folder.read(self._without_keys(like))
-        return jax.tree.map(_with_key, like, saved, is_leaf=_is_state)
+        tree = saved.restored(self._path / SAVED, like)
+        return jax.tree.map(_with_key, like, tree, is_leaf=_is_state) if self._secret else tree
 
     def close(self) -> None:
-        """Lets others resume from the folder: this training draws no more batches."""
-        if self._folder is not None:
-            self._folder.close()
-
-    def _facts(self) -> JsonObject:
-        """What another process must agree with to go on."""
-        facts = self.plan.to_json() | self._asked
-        return files.as_object(json.dumps(facts, default=lambda x: x.item()), Path())
-
-    def _without_keys(self, tree: PyTree) -> PyTree:
-        """A tree without what of this training's states is secret, or of its own run."""
-
-        def kept(node: Any) -> Any:
-            if not _is_state(node):
-                return node
-            past = getattr(node.privatize.noise, "past", None)
-            noise = None if self._given_seed is None else past
-            return node.privatize._replace(noise=noise), node.previous
-
-        return jax.tree.map(kept, tree, is_leaf=_is_state)
+        """Lets others have the folder; this training begins no more steps."""
+        self._close()
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -529,15 +522,20 @@ def _is_state(node: object) -> bool:
     return isinstance(node, PrivateState)
 
 
+def _without_key(node: Any) -> Any:
+    """The same, but a state without its noise's key and past."""
+    if not _is_state(node):
+        return node
+    noise = renewed(node.privatize.noise, jnp.zeros(8, jnp.uint32))
+    return node._replace(privatize=node.privatize._replace(noise=noise))
+
+
 def _with_key(own: Any, saved: Any) -> Any:
-    """What was saved, with the secrets of an own state."""
+    """What was saved, but a state with the noise and the run of an own one."""
     if not _is_state(own):
         return saved
-    privatize, previous = saved
-    noise = own.privatize.noise
-    if privatize.noise is not None:
-        noise = noise._replace(past=privatize.noise)
-    return PrivateState(privatize._replace(noise=noise), previous, own.run)
+    privatize = saved.privatize._replace(noise=own.privatize.noise)
+    return saved._replace(privatize=privatize, run=own.run)
 
 
 def _merged(trained: PyTree, others: PyTree) -> PyTree:
