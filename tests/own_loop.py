@@ -54,11 +54,12 @@ def main(folder):
     """Goes on, or begins, and writes the noise of each step into a log; saves every fourth."""
     plan = PLAN | {"num_epochs": 20}
     run = folder / "run"
-    is_new = not (run / "training.npz").exists()
-    private = bam.PrivateTraining(**plan) if is_new else bam.PrivateTraining.resume(run, **plan)
+    if (run / "training.npz").exists():
+        private = bam.PrivateTraining.resume(run, **plan)
+    else:
+        private = bam.PrivateTraining(**plan)
+        private.save(run)
     tx, tree = transform(private, lambda w, x: 0.0 * jnp.sum(w * x))
-    if is_new:
-        private.save(run, tree)
     tree = private.restore(tree)
     if private.steps_begun == private.plan.num_steps:
         return

@@ -169,6 +169,12 @@ def is_key(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def names(tree: PyTree) -> list[str]:
+    """The name of each leaf, as `"GroupNorm_0/scale"`."""
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+
+
 def num_params(tree: PyTree) -> int:
     """Number of scalar entries in all leaves of `tree`."""
     return sum(int(x.size) for x in jax.tree.leaves(tree))

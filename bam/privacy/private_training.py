@@ -238,8 +238,8 @@ class PrivateTraining:
             rows = np.asarray(values[np.where(mask, indices, 0)])
             rows[~mask] = 0
         rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
-        shared = self._mesh and len(rows) % self._mesh.size == 0
-        return self._placed(rows, *(self._mesh.axis_names if shared else ()))
+        axes = self._mesh.axis_names if self._mesh and len(rows) % self._mesh.size == 0 else ()
+        return self._placed(rows, *axes)
 
     def _placed(self, tree: PyTree, *axes: str) -> PyTree:
         """The arrays on the mesh, if there is one: their rows shared along an axis, or copied."""
@@ -321,8 +321,10 @@ class PrivateTraining:
         pytree.check_real(params)
         trained = self._trained(params)
         if not jax.tree.leaves(trained):
-            names, _ = zip(*jax.tree_util.tree_leaves_with_path(params), strict=True)
-            raise ValueError(f"trainable is found in no parameter's name: {', '.join(names[:8])}")
+            names = ", ".join(pytree.names(params)[:8])
+            raise ValueError(
+                f"trainable is found in no parameter's name: {names or 'none is there'}"
+            )
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
@@ -457,9 +459,10 @@ class PrivateTraining:
         return facts
 
     def restore(self, like: PyTree) -> PyTree:
-        """What was last saved, in a pytree like it; ValueError if that has other arrays.
+        """What was last saved, in a pytree like it; itself if no pytree was.
 
-        In a state of `init` the secrets of this process are kept, and its values are not used else.
+        Of its values the secrets alone are kept, in a state of `init`. Raises a ValueError if other
+        arrays were saved.
         """
         if self._path is None:
             raise ValueError("nothing of this training was saved")

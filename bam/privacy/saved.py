@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import files
+from bam.core import pytree
 from bam.files import JsonObject
 
 LIMIT = 2**40  # bytes
@@ -16,13 +17,17 @@ LIMIT = 2**40  # bytes
 
 def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
     """The file's content; ValueError for a leaf of no numbers, or that has a secret's bytes."""
-    arrays, facts = [np.asarray(x) for x in jax.tree.leaves(tree)], facts | {"leaves": _names(tree)}
+    arrays, facts = (
+        [np.asarray(x) for x in jax.tree.leaves(tree)],
+        facts | {"leaves": _described(tree)},
+    )
     for name, array in zip(facts["leaves"], arrays, strict=True):
         if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
             raise ValueError(f"{name} is not saved: it is no array of numbers, or a key of noise")
     file = io.BytesIO()
-    named = {"facts": np.frombuffer(json.dumps(facts, default=int).encode(), np.uint8)}
-    np.savez(file, *arrays, **named)
+    np.savez(
+        file, np.frombuffer(json.dumps(facts, default=np.generic.item).encode(), np.uint8), *arrays
+    )
     return file.getvalue()
 
 
@@ -31,15 +36,17 @@ def read(path: Path) -> tuple[JsonObject, list[np.ndarray]]:
     content = files.read_bytes(path, LIMIT)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            facts: JsonObject = json.loads(file["facts"].tobytes())
-            return facts, [file[f"arr_{i}"] for i in range(len(facts["leaves"]))]
+            first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
+            return json.loads(first.tobytes()), arrays
     except Exception:  # NumPy and zipfile raise many kinds for one cause
         raise ValueError(f"{path} is damaged") from None
 
 
 def restored(path: Path, like: PyTree) -> PyTree:
-    """The arrays, placed as those of a tree; ValueError if its leaves are others."""
-    (facts, arrays), names = read(path), _names(like)
+    """The arrays, placed as those of a tree; itself if there are none, ValueError if others."""
+    (facts, arrays), names = read(path), _described(like)
+    if not arrays:
+        return like
     for old, new in zip([*facts["leaves"], "nothing"], [*names, "nothing"], strict=False):
         if old != new:
             raise ValueError(f"{path} has {old}, where there is {new}")
@@ -54,8 +61,7 @@ def restored(path: Path, like: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, map(placed, leaves, arrays))
 
 
-def _names(tree: PyTree) -> list[str]:
+def _described(tree: PyTree) -> list[str]:
     """Name, dtype and shape of each leaf."""
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")  # noqa: E731
-    return [f"{name(path)} {np.asarray(x).dtype}{list(np.shape(x))}".strip() for path, x in named]
+    named = zip(pytree.names(tree), jax.tree.leaves(tree), strict=True)
+    return [f"{name} {np.asarray(x).dtype}{list(np.shape(x))}" for name, x in named]
