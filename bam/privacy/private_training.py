@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 from bam import files, provenance
 from bam.core import chacha, pytree, tracing
 from bam.core.clipping import sensitivity_of
-from bam.core.noise import first_noise, renewed
+from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import Oracle
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
@@ -64,6 +64,10 @@ class PrivateState(NamedTuple):
     privatize: PrivatizeState
     previous: Grads
     run: UInt32[Array, "2"]
+
+    def with_noise(self, noise: NoiseState) -> "PrivateState":
+        """The same with the noise of another."""
+        return self._replace(privatize=self.privatize._replace(noise=noise))
 
 
 class PrivateTraining:
@@ -196,19 +200,19 @@ class PrivateTraining:
           ValueError: if an array has another number of rows, or another shape than before.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        leaves, most = jax.tree.leaves(data), self.plan.num_examples
-        unit, num = "examples", most
+        leaves, num = jax.tree.leaves(data), self.plan.num_examples
+        planned = f"{num} examples"
         if self._groups is not None:
-            unit, most = "rows of users", len(self._groups)
-            num = most
+            num = len(self._groups)
+            planned = f"{num} rows of users"
         elif self.plan.num_examples_given and leaves and np.shape(leaves[0]):
-            num = min(most, max(1, len(leaves[0])))
+            num = min(num, max(1, len(leaves[0])))
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise ValueError(
-                    f"the plan is for {most} {unit}; an array of data has shape {np.shape(leaf)}"
+                    f"the plan is for {planned}; an array of data has shape {np.shape(leaf)}"
                 )
-        shapes = [f"{x.dtype}{list(x.shape)}" for x in leaves]
+        shapes = [f"{getattr(x, 'dtype', '')}{list(np.shape(x))}" for x in leaves]
         if self._asked["data"] not in (None, shapes):
             raise ValueError(f"the training began with data {self._asked['data']}, not {shapes}")
         self._asked["data"] = shapes
@@ -378,29 +382,30 @@ class PrivateTraining:
         return whole, PrivateState(after, gradient, state.run)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
-        """Replaces, all or nothing, what `resume` goes on from.
+        """Replaces what `resume` goes on from, all or nothing; it is for resuming, not for release.
 
-        The first call makes the folder. From then on each step that is begun is counted there, on
-        the disk, before its batch is given: call it before the first batch. No key of a training
-        without a seed is written. The folder is for resuming, never for release.
-
-        Args:
-          folder: of this training alone.
-          tree: any pytree of arrays, such as parameters and the chain's state.
+        The first call makes the folder. From then on each step is counted there, on the disk,
+        before its batch is given. `tree` is any pytree of arrays, such as parameters and the
+        chain's state; of a training without a seed no key is written.
 
         Raises a ValueError if the folder is another training's, or a leaf is no number or a key;
         BlockingIOError if another process has it; OSError if it cannot be written.
         """
-        path, secret = files.user_path(folder).absolute(), self._secret
+        path, facts = files.user_path(folder).absolute(), self.plan.to_json() | self._asked
         if self._path not in (None, path):
             raise ValueError(f"this training is saved in {self._path}")
-        states = [x for x in jax.tree.leaves(tree, is_leaf=_is_state) if _is_state(x)]
-        if secret:
-            tree = jax.tree.map(_without_key, tree, is_leaf=_is_state)
-        facts = self.plan.to_json() | self._asked | {"steps_begun": self.steps_begun}
-        facts["step"] = int(states[-1].privatize.noise.step) if states else self.steps_begun
-        key = chacha.host_key(self._seed, "noise").tobytes() if secret else b""
-        content = saved.encoded(facts, tree, key)
+        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
+        steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
+        facts |= {"steps_begun": self.steps_begun, "step": (steps or [self.steps_begun])[-1]}
+        key = b""
+        if self._secret:
+            key = chacha.host_key(self._seed, "noise").tobytes()
+            blank = jnp.zeros(8, jnp.uint32)
+            leaves = [
+                x.with_noise(renewed(x.privatize.noise, blank)) if _is_state(x) else x
+                for x in leaves
+            ]
+        content = saved.encoded(facts, jax.tree.unflatten(structure, leaves), key)
         if self._path is None:
             files.make_folder(path, mode=0o700)
             self._enter(path, is_new=True)
@@ -411,14 +416,15 @@ class PrivateTraining:
         """The training that `save` wrote, with those steps of its plan that were not begun.
 
         `settings` are its arguments again; another mesh will do. Make its transform again, and give
-        `restore` the state of `init`. Without a seed further batches and noise are of new secrets.
-        With one, steps begun after the save are taken again, to the same bits.
+        `restore` the state of `init`. Without a seed further batches and noise are of new secrets;
+        with one, steps after the save are taken again, to the same bits.
 
         Raises a ValueError if there is none, its arguments were others or a file is damaged, and
         BlockingIOError if a training is going on there.
         """
         private, path = cls(**settings), files.user_path(folder).absolute()
-        saved.read(path / SAVED)  # before a lock is made in some other folder
+        if not (path / SAVED).exists():  # and no lock is made
+            raise ValueError(f"{path} holds no training that was saved")
         private._enter(path, is_new=False)
         private._first = private._used = private.steps_begun
         return private
@@ -455,7 +461,7 @@ class PrivateTraining:
         self.plan = PrivacyPlan.from_json(facts)  # its own σ, whatever accountant is installed now
         self.plan.check_target(facts["target_epsilon"])
         self.plan.check_epsilon()
-        self._asked = {key: facts[key] for key in self._asked}
+        self._asked["data"] = facts["data"]
         return facts
 
     def restore(self, like: PyTree) -> PyTree:
@@ -466,8 +472,12 @@ class PrivateTraining:
         """
         if self._path is None:
             raise ValueError("nothing of this training was saved")
-        tree = saved.restored(self._path / SAVED, like)
-        return jax.tree.map(_with_key, like, tree, is_leaf=_is_state) if self._secret else tree
+
+        def own(like: Any, was: Any) -> Any:
+            secret = self._secret and _is_state(like)
+            return was.with_noise(like.privatize.noise)._replace(run=like.run) if secret else was
+
+        return jax.tree.map(own, like, saved.restored(self._path / SAVED, like), is_leaf=_is_state)
 
     def close(self) -> None:
         """Lets others have the folder; this training begins no more steps."""
@@ -523,22 +533,6 @@ def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
 
 def _is_state(node: object) -> bool:
     return isinstance(node, PrivateState)
-
-
-def _without_key(node: Any) -> Any:
-    """The same, but a state without its noise's key and past."""
-    if not _is_state(node):
-        return node
-    noise = renewed(node.privatize.noise, jnp.zeros(8, jnp.uint32))
-    return node._replace(privatize=node.privatize._replace(noise=noise))
-
-
-def _with_key(own: Any, saved: Any) -> Any:
-    """What was saved, but a state with the noise and the run of an own one."""
-    if not _is_state(own):
-        return saved
-    privatize = saved.privatize._replace(noise=own.privatize.noise)
-    return saved._replace(privatize=privatize, run=own.run)
 
 
 def _merged(trained: PyTree, others: PyTree) -> PyTree:
