@@ -127,6 +127,27 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
     refused(message, loop.build, config)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("list", r"has a parameter float32\[64, 10\] at '\[0\]': nested dicts of float32 arrays"),
+        ("bfloat16", r"has a parameter bfloat16\[64, 10\] at .*: nested dicts of float32 arrays"),
+        ("integer", r"has a parameter int32\[64, 10\] at .*: nested dicts of float32 arrays"),
+        ("two outputs", "a network returns one array, not a tuple"),
+    ],
+)
+def test_a_network_that_no_release_could_hold_is_refused_before_epsilon_is_spent(
+    kind, message, without_the_tests_type_checks
+):
+    config = tiny("dp_sgd")
+    config.model.name = "tests.cases:own_network"
+    with config.unlocked():
+        config.model.kind = kind
+    refused(message, loop.build, config)
+    config.model.kind = "dict"  # the control
+    loop.build(config)
+
+
 def test_options_of_ones_own_parts_may_be_lists():
     config = tiny("dp_sgd", dataset__name="tests.cases:given_dataset")
     with config.unlocked():

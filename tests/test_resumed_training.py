@@ -1,5 +1,6 @@
 """A training by a loop of one's own that is killed and resumed never spends more than its plan."""
 
+import gc
 import itertools
 import os
 import random
@@ -186,6 +187,14 @@ def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     with pytest.raises(ValueError, match="holds no training that was saved"):
         resume(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists() and not (tmp_path / "elsewhere").exists()
+
+
+def test_a_training_that_is_dropped_gives_its_folder_back(folder):
+    private, tx, tree = resume(folder)
+    take(private, tx, tree, 1)
+    del private, tx, tree
+    gc.collect()
+    resume(folder)[0].close()
 
 
 def test_other_data_and_other_arrays_are_refused(folder):

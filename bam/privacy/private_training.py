@@ -149,7 +149,8 @@ class PrivateTraining:
         if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
             raise ValueError(f"mesh must have one axis, of devices of this process, got {mesh}")
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
-        self._clip, self._given_seed, self._trainable = clip, seed, pytree.matching(trainable)
+        self._clip, self._given_seed = clip, seed
+        self._trained_of = functools.partial(_part, pytree.matching(trainable))
         population = Population(num_examples, group_size, num_examples_given)
         self._groups = (
             None if groups is None and not group_size else users.checked(groups, population)
@@ -323,7 +324,7 @@ class PrivateTraining:
                 "the same noise. Begin another PrivateTraining; its ε adds to this"
             )
         pytree.check_real(params)
-        trained = self._trained(params)
+        trained = self._trained_of(params)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
             raise ValueError(
@@ -337,10 +338,6 @@ class PrivateTraining:
         state = PrivatizeState(self._clip.init(trained), noise)
         return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._run))
 
-    def _trained(self, tree: PyTree) -> PyTree:
-        """The trained parameters, or what is like them: None takes the place of the others."""
-        return jax.tree.map(lambda x, keep: x if keep else None, tree, self._trainable(tree))
-
     def _mean(
         self,
         oracle: Oracle,
@@ -350,7 +347,8 @@ class PrivateTraining:
         params: Params,
     ) -> tuple[Grads, PrivateState]:
         """The private gradient; NaN of a batch that is not the state's next."""
-        plan, grad_fn = self.plan, oracle.grad
+        # The program that is compiled of these may outlive this object, and must not hold it.
+        plan, grad_fn, trained_of = self.plan, oracle.grad, self._trained_of
         rows, mask = batch.examples, jnp.asarray(batch.mask)
         if plan.group_size:
             grad_fn = users.mean_gradient(grad_fn, plan.group_size)
@@ -362,13 +360,13 @@ class PrivateTraining:
             shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
             if not pytree.same_structure(grads, params) or shapes != wanted:
                 raise ValueError("the oracle's gradient is no pytree like the parameters")
-            return self._trained(grads)
+            return trained_of(grads)
 
         at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
         gradient, _, after = private_mean(
             gradient_of,
             self._clip,
-            self._trained(at),
+            trained_of(at),
             rows,
             state.privatize,
             NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
@@ -533,6 +531,11 @@ def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
 
 def _is_state(node: object) -> bool:
     return isinstance(node, PrivateState)
+
+
+def _part(chosen: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
+    """The chosen leaves of a tree: None takes the place of the others."""
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, chosen(tree))
 
 
 def _merged(trained: PyTree, others: PyTree) -> PyTree:

@@ -335,6 +335,15 @@ def _check_shapes(trainer: Trainer) -> None:
     Everything is traced and nothing computed, so faults show before a run.
     """
     config, plan, clip, dataset = trainer.config, trainer.plan, trainer.clip, trainer.dataset
+    params = jax.tree_util.tree_leaves_with_path(_shapes(trainer.model))
+    for path, x in params:  # whose names a release has, and whose numbers every reader of it knows
+        named = path and all(isinstance(getattr(key, "key", None), str) for key in path)
+        if not named or x.dtype != jnp.float32:
+            raise ValueError(
+                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at "
+                f"{jax.tree_util.keystr(path)!r}: nested dicts of float32 arrays are needed, and "
+                "JAX without 64 bits"
+            )
     label = examples.label_of(dataset)
     example = registry.example_like(config, dataset.train.images.shape[-3:], label)
     logits = jax.eval_shape(trainer.model.logits, _shapes(trainer.model), example["image"])
