@@ -27,7 +27,7 @@ test-slow: install
 
 # What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
 PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
-  private_training strategy transforms users
+  private_training resumed_training strategy transforms users
 test-flags: install
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 $(PRIVACY_TESTS:%=tests/test_%.py)
 

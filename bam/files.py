@@ -1,5 +1,6 @@
 """Files, JSON above all, written all or nothing and read with errors that name the file."""
 
+import contextlib
 import errno
 import json
 import os
@@ -115,6 +116,21 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for folder in missing:
         _sync(folder.parent)
+
+
+def lock(folder: Path) -> IO[str]:
+    """The lock of a folder, held until it is closed; BlockingIOError if another has it."""
+    import fcntl  # which `import bam` does without: Windows has none
+
+    path = folder / "lock"
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(path.open("a"))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # nobody removed it since
+                on_error.pop_all()
+                return file
+    raise BlockingIOError(f"another process is training in {folder}")
 
 
 def check_replaceable(path: Path) -> None:

@@ -1,7 +1,13 @@
-"""A Flax NNX model, trained privately: `bam.as_functions` makes pure functions of it.
+"""A Flax NNX model, trained privately on all devices: `bam.as_functions` makes functions of it.
 
-python -m examples.with_nnx
+The same command, with a folder, goes on after a crash.
+
+python -m examples.with_nnx [FOLDER]
 """
+
+import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,26 +30,36 @@ class Mlp(nnx.Module):
         return self.head(nnx.tanh(self.hidden(x)))
 
 
-def main() -> tuple[float, float]:
+def main(folder: Path) -> tuple[float, float]:
     """Trains for ten epochs of digits; returns ε spent and the accuracy on test images."""
     train, test = datasets.load("digits")[1:3]
     flat = lambda images: jnp.asarray(images.reshape(len(images), 64) / 16.0, jnp.float32)  # noqa: E731
     model = bam.as_functions(Mlp(nnx.Rngs(0)), (64,))
-    private = bam.PrivateTraining(
+    settings = dict(
         num_examples=len(train.labels), expected_batch_size=256, num_epochs=10,
         epsilon=3.0, delta=1e-5, clip=bam.clip_by_l2_norm(1.0),
+        mesh=jax.sharding.Mesh(jax.devices(), ("devices",)),
     )  # fmt: skip
+    if folder.exists():
+        private = bam.PrivateTraining.resume(folder, **settings)
+    else:
+        private = bam.PrivateTraining(**settings)
+        private.save(folder)
     tx = optax.chain(private.gradient(bam.dp_sgd(model.loss)), optax.sgd(2.0))
     params = model.init(jax.random.key(0))
-    state, step = tx.init(params), jax.jit(tx.update)
+    params, state = private.restore((params, tx.init(params)))
     # An example's image has an axis of views before its own.
     data = {"image": flat(train.images)[:, None], "label": jnp.asarray(train.labels)}
     for batch in private.batches(data):
-        updates, state = step(batch, state, params)
+        updates, state = tx.update(batch, state, params)
         params = optax.apply_updates(params, updates)
+        if private.steps_begun % 5 == 0:
+            private.save(folder, (params, state))
     right = model.logits(params, flat(test.images)).argmax(-1) == test.labels
     return private.epsilon_spent, float(right.mean())
 
 
 if __name__ == "__main__":
-    print("epsilon {:.4f}, test accuracy {:.3f}".format(*main()))
+    with tempfile.TemporaryDirectory() as nowhere:
+        path = Path(sys.argv[1] if len(sys.argv) > 1 else nowhere + "/run")
+        print("epsilon {:.4f}, test accuracy {:.3f}".format(*main(path)))

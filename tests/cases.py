@@ -91,6 +91,21 @@ class ThreeLogits(nn.Module):
         return nn.Dense(3)(inputs.reshape(len(inputs), -1))
 
 
+def own_network(num_classes, kind, **options):
+    """A pair of functions: one linear layer, in a way that a release cannot always hold."""
+    dtypes = {"bfloat16": jnp.bfloat16, "integer": jnp.int32}
+
+    def init(key, inputs):
+        kernel = jnp.zeros((inputs[0].size, num_classes), dtypes.get(kind, jnp.float32))
+        return [kernel] if kind == "list" else {"kernel": kernel}
+
+    def apply(params, inputs):
+        logits = inputs.reshape(len(inputs), -1) @ jax.tree.leaves(params)[0]
+        return (logits, 0) if kind == "two outputs" else logits
+
+    return init, apply
+
+
 def three_logits(num_classes, **options):
     return ThreeLogits()
 

@@ -12,10 +12,10 @@ from bam import named
 from bam.data import datasets
 from bam.training import loading, loop, registry
 from configs import extensions
-from examples import dead_leaves, with_equinox, with_flax, with_jax_privacy, with_nnx
+from examples import dead_leaves, with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
 from examples.some_classes import some_classes
-from tests.cases import mostly, refused, run_command
+from tests.cases import Command, mostly, refused, run_command
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -31,8 +31,22 @@ def test_an_equinox_model_is_trained():
     assert after < 0.8 * before
 
 
-def test_an_nnx_model_is_trained_to_its_epsilon():
-    epsilon, accuracy = with_nnx.main()
+def steps_begun(folder):
+    return (folder / "steps_begun").stat().st_size
+
+
+def test_an_nnx_model_is_trained_to_its_epsilon_on_eight_devices_killed_and_resumed(tmp_path):
+    folder, devices = tmp_path / "run", {"JAX_NUM_CPU_DEVICES": "8"}
+    with Command("examples.with_nnx", str(folder), **devices) as killed:
+        begun = lambda: (folder / "training.npz").exists() and steps_begun(folder)  # noqa: E731
+        while begun() < 18:
+            killed.check_runs()
+        killed.send_signal(9)
+    lost = begun()
+    with Command("examples.with_nnx", str(folder), **devices) as resumed:
+        done = resumed.wait()
+    epsilon, accuracy = map(float, re.findall(r"\d\.\d+", done.stdout))
+    assert 18 <= lost < 50 == steps_begun(folder)
     assert 2.99 < epsilon <= 3.0 and accuracy > 0.75
 
 
@@ -111,6 +125,26 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
     if section == "dataset":
         config.dataset.path = "an option that it has not"
     refused(message, loop.build, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("integer", r"has a parameter int32\[64, 10\] at .*: float32 or bfloat16 is needed"),
+        ("two outputs", "a network returns one array, not a tuple"),
+    ],
+)
+def test_a_network_that_no_release_could_hold_is_refused_before_epsilon_is_spent(
+    kind, message, without_the_tests_type_checks
+):
+    config = tiny("dp_sgd")
+    config.model.name = "tests.cases:own_network"
+    with config.unlocked():
+        config.model.kind = kind
+    refused(message, loop.build, config)
+    for kind in ("dict", "list", "bfloat16"):  # the control
+        config.model.kind = kind
+        loop.build(config)
 
 
 def test_options_of_ones_own_parts_may_be_lists():

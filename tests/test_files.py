@@ -9,8 +9,9 @@ from PIL import Image
 
 from bam import files
 from bam.data import datasets, features, importing, listing, pixels
+from bam.privacy import ledger
 from bam.release import export
-from bam.training import ledger, loop
+from bam.training import loop
 from bam.training.checkpoint import Checkpoints
 from configs import digits
 

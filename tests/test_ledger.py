@@ -19,9 +19,9 @@ from tensorboardX.proto import event_pb2
 
 from bam import files
 from bam.core import sampling
+from bam.privacy.ledger import Ledger
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
-from bam.training.ledger import Ledger
 from bam.training.rundir import RunFiles
 from configs import digits
 from tests.cases import assert_same_bits, run_command

@@ -1,5 +1,6 @@
 """The object that couples sampler, clip, noise and ε: what cannot be done wrong with it."""
 
+import collections
 import copy
 import math
 import pickle
@@ -11,8 +12,9 @@ import optax
 import pytest
 
 import bam
+from bam.core import pytree
 from bam.privacy.plan import BudgetExhaustedError
-from tests.cases import recomputed
+from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed
 
 N, DATA = 60, np.linspace(-1, 1, 120, dtype=np.float32).reshape(60, 2)
 ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
@@ -202,3 +204,200 @@ def test_the_statement_can_be_recomputed_and_says_of_a_seed_that_it_protects_nob
     secret = training(seed=None)
     secret.write_statement(tmp_path / "secret.md", "sixty points")
     assert "nominal" not in (tmp_path / "secret.md").read_text(encoding="utf-8")
+
+
+# Several devices, users, some of the parameters, and trees of any kind, of a network.
+
+ROWS = jax.tree.map(np.asarray, mlp_batch(N))
+IDS = np.repeat([9, 4, 7], 20) * 100 + np.arange(N) // 3  # 22 users of one to three rows
+USERS = {
+    "num_examples": len(set(IDS)), "expected_batch_size": 6, "groups": IDS, "group_size": 2,
+}  # fmt: skip
+
+
+def mesh(num, *names):
+    devices = np.array(jax.devices()[:num])
+    return jax.sharding.Mesh(devices.reshape(-1, *(1,) * (len(names) - 1)), names)
+
+
+def gradients(params=None, oracle=None, data=None, num=2, compiled=False, **changes):
+    """Private gradients of two steps."""
+    private, params = training(**changes), mlp_params() if params is None else params
+    tx = private.gradient(oracle or bam.dp_sgd(mlp_loss), microbatch_size=4)
+    state, update, taken = tx.init(params), jax.jit(tx.update) if compiled else tx.update, []
+    for _, batch in zip(range(num), private.batches(ROWS if data is None else data), strict=False):
+        gradient, state = update(batch, state, params)
+        params = optax.apply_updates(params, jax.tree.map(lambda g: -g, gradient))
+        taken.append(gradient)
+    return taken
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"compiled": True}, USERS, {"trainable": "b"}, {"oracle": bam.bam_sam(mlp_loss, 0.1)}],
+    ids=["dp_sgd", "jit", "users", "trainable", "sam"],
+)
+def test_gradients_are_equal_to_the_bit_on_any_number_of_devices(changes):
+    alone = gradients(**changes)
+    for num in (2, 8):
+        shared = gradients(**changes, mesh=mesh(num, "devices"))
+        assert_same_bits(jax.device_get(shared), jax.device_get(alone))
+        assert len(shared[0]["b1"].sharding.device_set) == num
+    explicit = jax.make_mesh((8,), ("devices",))  # JAX's default
+    assert_same_bits(jax.device_get(gradients(**changes, mesh=explicit)), jax.device_get(alone))
+
+
+def test_a_mesh_of_two_axes_is_refused_before_anything_else():
+    with pytest.raises(ValueError, match="mesh must have one axis") as refused:
+        training(mesh=mesh(8, "x", "y"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_user_is_drawn_and_counted_as_one_with_the_mean_of_its_gradients():
+    clip, private = bam.clip_by_l2_norm(1.0), training(**USERS)
+    plan = private.plan
+    assert (plan.unit, plan.group_size, plan.num_examples) == ("user", 2, 22)
+    batch = next(private.batches(ROWS))
+    drawn = plan.batch(0, 1)
+    rows_of = [np.flatnonzero(user == IDS) for user in sorted(set(IDS))]
+    total = optax.tree.zeros_like(mlp_params())
+    for place, user in enumerate(drawn.indices):
+        rows = [] if not drawn.mask[place] else rows_of[user]
+        rows = rows if len(rows) < 3 else rows[[0, 1]]  # k of them, evenly spaced
+        assert batch.mask[place].sum() == len(rows)
+        for row, example in zip(rows, np.asarray(batch.examples[0][place]), strict=False):
+            np.testing.assert_array_equal(example, ROWS[0][row])
+        if len(rows):
+            of_each = [
+                jax.grad(mlp_loss)(mlp_params(), jax.tree.map(lambda x, r=r: x[r], ROWS))
+                for r in rows
+            ]
+            mean = jax.tree.map(lambda *g: sum(g) / len(g), *of_each)
+            total = jax.tree.map(jnp.add, total, clip.update(mean, clip.init(mean))[0])
+    noise = bam.gaussian_noise(clip, plan.noise_multiplier, bam.seeded_key(0), 0)
+    pure, _ = bam.clipped_sum(
+        lambda params, row: optax.tree.zeros_like(params), clip, mlp_params(), jnp.zeros((8, 1)),
+        mask=jnp.zeros(8, bool), noise=noise,
+    )  # fmt: skip
+    expected = jax.tree.map(lambda t, n: (t + n) / 6, total, pure)
+    (gradient,) = gradients(**USERS, num=1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient, expected)
+
+
+def moved_by_one_user(**changes):
+    """How far all rows of one user move the sum, over S; its gradients are huge."""
+    data = np.zeros((N, 2), np.float32)
+    huge = np.where((IDS[0] == IDS)[:, None], np.float32([1e4, 1.0]), data)
+    settings = {"num_examples": N, "expected_batch_size": N, "mechanism": "full_batch"} | changes
+    oracle = bam.dp_sgd(lambda w, x: jnp.sum(w * x))
+    both = [gradients(jnp.zeros(2), oracle, rows, num=1, **settings)[0] for rows in (data, huge)]
+    return float(jnp.linalg.norm(both[1] - both[0])) * settings["expected_batch_size"]
+
+
+def test_all_rows_of_a_user_move_the_sum_by_its_sensitivity_at_most():
+    as_users = {**USERS, "expected_batch_size": USERS["num_examples"], "group_size": 3}
+    assert moved_by_one_user(**as_users) <= 1 + 1e-4
+    assert moved_by_one_user() > 2.9  # the control: three rows, each clipped by itself
+
+
+def test_users_of_one_row_each_are_examples_to_the_bit():
+    assert_same_bits(gradients(groups=np.arange(N), group_size=1), gradients())
+
+
+def test_a_users_places_without_a_row_count_for_nothing_whatever_their_gradient():
+    inverse = bam.dp_sgd(lambda w, x: jnp.sum(w / x[0]))  # not finite where there is no row
+    data = 1 + np.abs(DATA)
+    assert all(np.isfinite(g).all() for g in gradients(jnp.zeros(2), inverse, data, **USERS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": IDS}, "group_size, the most rows used of each"),
+        ({"group_size": 2}, "groups, the user of each row"),
+        (USERS | {"groups": IDS.astype(float)}, r"groups must be \[rows\] integers or texts"),
+        (USERS | {"groups": IDS[:, None]}, r"groups must be \[rows\] integers or texts"),
+        (USERS | {"num_examples": 60}, "num_examples is 60, the users in groups are 22"),
+        (USERS | {"num_examples": 21, "num_examples_given": True}, "num_examples is 21"),
+        (USERS | {"group_size": -1}, "group_size must be of"),
+        ({"trainable": "("}, "not a regular expression"),
+    ],
+)
+def test_users_and_names_that_cannot_be_are_refused_in_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        training(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_data_with_another_number_of_rows_than_there_are_ids_are_refused():
+    with pytest.raises(ValueError, match="the plan is for 60 rows of users"):
+        training(**USERS).batches(DATA[:59])
+    training(**USERS | {"num_examples": 30, "num_examples_given": True}).batches(DATA)
+
+
+def test_parameters_that_are_not_trained_have_no_gradient_and_no_noise_and_cost_nothing():
+    params = mlp_params()
+    frozen, trained = pytree.matching("b")(params), {k: v for k, v in params.items() if "b" in k}
+    part = lambda p, x: mlp_loss(params | p, x)  # noqa: E731
+    for oracle_of in (bam.dp_sgd, lambda loss: bam.dp_sat(loss, 0.1)):
+        whole = gradients(oracle=oracle_of(mlp_loss), trainable="b")
+        alone = gradients(trained, oracle_of(part))
+        for ours, theirs in zip(whole, alone, strict=True):
+            assert_same_bits({k: ours[k] for k in trained}, theirs)
+            assert all(frozen[k] or not ours[k].any() for k in params)
+    with pytest.raises(ValueError, match="trainable is found in no parameter's name: b1, "):
+        training(trainable="nothing").gradient(ORACLE).init(params)
+
+
+Named = collections.namedtuple("Named", mlp_params())
+KINDS = {  # a tree of the network's parameters, and back
+    "list": (lambda p: list(p.values()), lambda t: dict(zip(mlp_params(), t, strict=True))),
+    "named tuple": (lambda p: Named(**p), lambda t: t._asdict()),
+    "empty parts": (
+        lambda p: {"p": p, "none": None, "empty": [], "zero": jnp.ones((0, 2))},
+        lambda t: t["p"],
+    ),
+    "bfloat16": (lambda p: jax.tree.map(lambda x: x.astype(jnp.bfloat16), p), lambda t: t),
+    "scalars": (lambda p: {"p": p, "array": jnp.float32(2.0), "number": 0.5}, lambda t: t["p"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_trees_of_any_kind(kind, without_the_tests_type_checks):
+    make, back = KINDS[kind]
+    params = make(mlp_params())
+    loss = lambda tree, x: mlp_loss(back(tree), x).astype(jnp.float32)  # noqa: E731
+    for gradient in gradients(params, bam.dp_sat(loss, 0.1)):
+        assert jax.tree.structure(gradient) == jax.tree.structure(params)
+        assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (jnp.zeros((), jnp.int32), "other is of int32"),
+        (jnp.zeros((), jnp.complex64), "other is of complex64"),
+        ("text", "other is of <class 'str'>"),
+        (jax.random.key(0), "other is of key"),
+    ],
+)
+def test_parameters_that_are_no_real_numbers_are_refused_by_name(
+    leaf, message, without_the_tests_type_checks
+):
+    tx = training().gradient(ORACLE)
+    with pytest.raises(TypeError, match=message):
+        tx.init({"w": jnp.zeros(2), "other": leaf})
+    tx.init({"w": jnp.zeros(2)})  # the control: nothing was begun
+
+
+def test_with_64_bits_a_training_trains():
+    with jax.enable_x64(True):
+        (gradient,) = gradients(jnp.zeros(2, jnp.float64), ORACLE, DATA, num=1)
+        assert gradient.dtype == np.float64 and np.isfinite(gradient).all()
+
+
+def test_a_gradient_unlike_the_parameters_is_one_line():
+    for grads in (lambda p, x: [p], lambda p, x: p[:1]):
+        with pytest.raises(ValueError, match="no pytree like the parameters"):
+            gradients(jnp.zeros(2), bam.Oracle(lambda p, _: p, grads), DATA)

@@ -17,9 +17,9 @@ from bam.audit import canary, checks, whole_run
 from bam.core import fixed_point, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
-from bam.privacy import accounting, mechanisms, tradeoff
+from bam.privacy import accounting, ledger, mechanisms, tradeoff
 from bam.training import config as base
-from bam.training import ledger, loop, trainer
+from bam.training import loop, trainer
 from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits

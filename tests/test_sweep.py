@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import bam
+from bam import files
 from bam.cli import sweeps
 from bam.sweep import comparison, runs
 from bam.training import config as base
@@ -58,7 +59,7 @@ def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", removed_before)
     with pytest.raises(BlockingIOError):
-        rundir.lock(tmp_path)
+        files.lock(tmp_path)
 
 
 def test_a_stopped_run_goes_on_where_it_stopped_and_others_wait(tmp_path):

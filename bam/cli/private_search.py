@@ -89,7 +89,7 @@ def search(
     tables.show(COSTS, costs(first.plan))
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
-    with rundir.lock(workdir):
+    with files.lock(workdir):
         drawn = _drawn(workdir / TRIALS, grid, trainers)
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is None:

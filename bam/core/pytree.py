@@ -87,7 +87,7 @@ def _add_parts(x: Array, num_parts: int) -> Array:
 def check_real(tree: PyTree) -> None:
     """Refuses, with a TypeError, leaves that no bound holds for: complex, integer or bool."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        dtype = jnp.result_type(leaf)
+        dtype = getattr(leaf, "dtype", type(leaf))
         if not jnp.issubdtype(dtype, jnp.floating):
             name = jax.tree_util.keystr(path, simple=True, separator="/") or "the gradient"
             raise TypeError(f"{name} is of {dtype}: only real floating-point numbers are bounded")
@@ -167,6 +167,12 @@ def same_structure(a: PyTree, b: PyTree) -> bool:
 def is_key(leaf: object) -> bool:
     """Whether a leaf is a typed PRNG key, which is not a number and has no NumPy array."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def names(tree: PyTree) -> list[str]:
+    """The name of each leaf, as `"GroupNorm_0/scale"`."""
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
 
 
 def num_params(tree: PyTree) -> int:

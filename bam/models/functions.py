@@ -116,7 +116,10 @@ def as_functions(
         if precision == "bfloat16":
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
         with arithmetic():
-            return pytree.at_least_float32(apply(params, jnp.asarray(inputs)))
+            output = apply(params, jnp.asarray(inputs))
+        if not isinstance(output, jax.Array):
+            raise ValueError(f"a network returns one array, not a {type(output).__name__}")
+        return pytree.at_least_float32(output)
 
     def loss_of(params: Params, example: PyTree) -> Float[Array, ""]:
         views, labels = logits(params, example["image"]), jnp.asarray(example["label"])

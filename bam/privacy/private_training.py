@@ -2,50 +2,55 @@
 
 Each is made from the same plan, so they cannot disagree: the batches are those that the accountant
 has counted, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected
-batch size. `bam train` is the same for configs, with a run folder and a ledger that outlives a
-crash.
+batch size. `bam train` is the same for configs.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import secrets
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import chacha, tracing
+from bam.core import chacha, pytree, tracing
 from bam.core.clipping import sensitivity_of
-from bam.core.noise import first_noise
+from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import Oracle
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
-from bam.files import JsonMapping
-from bam.privacy import statement
-from bam.privacy.plan import Population, make_plan
+from bam.files import JsonMapping, JsonObject
+from bam.privacy import ledger, saved, statement, users
+from bam.privacy.plan import Population, PrivacyPlan, make_plan
 from bam.provenance import git_commit
+
+SAVED = "training.npz"
 
 
 class DrawnBatch(NamedTuple):
     """The examples of one step, drawn by a `PrivateTraining`; its fields are as secret as they are.
 
     Attributes:
-      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example.
-      mask: `[M]`, True for rows that are examples.
+      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example. Of users
+        `[M, k, ...]`, a row for each.
+      mask: `[M]`, or `[M, k]`, True for what is an example.
       step: from 1.
       run: two words that say whose batch it is.
     """
 
     examples: PyTree
-    mask: Bool[Array | np.ndarray, " rows"]
+    mask: Bool[Array | np.ndarray, "rows ..."]
     step: Int32[Array | np.ndarray, ""]
     run: UInt32[Array | np.ndarray, "2"]
 
@@ -60,6 +65,10 @@ class PrivateState(NamedTuple):
     previous: Grads
     run: UInt32[Array, "2"]
 
+    def with_noise(self, noise: NoiseState) -> "PrivateState":
+        """The same with the noise of another."""
+        return self._replace(privatize=self.privatize._replace(noise=noise))
+
 
 class PrivateTraining:
     r"""A private training of T = num_epochs · ⌊N/l⌋ steps, by a loop of one's own.
@@ -67,13 +76,14 @@ class PrivateTraining:
     `gradient` is an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$, to be chained with any
     optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
-    process alone, so a training that a crash ends is spent: its ε counts, and another adds its own.
+    process alone. A training that a crash ends is spent, its ε counts and another adds its own,
+    unless it was given a folder by `save`: then `resume` goes on with the steps that are left.
 
     Attributes:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
 
     Args:
-      num_examples: N, public: the number of examples, or with `num_examples_given` the most.
+      num_examples: N, public: the number of examples, or users; with `num_examples_given` the most.
       expected_batch_size: l, from 1 to N; what is drawn varies.
       num_epochs: passes over the data, on average.
       epsilon: ε that T steps may spend.
@@ -85,11 +95,19 @@ class PrivateTraining:
       num_examples_given: whether N is a public constant, fixed without counting the data, which may
         then have fewer rows: ε is for adding or removing one. Otherwise it is for one example that
         is replaced by nothing, its place left empty.
+      groups: `[rows]` on the host, the user that each row of the data is of: N counts users, they
+        are drawn, and the mean of a user's gradients is clipped. None: a row is an example.
+      group_size: k, public: the most rows used of a user, see `bam.privacy.users.table`.
+      mesh: devices of this process along one axis, which share the examples of a step; None for
+        where the data are. The gradient is the same.
+      trainable: parameters in whose names, like "head/kernel", this regular expression is found are
+        trained; of the others the gradient is zero, without noise. "": all.
       seed: None, for what is released: randomness of the operating system. An integer repeats a
         training, and whoever guesses it removes the noise; the statement says so.
 
     Raises:
-      ValueError: as `bam.make_plan`, or if the clip declares no finite bound.
+      ValueError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
+        or the users are not N.
 
     Examples:
       >>> import bam, jax.numpy as jnp, optax
@@ -119,14 +137,26 @@ class PrivateTraining:
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
         num_examples_given: bool = False,
+        groups: np.ndarray | None = None,
+        group_size: int = 0,
+        mesh: Mesh | None = None,
+        trainable: str = "",
         seed: int | None = None,
     ) -> None:
         """Plans the noise; nothing is drawn yet."""
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+        if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
+            raise ValueError(f"mesh must have one axis, of devices of this process, got {mesh}")
+        self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._clip, self._given_seed = clip, seed
+        self._trained_of = functools.partial(_part, pytree.matching(trainable))
+        population = Population(num_examples, group_size, num_examples_given)
+        self._groups = (
+            None if groups is None and not group_size else users.checked(groups, population)
+        )
         plan = make_plan(
-            num_examples=Population(num_examples, num_examples_given=num_examples_given),
+            num_examples=population,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
@@ -136,15 +166,21 @@ class PrivateTraining:
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
-        self._begun = self._used = 0  # steps whose batches were drawn, and used
+        self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
+        self._asked["data"] = None  # the shapes of its arrays
+        self._path: Path | None = None
+        self._close: Callable[[], object] = lambda: None
+        self._ledger = ledger.Ledger(None, self.plan, 0, 0)
+        self._first = self._used = 0  # steps begun before, and whose batches were used
         self._initialised = self._transformed = False
+        self._secret = seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
 
     @property
     def steps_begun(self) -> int:
         """Batches drawn so far."""
-        return self._begun
+        return self._ledger.begun
 
     @property
     def epsilon_spent(self) -> float:
@@ -159,30 +195,62 @@ class PrivateTraining:
         Args:
           data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. They
             are taken where they are: on the host of NumPy's (or what is indexed like them, such as
-            a memory map), on the device of JAX's.
+            a memory map), on the device of JAX's. Of users an array has a row for each of `groups`.
 
         Raises:
-          ValueError: if an array has another number of rows.
+          ValueError: if an array has another number of rows, or another shape than before.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
-        num = most = self.plan.num_examples
-        leaves = jax.tree.leaves(data)
-        if self.plan.num_examples_given and leaves and np.shape(leaves[0]):
-            num = min(most, max(1, len(leaves[0])))
+        leaves, num = jax.tree.leaves(data), self.plan.num_examples
+        planned = f"{num} examples"
+        if self._groups is not None:
+            num = len(self._groups)
+            planned = f"{num} rows of users"
+        elif self.plan.num_examples_given and leaves and np.shape(leaves[0]):
+            num = min(num, max(1, len(leaves[0])))
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise ValueError(
-                    f"the plan is for {most} examples; an array of data has shape {np.shape(leaf)}"
+                    f"the plan is for {planned}; an array of data has shape {np.shape(leaf)}"
                 )
+        shapes = [f"{getattr(x, 'dtype', '')}{list(np.shape(x))}" for x in leaves]
+        if self._asked["data"] not in (None, shapes):
+            raise ValueError(f"the training began with data {self._asked['data']}, not {shapes}")
+        self._asked["data"] = shapes
         self.plan.check_steps(self.steps_begun + 1)
         return self._drawn(data, num)
 
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
-        while self._begun < self.plan.num_steps:
-            self._begun += 1
-            batch = self.plan.batch(self._seed, self._begun).only(num)
-            examples = jax.tree.map(lambda x, drawn=batch: _rows(drawn, x), data)
-            yield DrawnBatch(examples, batch.mask, np.array(self._begun, np.int32), self._run)
+        plan, table = self.plan, None
+        if self._groups is not None:
+            table = users.table(self._groups, plan.group_size)
+            num = len(table)
+        while self.steps_begun < plan.num_steps:
+            self._ledger.begin()
+            self._ledger.force()  # on the disk before anything of the step is seen
+            step = self.steps_begun
+            batch = plan.batch(self._seed, step).only(num)
+            batch = batch if table is None else users.examples(batch, table)
+            examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
+            yield DrawnBatch(examples, batch.mask, np.array(step, np.int32), self._run)
+
+    def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
+        """A batch's rows of one array on the devices, zeros where there is no example."""
+        indices, mask = batch.indices.ravel(), np.ravel(batch.mask)
+        if isinstance(values, jax.Array):
+            rows: Array | np.ndarray = PaddedBatch(indices, mask).take(values)
+        else:
+            rows = np.asarray(values[np.where(mask, indices, 0)])
+            rows[~mask] = 0
+        rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
+        axes = self._mesh.axis_names if self._mesh and len(rows) % self._mesh.size == 0 else ()
+        return self._placed(rows, *axes)
+
+    def _placed(self, tree: PyTree, *axes: str) -> PyTree:
+        """The arrays on the mesh, if there is one: their rows shared along an axis, or copied."""
+        if self._mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
 
     def gradient(
         self, oracle: Oracle, *, microbatch_size: int = 16
@@ -240,7 +308,7 @@ class PrivateTraining:
                 )
             used, self._used = self._used, int(batch.step)  # before others can see it as unused
             try:
-                return compiled(batch, state, params)
+                return compiled(batch, *self._placed((state, params)))
             except BaseException:
                 self._used = used  # no result was seen
                 raise
@@ -250,16 +318,25 @@ class PrivateTraining:
     def _init(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-        if self._initialised or self.steps_begun:
+        if self._initialised or self.steps_begun > self._first:
             raise RuntimeError(
                 f"the state is started over after {self.steps_begun} steps: a second one has "
                 "the same noise. Begin another PrivateTraining; its ε adds to this"
             )
+        pytree.check_real(params)
+        trained = self._trained_of(params)
+        if not jax.tree.leaves(trained):
+            names = ", ".join(pytree.names(params)[:8])
+            raise ValueError(
+                f"trainable is found in no parameter's name: {names or 'none is there'}"
+            )
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
-        noise = first_noise(key, self._clip, params, strategy)
-        state = PrivatizeState(self._clip.init(params), noise)
-        return PrivateState(state, optax.tree.zeros_like(params), jnp.asarray(self._run))
+        noise = first_noise(key, self._clip, trained, strategy)
+        noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
+        wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
+        state = PrivatizeState(self._clip.init(trained), noise)
+        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._run))
 
     def _mean(
         self,
@@ -270,20 +347,139 @@ class PrivateTraining:
         params: Params,
     ) -> tuple[Grads, PrivateState]:
         """The private gradient; NaN of a batch that is not the state's next."""
-        plan = self.plan
+        # The program that is compiled of these may outlive this object, and must not hold it.
+        plan, grad_fn, trained_of = self.plan, oracle.grad, self._trained_of
+        rows, mask = batch.examples, jnp.asarray(batch.mask)
+        if plan.group_size:
+            grad_fn = users.mean_gradient(grad_fn, plan.group_size)
+            rows, mask = (rows, mask), jnp.any(mask, axis=1)
+            microbatch_size = max(1, microbatch_size // plan.group_size)
+
+        def gradient_of(trained: Params, row: PyTree) -> Grads:
+            grads = grad_fn(_merged(trained, at), row)
+            shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
+            if not pytree.same_structure(grads, params) or shapes != wanted:
+                raise ValueError("the oracle's gradient is no pytree like the parameters")
+            return trained_of(grads)
+
+        at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
         gradient, _, after = private_mean(
-            oracle.grad,
+            gradient_of,
             self._clip,
-            oracle.ascend(params, state.previous),
-            batch.examples,
+            trained_of(at),
+            rows,
             state.privatize,
             NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
-            mask=jnp.asarray(batch.mask),
+            mask=mask,
             microbatch_size=microbatch_size,
+            mesh=self._mesh,
         )
         right = _is_next(batch, state)
         gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
-        return gradient, PrivateState(after, gradient, state.run)
+        whole = _merged(gradient, optax.tree.zeros_like(params))
+        return whole, PrivateState(after, gradient, state.run)
+
+    def save(self, folder: str | Path, tree: PyTree = None) -> None:
+        """Replaces what `resume` goes on from, all or nothing; it is for resuming, not for release.
+
+        The first call makes the folder. From then on each step is counted there, on the disk,
+        before its batch is given. `tree` is any pytree of arrays, such as parameters and the
+        chain's state; of a training without a seed no key is written.
+
+        Raises a ValueError if the folder is another training's, or a leaf is no number or a key;
+        BlockingIOError if another process has it; OSError if it cannot be written.
+        """
+        path, facts = files.user_path(folder).absolute(), self.plan.to_json() | self._asked
+        if self._path not in (None, path):
+            raise ValueError(f"this training is saved in {self._path}")
+        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
+        steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
+        facts |= {"steps_begun": self.steps_begun, "step": (steps or [self.steps_begun])[-1]}
+        key = b""
+        if self._secret:
+            key = chacha.host_key(self._seed, "noise").tobytes()
+            blank = jnp.zeros(8, jnp.uint32)
+            leaves = [
+                x.with_noise(renewed(x.privatize.noise, blank)) if _is_state(x) else x
+                for x in leaves
+            ]
+        content = saved.encoded(facts, jax.tree.unflatten(structure, leaves), key)
+        if self._path is None:
+            files.make_folder(path, mode=0o700)
+            self._enter(path, is_new=True)
+        files.write_bytes(path / SAVED, content, mode=0o600)
+
+    @classmethod
+    def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
+        """The training that `save` wrote, with those steps of its plan that were not begun.
+
+        `settings` are its arguments again; another mesh will do. Make its transform again, and give
+        `restore` the state of `init`. Without a seed further batches and noise are of new secrets;
+        with one, steps after the save are taken again, to the same bits.
+
+        Raises a ValueError if there is none, its arguments were others or a file is damaged, and
+        BlockingIOError if a training is going on there.
+        """
+        private, path = cls(**settings), files.user_path(folder).absolute()
+        if not (path / SAVED).exists():  # and no lock is made
+            raise ValueError(f"{path} holds no training that was saved")
+        private._enter(path, is_new=False)
+        private._first = private._used = private.steps_begun
+        return private
+
+    def _enter(self, path: Path, is_new: bool) -> None:
+        """Takes the lock and the ledger of a folder, where the training begins or goes on."""
+        counts = path / "steps_begun" if self._secret else None
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(files.lock(path))
+            facts: JsonObject = {"step": self.steps_begun, "steps_begun": 0}
+            if not is_new:
+                facts = self._agreed(path)
+            elif (path / SAVED).exists() or (path / "config.json").exists():
+                raise ValueError(f"{path} holds a training: save this one in another folder")
+            elif counts:
+                ledger.create(counts)
+            counted = ledger.Ledger(counts, self.plan, facts["step"], facts["steps_begun"])
+            opened.callback(counted.close)
+            while counted.begun < self.steps_begun:
+                counted.begin()
+            if not is_new:
+                counted.end_period(self.plan.mechanism.period)
+            counted.force()
+            self._ledger, self._path = counted, path
+            self._close = weakref.finalize(self, opened.pop_all().close)
+
+    def _agreed(self, path: Path) -> JsonObject:
+        """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
+        facts, _ = saved.read(path / SAVED)
+        for key, wanted in (self.plan.to_json() | self._asked).items():
+            if facts.get(key) != wanted and key not in ("noise_multiplier", "epsilon", "data"):
+                what = f"{key} = {facts.get(key)!r}, not {wanted!r}"
+                raise ValueError(f"{path} holds a training with {what}")
+        self.plan = PrivacyPlan.from_json(facts)  # its own σ, whatever accountant is installed now
+        self.plan.check_target(facts["target_epsilon"])
+        self.plan.check_epsilon()
+        self._asked["data"] = facts["data"]
+        return facts
+
+    def restore(self, like: PyTree) -> PyTree:
+        """What was last saved, in a pytree like it; itself if no pytree was.
+
+        Of its values the secrets alone are kept, in a state of `init`. Raises a ValueError if other
+        arrays were saved.
+        """
+        if self._path is None:
+            raise ValueError("nothing of this training was saved")
+
+        def own(like: Any, was: Any) -> Any:
+            secret = self._secret and _is_state(like)
+            return was.with_noise(like.privatize.noise)._replace(run=like.run) if secret else was
+
+        return jax.tree.map(own, like, saved.restored(self._path / SAVED, like), is_leaf=_is_state)
+
+    def close(self) -> None:
+        """Lets others have the folder; this training begins no more steps."""
+        self._close()
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -333,11 +529,17 @@ def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
     return in_order & jnp.all(batch.run == state.run)
 
 
-def _rows(batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
-    """A batch's rows of one array, zeros where there is no example."""
-    if isinstance(values, jax.Array):
-        taken: Array = batch.take(values)
-        return taken
-    rows = np.asarray(values[np.where(batch.mask, batch.indices, 0)])
-    rows[~np.asarray(batch.mask)] = 0
-    return rows
+def _is_state(node: object) -> bool:
+    return isinstance(node, PrivateState)
+
+
+def _part(chosen: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
+    """The chosen leaves of a tree: None takes the place of the others."""
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, chosen(tree))
+
+
+def _merged(trained: PyTree, others: PyTree) -> PyTree:
+    """The whole of which `trained` has a part, and None in place of the rest."""
+    return jax.tree.map(
+        lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None
+    )

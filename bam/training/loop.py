@@ -69,7 +69,7 @@ def train(
         pairs them for comparison: never release two of them. Whoever knows the seed can remove
         the noise. None, for a run to release: the operating system's randomness, new in every
         process and never saved. Steps that a crash lost are taken again with new batches and noise,
-        so they count (see `bam.training.ledger`), and the run may end before its last step.
+        so they count (see `bam.privacy.ledger`), and the run may end before its last step.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from bam.data import datasets
 from bam.files import JsonObject
+from bam.privacy.ledger import Ledger, lost_in_words
 from bam.training.checkpoint import Checkpoints
-from bam.training.ledger import Ledger, lost_in_words
 from bam.training.rundir import RunFiles, check_plan
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer

@@ -1,14 +1,11 @@
 """The files a run writes into its workdir."""
 
 import contextlib
-import fcntl
 import json
 import math
-import os
 import re
 import secrets
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -16,14 +13,16 @@ from bam.extras import needs
 from bam.files import (
     JsonObject,
     as_object,
+    lock,
     make_folder,
     read_json,
     to_disk,
     write_json,
     write_text,
 )
+from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
-from bam.training import devices, ledger, registry
+from bam.training import devices, registry
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -172,19 +171,6 @@ def divergence(row: JsonObject) -> str:
     if row.get("test_loss", 0.0) is None:
         return "training diverged: the test loss is not a finite number"
     return ""
-
-
-def lock(workdir: Path) -> IO[str]:
-    """The lock of a run's folder, held until it is closed; BlockingIOError if another has it."""
-    path = workdir / "lock"
-    with contextlib.ExitStack() as on_error:
-        file = on_error.enter_context(path.open("a"))
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # nobody removed it since
-                on_error.pop_all()
-                return file
-    raise BlockingIOError(f"another process is training in {workdir}")
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:

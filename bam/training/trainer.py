@@ -353,6 +353,13 @@ def _check_shapes(
 
     Everything is traced and nothing computed, so faults show before a run.
     """
+    for path, x in jax.tree_util.tree_leaves_with_path(_shapes(model)):
+        if x.dtype not in (jnp.float32, jnp.bfloat16):
+            raise ValueError(
+                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at "
+                f"{jax.tree_util.keystr(path)!r}: float32 or bfloat16 is needed, and JAX without "
+                "64 bits"
+            )
     label = examples.label_of(dataset)
     example = registry.example_like(config, dataset.train.images.shape[-3:], label)
     logits = jax.eval_shape(model.logits, _shapes(model), example["image"])

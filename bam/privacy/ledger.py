@@ -20,11 +20,12 @@ the ledger is the number of steps taken. So it is in memory (no workdir), where 
 import os
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bam import files
 from bam.privacy.plan import PrivacyPlan
-from bam.training import devices
 
 
 def create(path: Path) -> None:
@@ -33,9 +34,7 @@ def create(path: Path) -> None:
     Raises ValueError for one that has steps: they are of a run that is not known any more.
     """
     if path.exists() and path.stat().st_size:
-        raise ValueError(
-            f"{path} has steps of a run without a config.json; choose another --workdir"
-        )
+        raise ValueError(f"{path} has steps of a run without a config.json; choose another folder")
     path.touch()
     files.keep(path)
 
@@ -57,8 +56,11 @@ class Ledger:
         self.begun = step
         if path is None:
             return
-        size = path.stat().st_size if path.exists() else -1
-        written = int(devices.from_first(np.int32(size)))
+        written = path.stat().st_size if path.exists() else -1
+        if jax.process_count() > 1:  # the first process's, in all of them
+            written = int(multihost_utils.broadcast_one_to_all(np.int32(written)))
+        if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
+            raise ValueError(f"{path} is damaged; choose another folder")
         if written < at_least:
             what = (
                 "is missing"
@@ -66,10 +68,10 @@ class Ledger:
                 else f"has {written} steps, the run's other records {at_least}"
             )
             raise ValueError(
-                f"{path} {what}: what this run has spent is not known; choose another --workdir"
+                f"{path} {what}: what this run has spent is not known; choose another folder"
             )
         self.begun = min(written, plan.num_steps)  # one that was counted and then refused
-        if devices.writes():
+        if jax.process_index() == 0:
             self._file = path.open("ab", buffering=0)
 
     def close(self) -> None:

@@ -1,0 +1,79 @@
+"""A user as the unit of privacy: at most k rows, drawn together, and one gradient."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int64, Integer, PyTree
+
+from bam.core import pytree
+from bam.core.pytree import Grads, Params
+from bam.core.sampling import PADDING, PaddedBatch
+from bam.privacy.plan import Population
+
+GradFn: TypeAlias = Callable[[Params, PyTree], Grads]
+
+EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
+
+
+def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
+    """The rows of each user, at most k of them; -1 where there are fewer.
+
+    Users are in the order of their ids, so one user more or less changes nothing of the others but
+    their number. Of a user with more than k rows those are kept that are evenly spaced, in the
+    order of the source, among its own: nobody else's rows have a say in it.
+
+    Args:
+      ids: of the user that each row belongs to.
+      size: k ≥ 1.
+
+    Examples:
+      >>> table(np.array([7, 5, 7, 7, 9, 7]), size=2).tolist()
+      [[1, -1], [0, 3], [4, -1]]
+    """
+    order = np.argsort(ids, kind="stable")
+    _, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
+    place, start, count = np.arange(size), starts[:, None], counts[:, None]
+    nth = np.where(count > size, place * count // size, place)
+    rows = order[start + np.minimum(nth, count - 1)]
+    return np.where(place < count, rows, EMPTY).astype(np.int64)
+
+
+def checked(groups: np.ndarray | None, population: Population) -> Int64[np.ndarray, " rows"]:
+    """The user of each row, as numbers in the order of the ids; ValueError if there are not N."""
+    ids = np.asarray(groups)
+    if groups is None or not population.group_size:
+        raise ValueError("groups, the user of each row, and group_size, the most rows used of each")
+    if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+        raise ValueError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
+    different, numbers = np.unique(ids, return_inverse=True)
+    num, most = len(different), population.num_examples
+    if not (1 if population.num_examples_given else most) <= num <= most:
+        raise ValueError(f"num_examples is {most}, the users in groups are {num}")
+    return numbers
+
+
+def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:
+    """The examples `[M, k]` of a batch of users, with their mask."""
+    rows = table[np.where(batch.mask, batch.indices, 0)]
+    mask = np.asarray(batch.mask)[:, None] & (rows != EMPTY)
+    return PaddedBatch(np.where(mask, rows, PADDING).astype(np.int32), mask)
+
+
+def mean_gradient(grad_fn: GradFn, size: int) -> GradFn:
+    """The mean gradient of those of a user's k examples that are there: `[k, ...]`, `[k]` bools."""
+
+    def grad(params: Params, row: tuple[PyTree, Bool[Array, " k"]]) -> Grads:
+        examples, there = row
+        share = 1 / jnp.maximum(1, jnp.sum(there)).astype(jnp.result_type(float))
+
+        def mean(g: Array) -> Array:
+            kept = jnp.where(there.reshape(-1, *(1,) * (g.ndim - 1)), g, 0)
+            total = jnp.sum(pytree.at_least_float32(kept), axis=0)
+            return total * share.astype(total.dtype)
+
+        return jax.tree.map(mean, pytree.map_rows(grad_fn, size)(params, examples))
+
+    return grad

@@ -1,0 +1,77 @@
+"""A tiny training by a loop of one's own, for tests; as a command, one that is to be killed.
+
+python -m tests.own_loop FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import bam
+
+DATA = np.linspace(-1, 1, 120, dtype=np.float32).reshape(60, 2)
+PLAN = {
+    "num_examples": 60, "expected_batch_size": 12, "num_epochs": 2, "epsilon": 3.0, "delta": 1e-3,
+    "accountant": "rdp", "clip": bam.clip_by_l2_norm(1.0),
+}  # fmt: skip
+NUM_STEPS = 10
+
+
+def transform(private, loss=lambda w, x: 0.5 * jnp.sum((w - x) ** 2)):
+    """The transform and `(params, state)` before the first step."""
+    tx = optax.chain(private.gradient(bam.dp_sat(loss, radius=0.1)), optax.adam(0.1))
+    return tx, (jnp.zeros(2), tx.init(jnp.zeros(2)))
+
+
+def begin(**changes):
+    """A training, its transform, and what it begins with."""
+    private = bam.PrivateTraining(**(PLAN | changes))
+    return private, *transform(private)
+
+
+def resume(folder, restored=True, **changes):
+    """The same of a folder."""
+    private = bam.PrivateTraining.resume(folder, **(PLAN | changes))
+    tx, tree = transform(private)
+    return private, tx, private.restore(tree) if restored else tree
+
+
+def take(private, tx, tree, num, noise=None):
+    """Takes so many steps, if they are left; the gradients' bytes are appended to `noise`."""
+    for _, batch in zip(range(num), private.batches(DATA), strict=False):
+        params, state = tree
+        updates, state = tx.update(batch, state, params)
+        tree = optax.apply_updates(params, updates), state
+        if noise is not None:
+            noise.append(np.asarray(state[0].previous).tobytes())
+    return tree
+
+
+def main(folder):
+    """Goes on, or begins, and writes the noise of each step into a log; saves every fourth."""
+    plan = PLAN | {"num_epochs": 20}
+    run = folder / "run"
+    if (run / "training.npz").exists():
+        private = bam.PrivateTraining.resume(run, **plan)
+    else:
+        private = bam.PrivateTraining(**plan)
+        private.save(run)
+    tx, tree = transform(private, lambda w, x: 0.0 * jnp.sum(w * x))
+    tree = private.restore(tree)
+    if private.steps_begun == private.plan.num_steps:
+        return
+    with (folder / "log").open("ab", buffering=0) as log:
+        for batch in private.batches(DATA):
+            params, state = tree
+            updates, state = tx.update(batch, state, params)
+            log.write(np.asarray(state[0].previous).tobytes())
+            tree = optax.apply_updates(params, updates), state
+            if batch.step % 4 == 0:
+                private.save(run, tree)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,297 @@
+"""A training by a loop of one's own that is killed and resumed never spends more than its plan."""
+
+import gc
+import itertools
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bam
+from bam.core import chacha
+from bam.privacy.ledger import Ledger
+from bam.privacy.plan import BudgetExhaustedError
+from tests.cases import Command
+from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
+
+ZEROS = jnp.zeros(2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A training without a seed that ended two steps after it was saved, at its fourth."""
+    private, tx, tree = begin()
+    private.save(tmp_path, tree)
+    tree = take(private, tx, tree, 4)
+    private.save(tmp_path, tree)
+    take(private, tx, tree, 2)
+    private.close()
+    return tmp_path
+
+
+def equal(a, b):
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+@pytest.mark.parametrize("mechanism", [{}, {"mechanism": "banded", "accountant": "pld"}])
+def test_with_a_seed_lost_steps_are_taken_again_to_the_same_bits_on_any_mesh(tmp_path, mechanism):
+    options = {"mechanism_options": {"bands": 2}} if mechanism else {}
+    settings = mechanism | options | {"seed": 3}
+    private, tx, tree = begin(**settings)
+    whole = take(private, tx, tree, NUM_STEPS)
+    private, tx, tree = begin(**settings)
+    private.save(tmp_path, tree)
+    tree = take(private, tx, tree, 5)
+    private.save(tmp_path, tree)
+    take(private, tx, tree, 2)
+    private.close()
+    private, tx, tree = resume(
+        tmp_path, **settings, mesh=jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
+    )
+    assert private.steps_begun == 5 and not (tmp_path / "steps_begun").exists()
+    assert equal(take(private, tx, tree, NUM_STEPS), whole)
+    private.close()
+
+
+def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
+    private, tx, tree = resume(folder)
+    assert private.steps_begun == 6 and private.epsilon_spent == private.plan.epsilon_after(6)
+    noise = []
+    take(private, tx, tree, NUM_STEPS, noise)
+    assert len(noise) == NUM_STEPS - 6 and private.epsilon_spent == private.plan.epsilon
+    with pytest.raises(BudgetExhaustedError):
+        private.batches(DATA)
+    private.close()
+    again, *_ = resume(folder)  # all steps are begun: what was saved is all there is
+    with pytest.raises(BudgetExhaustedError):
+        again.batches(DATA)
+    again.close()
+    assert not equal(private._run, again._run)
+
+
+def test_what_was_saved_is_given_back_but_for_secrets(tmp_path):
+    private, tx, tree = begin()
+    tree = take(private, tx, tree, 3)
+    others = {"half": jnp.ones(3, jnp.bfloat16), "count": np.int64(7), "none": None, "e": []}
+    others["scalar"] = jnp.float32(0.5)
+    private.save(tmp_path, (tree, others))
+    key = np.asarray(tree[1][0].privatize.noise.key).tobytes()
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert key not in files and chacha.host_key(private._seed, "batches").tobytes() not in files
+    assert (tmp_path / "steps_begun").read_bytes() == b"..."  # it began before it was saved
+    assert tmp_path.stat().st_mode & 0o777 == 0o700 or os.umask(0o77) is None
+    private.close()
+    private, _, like = resume(tmp_path, restored=False)
+    again, same = private.restore((like, jax.tree.map(lambda x: 0 * x, others)))
+    assert equal(same, others) and same["half"].dtype == jnp.bfloat16
+    assert equal(again[0], tree[0]) and equal(again[1][1:], tree[1][1:])
+    mine, theirs = again[1][0], tree[1][0]
+    assert equal(mine.previous, theirs.previous) and not equal(mine.run, theirs.run)
+    assert not equal(mine.privatize.noise.key, theirs.privatize.noise.key)
+    private.close()
+
+
+def test_with_a_seed_the_key_is_in_the_file(tmp_path):  # the control: it would be seen
+    private, _, tree = begin(seed=1)
+    private.save(tmp_path, tree)
+    assert np.asarray(tree[1][0].privatize.noise.key).tobytes() in b"".join(
+        path.read_bytes() for path in tmp_path.iterdir()
+    )
+
+
+def test_leaves_that_are_keys_or_no_numbers_are_refused_before_a_folder_is_made(tmp_path):
+    private, _, tree = begin()
+    for leaves in (jax.tree.leaves(tree), {"f": jnp.tanh}, ["text"]):
+        with pytest.raises(ValueError, match="is not saved"):
+            private.save(tmp_path / "new", leaves)
+    assert not (tmp_path / "new").exists()
+
+
+def damaged(name, change):
+    def damage(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def of_another_training(folder):
+    private, *_ = begin(num_epochs=3)
+    private.save(folder / "other", None)
+    shutil.copy(folder / "other" / "training.npz", folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "training.npz").unlink(), "holds no training that was saved"),
+        (damaged("training.npz", lambda x: x[:-40]), "damaged"),
+        (damaged("training.npz", lambda x: b""), "damaged"),
+        (damaged("training.npz", lambda x: x[:200] + b"X" + x[201:]), "damaged"),
+        (lambda folder: (folder / "steps_begun").unlink(), "steps_begun is missing"),
+        (damaged("steps_begun", lambda x: x[:3]), "has 3 steps, the run's other records 4"),
+        (damaged("steps_begun", lambda x: x + b"x"), "steps_begun is damaged"),
+        (of_another_training, "num_steps = 15, not 10"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder, damage, message):
+    damage(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=message) as refused:
+        resume(folder)
+    assert "\n" not in str(refused.value)
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_epochs": 4}, "num_steps = 10, not 20"),
+        ({"epsilon": 4.0}, "target_epsilon = 3.0, not 4.0"),
+        ({"epsilon": 2.0}, "target_epsilon = 3.0, not 2.0"),
+        ({"clip": bam.clip_by_l2_norm(2.0)}, "sensitivity = 1.0, not 2.0"),
+        ({"seed": 1}, "seed = None, not 1"),
+        ({"trainable": "x"}, "trainable = '', not 'x'"),
+        ({"num_examples_given": True}, "num_examples_given = False, not True"),
+        ({"groups": np.arange(60), "group_size": 1}, "unit = 'example', not 'user'"),
+    ],
+)
+def test_another_training_does_not_go_on_in_a_folder(folder, changes, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        bam.PrivateTraining.resume(folder, **(PLAN | changes))
+    assert "\n" not in str(refused.value)
+    resume(folder)[0].close()  # the control
+
+
+def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
+    private, _, tree = resume(folder)
+    with pytest.raises(BlockingIOError, match="another process is training"):
+        resume(folder)
+    with pytest.raises(ValueError, match="this training is saved in"):
+        private.save(tmp_path / "elsewhere", tree)
+    other, _, new = begin()
+    with pytest.raises(BlockingIOError, match="another process is training"):
+        other.save(folder, new)
+    private.close()
+    with pytest.raises(ValueError, match="closed file"):
+        next(private.batches(DATA))
+    with pytest.raises(ValueError, match="holds a training: save this one in another folder"):
+        other.save(folder, new)
+    with pytest.raises(ValueError, match="holds no training that was saved"):
+        resume(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists() and not (tmp_path / "elsewhere").exists()
+
+
+def test_a_training_that_is_dropped_gives_its_folder_back(folder):
+    private, tx, tree = resume(folder)
+    take(private, tx, tree, 1)
+    del private, tx, tree
+    gc.collect()
+    resume(folder)[0].close()
+
+
+def test_other_data_and_other_arrays_are_refused(folder):
+    private, _, like = resume(folder, restored=False)
+    for data in (DATA[:, :1], DATA.astype(np.float64), {"x": DATA, "y": DATA}):
+        with pytest.raises(ValueError, match="the training began with data"):
+            private.batches(data)
+    for other in ((*like, ZEROS), like[0], (jnp.zeros(3), like[1]), (ZEROS.astype(int), like[1])):
+        with pytest.raises(ValueError, match=r"training\.npz has .*, where there is"):
+            private.restore(other)
+    with pytest.raises(ValueError, match="nothing of this training was saved"):
+        begin()[0].restore(like)
+    private.close()
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: nothing in `bam` handles it."""
+
+
+def killed_at(monkeypatch, number):
+    """Kills before or after the `number`-th time that something reaches the disk or is counted."""
+    calls = itertools.count()
+
+    def dangerous(function):
+        def call(*arguments, **options):
+            if next(calls) == number:
+                raise KilledError
+            result = function(*arguments, **options)
+            if next(calls) == number:
+                raise KilledError
+            return result
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", dangerous(os.fsync))
+    monkeypatch.setattr(Path, "replace", dangerous(Path.replace))
+    monkeypatch.setattr(Ledger, "begin", dangerous(Ledger.begin))
+
+
+def given_when_killed(folder, monkeypatch, numbers):
+    """Batches given by a training that is killed at each of these points and then let alone."""
+    given, private = 0, bam.PrivateTraining(**PLAN)
+    for number in (*numbers, -1):
+        with monkeypatch.context() as patch:
+            killed_at(patch, number)
+            try:
+                if (folder / "training.npz").exists():
+                    private.close()
+                    private = bam.PrivateTraining.resume(folder, **PLAN)
+                else:
+                    assert given == 0
+                    private.close()
+                    private = bam.PrivateTraining(**PLAN)
+                    private.save(folder)
+                for batch in private.batches(DATA):
+                    given += 1
+                    if batch.step % 3 == 0:
+                        private.save(folder)
+            except (KilledError, BudgetExhaustedError):
+                pass
+    private.close()
+    return given
+
+
+POINTS = [*([n] for n in range(0, 60, 4)), [20] * 9]
+POINTS += [random.Random(seed).sample(range(60), 8) for seed in range(4)]
+
+
+@pytest.mark.parametrize("numbers", POINTS, ids=str)
+def test_batches_given_are_in_the_ledger_and_the_ledger_in_the_plan(tmp_path, monkeypatch, numbers):
+    given = given_when_killed(tmp_path, monkeypatch, numbers)
+    assert 0 < given <= (tmp_path / "steps_begun").stat().st_size == NUM_STEPS
+
+
+def test_without_a_ledger_killed_trainings_give_more_batches_than_planned(tmp_path, monkeypatch):
+    """Control."""
+    read = Ledger.__init__
+    monkeypatch.setattr(Ledger, "__init__", lambda self, path, *rest: read(self, None, *rest))
+    assert given_when_killed(tmp_path, monkeypatch, [20] * 9) > NUM_STEPS
+
+
+def test_killed_ten_times_no_step_is_beyond_the_plan_and_no_noise_is_twice(tmp_path):
+    """True kills: each step's noise, of gradients that are zero, is in a log when it was seen."""
+    log, moments = tmp_path / "log", random.Random(0)
+    log.touch()
+    for _ in range(10):
+        seen = log.stat().st_size
+        with Command("tests.own_loop", str(tmp_path)) as life:
+            wanted, started = seen + 8 * moments.randint(0, 6), time.monotonic()
+            while log.stat().st_size <= wanted and life.process.exitcode is None:
+                assert time.monotonic() - started < 60
+                time.sleep(0.0005)
+            time.sleep(moments.random() / 200)
+            assert life.process.exitcode is None
+            life.send_signal(9)
+    with Command("tests.own_loop", str(tmp_path)) as last:
+        last.wait()
+    noise = [log.read_bytes()[i : i + 8] for i in range(0, log.stat().st_size, 8)]
+    begun = (tmp_path / "run" / "steps_begun").stat().st_size
+    assert 20 < len(noise) <= begun == 100 and len(set(noise)) == len(noise)
