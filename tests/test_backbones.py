@@ -184,6 +184,8 @@ def test_an_nnx_module_a_linen_one_and_functions_have_the_same_gradients():
 def test_what_mixes_examples_or_is_no_network_is_refused():
     mixing = Nnx(nnx.Rngs(0), nnx.BatchNorm(6, rngs=nnx.Rngs(0)))
     refused("BatchNorm mixes the examples", bam.as_functions, mixing, (4,))
+    drawing = Nnx(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    refused("draws random numbers", bam.as_functions, drawing, (4,))
     for wrong in (7, (len,), lambda x: x):
         refused("is a Flax Linen or NNX module or a pair", bam.as_functions, wrong, (4,))
     own = Nnx(nnx.Rngs(0))

@@ -290,6 +290,12 @@ def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
     assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
 
 
+def test_numbers_that_no_network_reaches_are_named(tmp_path):
+    options, large = OPTIONS._replace(kind="number", classes=()), "labels reach 1e+06"
+    assert large in leaked(tmp_path, [("a", "-1e6", "p"), ("b", "2", "q")], options=options)
+    assert leaked(tmp_path, [("a", "-3", "p"), ("b", "2", "q")], options=options) == ""
+
+
 def test_classes_with_few_images_to_test_on_are_named(tmp_path):
     num = {("A", "train"): 9, ("A", "test"): 10, ("B", "train"): 99, ("B", "test"): 9}
     examples = [

@@ -14,6 +14,7 @@ from bam.data.common import DataError, decode_images
 from bam.data.listing import Example
 
 FEW = 10  # test images of a class, below which its figures are mostly chance
+LARGE = 30  # a label that a few hundred clipped steps hardly reach
 ALIKE = 8  # of 255: the most by which a pixel differs of two pictures that look alike
 
 
@@ -50,6 +51,11 @@ def lines(
         warnings.append(
             f"classes with fewer than {FEW} images to test on, or none to train on: {len(few):,}, "
             f"to train and test {shown}; see figures by class (bam report), not accuracy alone"
+        )
+    if options.kind == "number" and (most := max(abs(float(x)) for x in labels)) > LARGE:
+        warnings.append(
+            f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so "
+            "subtract and divide the column by public constants first"
         )
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _of_users(users)]
     if not users[0]:

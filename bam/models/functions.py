@@ -169,12 +169,18 @@ def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
 
 
 def _only_parameters(extra: list[str]) -> None:
-    if extra:
+    if not extra:
+        return
+    if all("rng" in name.lower() for name in extra):
         raise ValueError(
-            f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples "
-            "of a batch, so no per-example gradient exists and clipping bounds nothing: "
-            "use GroupNorm or LayerNorm"
+            f"the model draws random numbers {extra}, as Dropout does, and nothing here gives it "
+            "new ones: leave Dropout out, since the noise regularises already"
         )
+    raise ValueError(
+        f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples of a "
+        "batch, so no per-example gradient exists and clipping bounds nothing: use GroupNorm or "
+        "LayerNorm"
+    )
 
 
 def _linen(module: nn.Module) -> tuple[Init, Apply]:

@@ -121,10 +121,10 @@ def check(sampling_prob: float, num_steps: int, delta: float) -> None:
         )
     if delta < 1000 * error:  # in the same words after any step, so that a run says it once
         most = max(0, int((delta / 1000 - TRUNCATION) / ROUNDING))
+        since = f"after {most} steps" if most else "in any step"
         _warn(
-            f"after {most} steps accountant pld no longer resolves a thousandth of delta "
-            f"{delta:.3g}, and epsilon is larger for it: a larger delta, or accountant rdp, may "
-            "give a smaller one"
+            f"{since} accountant pld does not resolve a thousandth of delta {delta:.3g}, and "
+            "epsilon is larger for it: a larger delta, or accountant rdp, may give a smaller one"
         )
 
 
