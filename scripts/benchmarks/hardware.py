@@ -59,24 +59,20 @@ def main() -> None:
     with console.one_line_errors():
         for name in GRID:
             if not (FOLDER / f"{name}.json").exists():
-                print(name, _compile(name) or "compiled", flush=True)
+                done = subprocess.run(_command(name), capture_output=True, text=True)
+                print(name, done.stderr[-300:] if done.returncode else "compiled", flush=True)
         text = PAGE.read_text(encoding="utf-8")
         files.write_text(PAGE, pages.fill(text, page_tables(FOLDER)))
 
 
-def _compile(name: str) -> str:
-    """Has `bam hardware` write the file; returns what went wrong."""
+def _command(name: str) -> list[str]:
+    """What writes a file of the grid."""
     config, method, target = GRID[name]
     python = f".venv-{ahead.kind_of(target).platform}/bin/python"
     command = [python, "-m", "bam", "hardware", f"--target={target}"]
     command += [f"--config=configs/{config}.py:{method.removesuffix('_one_view')}"]
     command += [f"--json={FOLDER / name}.json", "--config.precision=bfloat16"]
-    command += [*OPTIONS.get(method, []), *OPTIONS.get(config, [])]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise ValueError(f"{python} cannot be started ({error}): run `make hardware`") from None
-    return f"FAILED: {done.stderr[-300:]}" if done.returncode else ""
+    return command + OPTIONS.get(method, []) + OPTIONS.get(config, [])
 
 
 def page_tables(folder: Path) -> dict[str, str]:
