@@ -41,8 +41,7 @@ def microbatch_size(
 ) -> int:  # fmt: skip
     """The config's `microbatch_size`, or if that is "auto" the fastest for its model.
 
-    It is timed once in a process, on blank examples of the data's shapes. `log` is called with a
-    line for what takes time. Raises ValueError if not even one example fits the memory.
+    It is timed once in a process, as `log` is told. ValueError if not even one example fits.
     """
     if config.microbatch_size != "auto":
         return int(config.microbatch_size)
@@ -91,8 +90,7 @@ def _seconds(
     try:
         weights = finetune.split(model.init(jax.random.key(0)), config.trainable)
         given = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
-        jax.block_until_ready(total(*given))  # compiles it
-        timings = timeit.repeat(lambda: jax.block_until_ready(total(*given)), number=1, repeat=3)
+        timings = timeit.repeat(lambda: jax.block_until_ready(total(*given)), number=1, repeat=4)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
