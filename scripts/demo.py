@@ -41,27 +41,24 @@ def main() -> None:
     with console.one_line_errors():
         workdir = Path(sweeps.WORKDIR.value)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
-        groups = {name: config_of(setting) for name, setting in chosen().items()}
-        study = Study(groups, lambda name: next(iter(groups)))
+        study = Study(chosen(), lambda name: next(iter(ENTRIES)))
         rows, runs_by_entry = sweeps.carry_out(study, workdir / "sweep")
         draw(rows, runs_by_entry, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
 
 
-def chosen() -> dict[str, JsonMapping]:
-    """Entry -> its setting of the best mean accuracy on held-out images; of equals the first."""
-    rows = reversed(files.read_json(SETTINGS)["rows"])
+def chosen() -> dict[str, ConfigDict]:
+    """Entry -> the config of the best mean accuracy on held-out images; of equals the first."""
+    rows, configs = reversed(files.read_json(SETTINGS)["rows"]), {}
     best = {x["entry"]: x for x in sorted(rows, key=lambda row: sum(row["accuracies"]))}
-    return {name: best[name] for name in ENTRIES}
-
-
-def config_of(setting: JsonMapping) -> ConfigDict:
-    """The config of a setting."""
-    config = sweeps.method_config(setting["method"], ("clip_norm", "optimizer.learning_rate"))
-    config.clip_norm = ENTRIES[setting["entry"]][0]
-    config.optimizer.learning_rate = setting["learning_rate"]
-    return config
+    for name, (clip_norm, _) in ENTRIES.items():
+        config = sweeps.method_config(
+            best[name]["method"], ("clip_norm", "optimizer.learning_rate")
+        )
+        config.clip_norm, config.optimizer.learning_rate = clip_norm, best[name]["learning_rate"]
+        configs[name] = config
+    return configs
 
 
 def verdict(row: JsonMapping) -> str:

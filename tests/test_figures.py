@@ -29,8 +29,8 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
         return done.stdout
 
     assert draw("2").count("%") == 4
-    assert draw("lambda").count("%") == 0  # the runs are shared
-    for name in ("figure2.png", "lambda.png"):
+    assert draw("5").count("%") == 0  # the runs are shared
+    for name in ("figure2.png", "figure5.png"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000
     rows = read_csv(tmp_path / "out" / "figure2.csv")
     assert {row["method"] for row in rows} == {"DP-SGD", "BAM (SAM), λ = 0.1"}

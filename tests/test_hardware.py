@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from bam.cli import ahead, console
-from bam.cli.ahead import Program, num_bytes
+from bam.cli.ahead import collectives, computations, num_bytes, walk
 from bam.core import sampling
 from bam.data import datasets
 from configs import digits
@@ -68,20 +69,14 @@ ENTRY %main (p0: f32[8]) -> f32[8] {
 
 
 def test_what_is_inside_loops_counts_once_per_turn():
-    seen = {
-        step.name: times
-        for step, times in Program(TEXT).walk(lambda scope: 5 if "microbatches" in scope else 0)
-    }
+    steps = list(walk(computations(TEXT), lambda scope: 5 if "microbatches" in scope else 0))
+    seen = {step.name: times for step, times in steps}
     # It counts up to three, by the compiler; to six, by its condition; and is a part of a fusion.
     assert seen["add.1"] == 5 * 3 and seen["add.2"] == 5 * 6 and "dot.1" not in seen
     assert seen["mul"] == 5 and seen["all-reduce.1"] == 1
-    cycles = sum(step.cycles * times for step, times in Program(TEXT).walk(lambda scope: 5))
+    cycles = sum(int(step.attribute(ahead.CYCLES) or 0) * times for step, times in steps)
     assert cycles == 100 + 5 * (7 + 3 * 10 + 6 * 1000)
-
-
-def test_collectives_are_read():
-    (found,) = Program(TEXT).collectives(lambda scope: 5)
-    assert found == {"kind": "all-reduce", "count": 1, "bytes": 84}
+    assert collectives(steps) == [{"kind": "all-reduce", "count": 1, "bytes": 84}]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_bytes_of_a_type():
 
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="not the text of a compiled program"):
-        Program("HloModule nothing")
+        computations("HloModule nothing")
 
 
 @pytest.mark.parametrize("target", ["v5e", "v7:2x2", "h100:0", "h100:2x2", "v5e:2x", "", "tpu"])
@@ -120,31 +115,24 @@ def test_a_target_that_cannot_be_is_one_line(target):
         ahead.kind_of(target)
 
 
-def test_the_page_shows_what_the_compilers_said():
+def test_the_page_shows_what_the_compilers_said(tmp_path):
     page = (ROOT / "docs/accelerators.md").read_text()
-    answers = benchmark.read(ROOT / "benchmarks/hardware")
-    assert pages.fill(page, benchmark.tables_of(answers)) == page
-    # The control: another answer is another page.
-    changed = {**answers, next(iter(benchmark.GRID)): {"compiles": False}}
-    assert pages.fill(page, benchmark.tables_of(changed)) != page
-
-
-def test_a_row_that_does_not_compile_spoils_no_table():
-    failed = benchmark.tables_of({name: {"compiles": False} for name in benchmark.GRID})
-    assert all("does not compile" in x and "not run" not in x for x in failed.values())
-    assert all("not run" in x for x in benchmark.tables_of({}).values())
+    kept = ROOT / "benchmarks/hardware"
+    assert pages.fill(page, benchmark.page_tables(kept)) == page
+    # The control: another answer is another page, and one that does not compile spoils none.
+    for name in benchmark.GRID:
+        (tmp_path / f"{name}.json").write_text('{"compiles": false}')
+    failed = benchmark.page_tables(tmp_path)
+    assert failed == benchmark.page_tables(tmp_path / "nothing")
+    assert "| – |" in failed["gpu"] and pages.fill(page, failed) != page
 
 
 def test_held_out_images_are_not_among_those_that_stand_in():
     section = digits.get_config().dataset
     section.name, section.holdout = "mnist", 10_000
-    blank = ahead._dataset(section)
-    assert (len(blank.train.labels), len(blank.test.labels)) == (50_000, 10_000)
+    assert len(ahead._dataset(section).train.labels) == 50_000
     section.holdout = 0
     assert len(ahead._dataset(section).train.labels) == 60_000
-    section.holdout = 60_000
-    with pytest.raises(ValueError, match="holdout must be from 0 to 59999"):
-        ahead._dataset(section)
 
 
 def test_where_nothing_can_be_written_nothing_is_compiled(tmp_path):
@@ -173,29 +161,28 @@ def compiled(num_devices):
     return ahead.compile_step(config, blank, jax.devices()[:num_devices])
 
 
-@pytest.fixture(scope="module")
-def by_devices():
-    return {number: compiled(number) for number in (1, 2, 8)}
+def exchanged(program):
+    return collectives(walk(computations(program.as_text()), lambda scope: 1))
 
 
 @pytest.mark.slow
-def test_devices_exchange_one_sum_and_nothing_that_grows_with_them(by_devices):
-    held = {number: ahead.memory(found.program) for number, found in by_devices.items()}
-    for number, found in by_devices.items():
-        exchanged = Program(found.program.as_text()).collectives(lambda scope: 1)
+def test_devices_exchange_one_sum_and_nothing_that_grows_with_them():
+    by_devices = {number: compiled(number)[:2] for number in (1, 2, 8)}
+    for number, (built, program) in by_devices.items():
         total = {"all-reduce": 0, "all-gather": 0}
-        for c in exchanged:
+        for c in exchanged(program):
             total[c["kind"]] += c["count"] * c["bytes"]
         # A norm for each row, of which the ones that are not finite are counted.
-        assert total["all-gather"] <= 4 * (found.experiment.plan.capacity + 8)
-        words = 8 * found.experiment.num_params  # two of 32 bits for each
+        assert total["all-gather"] <= 4 * (built.plan.capacity + 8)
+        words = 8 * built.num_params  # two of 32 bits for each
         assert total["all-reduce"] == 0 if number == 1 else 0 <= total["all-reduce"] - words <= 64
-    assert held[8]["total"] <= 1.02 * held[2]["total"]
+    held = {number: ahead.num_bytes_held(program) for number, (_, program) in by_devices.items()}
+    assert held[8] <= 1.02 * held[2]
 
 
-def test_the_loops_of_a_step_are_those_whose_turns_are_counted(by_devices):
+def test_the_loops_of_a_step_are_those_whose_turns_are_counted():
     scopes = []
-    list(Program(by_devices[1].program.as_text()).walk(lambda scope: scopes.append(scope) or 1))
+    list(walk(computations(compiled(1)[1].as_text()), lambda scope: scopes.append(scope) or 1))
     assert {"/".join(x.split("/")[-2:]) for x in scopes} >= {"carries/while", "microbatches/while"}
 
 
@@ -204,8 +191,8 @@ def test_a_gather_of_the_data_would_be_seen():
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     gather = jax.jit(lambda x: 2 * x, in_shardings=split, out_shardings=whole)
-    text = gather.lower(jax.ShapeDtypeStruct((64, 100), np.float32)).compile().as_text()
-    (found,) = Program(text).collectives(lambda scope: 1)
+    program = gather.lower(jax.ShapeDtypeStruct((64, 100), np.float32)).compile()
+    (found,) = exchanged(program)
     assert (found["kind"], found["bytes"]) == ("all-gather", 64 * 100 * 4)
 
 
@@ -214,7 +201,8 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
     command = [sys.executable, "-m", "bam", "hardware", "--config=configs/digits.py:dp_sgd"]
     command += ["--config.dataset.name=mnist", "--config.model.width=4", "--target=v5e:2x4"]
     file = tmp_path / "answer.json"
-    done = subprocess.run([*command, f"--json={file}"], capture_output=True, text=True)
+    environ = os.environ | {"XLA_FLAGS": ""}  # libtpu ends at some of the suite's, which are CPUs'
+    done = subprocess.run([*command, f"--json={file}"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer = json.loads(file.read_text())
     assert answer["compiles"] and answer["fits"] and answer["num_devices"] == 8

@@ -75,21 +75,3 @@ def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
     assert stopped.returncode == 0, stopped.stderr
     assert "test_exact_sums and what follows: the same command goes on there" in stopped.stdout
     assert json.loads((tmp_path / "accelerator_x.json").read_text())["pieces"] == done
-
-
-@pytest.mark.slow
-def test_time_and_memory_of_every_part_of_a_network_are_measured():
-    network = performance.NETWORKS["trainable"]
-    small = network._replace(model={"name": "resnet9", "width": 4}, batch=2, methods=("dp_sgd",))
-    last, some, every = performance.time_parts(small, trials=2)
-    assert last["num_params"] < some["num_params"] < every["num_params"]
-    assert last["state_mb"] < some["state_mb"] < every["state_mb"]
-    assert every["num_params"] == last["num_params"] + last["num_frozen"]
-    assert all(row["ms"] > 0 and row["temporary_mb"] > 0 for row in (last, some, every))
-
-
-@pytest.mark.slow
-def test_steps_from_files_are_timed_beside_those_from_memory():
-    [row] = performance.time_stream(2, {"small": ("linear", 1, 8)}, images=400)
-    assert min(row["device"], row["stream"]) > 0
-    assert row["quartiles"][0] <= row["ratio"] <= row["quartiles"][1]

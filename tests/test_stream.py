@@ -232,9 +232,8 @@ def test_a_stand_in_of_another_size_is_streamed_and_planned_for():
     assert datasets.streams(blank) and blank.train.images.shape == (1_281_167, 224, 224, 3)
     made = ahead._dataset(config_of("", "auto", **{"dataset.name": "cifar10"}).dataset, 64)
     config = config_of("", "auto", **{"dataset.name": "cifar10", "microbatch_size": 1})
-    compiled = ahead.compile_step(config, made, jax.devices()[:1])
-    arguments = ahead.memory(compiled.program)["arguments"]
-    capacity = compiled.experiment.plan.capacity
+    built, program, _ = ahead.compile_step(config, made, jax.devices()[:1])
+    arguments, capacity = program.memory_analysis().argument_size_in_bytes, built.plan.capacity
     assert capacity * 64 * 64 * 3 < arguments < 1.2 * capacity * 64 * 64 * 3 + 2**21
 
 

@@ -34,7 +34,6 @@ def tiny(**changes):
         ("cpu", {1: 0.01, 8: 0.0099}, 100, 1),
         ("cpu", {1: 0.01, 8: math.inf}, 100, 1),  # it does not fit
         ("cpu", {1: 0.01}, 7, 1),  # none above the batch's size
-        ("cpu", {1: 1.0}, 100, 1),  # an example that hides the time between operations
         ("gpu", {1: 1.0, 8: 0.5, 64: 0.1, 512: 0.1}, 4096, 64),
         ("tpu", {1: 1.0, 8: 0.5, 64: math.inf}, 4096, 8),
     ],

@@ -7,6 +7,7 @@ on blank images, so no private data is read, and the fastest takes the place of 
 import math
 import timeit
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,12 @@ from bam import models
 from bam.core import clipping, engine
 from bam.data import datasets
 from bam.extras import needs
-from bam.files import JsonObject
 from bam.training import devices, examples, finetune, registry
 
 with needs("train"):
     from ml_collections import ConfigDict
 
 WORTH_IT = 0.95  # a larger size is taken if an example needs no more than this share of the time
-SLOW = 0.02  # seconds of an example that, on a CPU, hide the time between operations
 KEYS = "augment", "convolution", "lora", "loss", "method", "model", "precision", "trainable"
 
 
@@ -42,8 +41,7 @@ def microbatch_size(
 ) -> int:  # fmt: skip
     """The config's `microbatch_size`, or if that is "auto" the fastest for its model.
 
-    It is timed once in a process, on blank examples of the data's shapes. `log` is called with a
-    line for what takes time. Raises ValueError if not even one example fits the memory.
+    It is timed once in a process, as `log` is told. ValueError if not even one example fits.
     """
     if config.microbatch_size != "auto":
         return int(config.microbatch_size)
@@ -53,7 +51,6 @@ def microbatch_size(
     if asked not in _chosen:
         log(f"choosing how many examples at a time, on {devices.name()}")
         _chosen[asked] = fastest(lambda size: _seconds(config, model, like, mesh, size), largest)
-        log(f"{_chosen[asked]} at a time")
     return _chosen[asked]
 
 
@@ -62,10 +59,9 @@ _chosen: dict[str, int] = {}
 
 def fastest(seconds: Callable[[int], float], largest: int) -> int:
     """The size, up to `largest`, from which a larger one saves too few `seconds(size)`."""
-    best, least, on_cpu = 0, math.inf, jax.default_backend() == "cpu"
-    for size in (1, 8) if on_cpu else (1, 8, 64, 512):
-        is_slow = on_cpu and best == 1 and least > SLOW
-        if size > largest or is_slow or (needed := seconds(size)) >= WORTH_IT * least:
+    best, least = 0, math.inf
+    for size in (1, 8) if jax.default_backend() == "cpu" else (1, 8, 64, 512):
+        if size > largest or (needed := seconds(size)) >= WORTH_IT * least:
             break
         best, least = size, needed
     if best == 0:
@@ -80,9 +76,8 @@ def _seconds(
 ) -> float:  # fmt: skip
     """Seconds of an example in the sum that a step spends its time on; infinite: no memory."""
     num_examples = max(8, 2 * size) * (mesh.size if mesh else 1)  # two microbatches each, or more
-    how: JsonObject = {"microbatch_size": size, "mesh": mesh}
-    blank = {k: jnp.ones((num_examples, *x.shape), x.dtype) for k, x in like.items() if k != "key"}
-    blank["key"] = jax.random.split(jax.random.key(0), num_examples)
+    how: Any = {"microbatch_size": size, "mesh": mesh}
+    blank = {name: jnp.ones((num_examples, *x.shape), x.dtype) for name, x in like.items()}
 
     @jax.jit
     def total(params: PyTree, frozen: PyTree, batch: PyTree) -> PyTree:
@@ -95,8 +90,7 @@ def _seconds(
     try:
         weights = finetune.split(model.init(jax.random.key(0)), config.trainable)
         given = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
-        jax.block_until_ready(total(*given))  # compiles it
-        timings = timeit.repeat(lambda: jax.block_until_ready(total(*given)), number=1, repeat=3)
+        timings = timeit.repeat(lambda: jax.block_until_ready(total(*given)), number=1, repeat=4)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

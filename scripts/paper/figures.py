@@ -3,12 +3,12 @@
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
-Figures 5 and 6 are of the weights before and after that training, "lambda" (bias against λ) of
-DP-SGD's. All of them read private data and are NOT PRIVATE. Figure 3 is scripts.benchmarks.depth's.
+Figures 5 and 6 are of the weights before and after that training. All of them read private data and
+are NOT PRIVATE. Figure 3 is scripts.benchmarks.depth's.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +20,15 @@ from bam.cli import console, sweeps, tables
 from bam.files import JsonObject
 from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, registry
-from bam.training.feed import Feed
 from scripts.paper import effects
 from scripts.paper.effects import BIAS
 
-_FIGURE = flags.DEFINE_enum(
-    "figure", None, ["2", "4", "5", "6", "lambda"], "the paper's number, or these"
-)
+_FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
 _METHODS = flags.DEFINE_list(
     "methods",
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
-    "what is trained and shown, METHOD or METHOD:STRENGTH; dp_sgd is needed for lambda",
+    "what is trained and shown, METHOD or METHOD:STRENGTH",
 )
 flags.adopt_module_key_flags(sweeps)
 console.require("figure", "workdir")
@@ -45,14 +42,14 @@ Points = tuple[Sequence[float], np.ndarray]
 def main() -> None:
     """Runs what the figure needs, then writes its picture and its numbers."""
     with console.one_line_errors():
-        out, figure = Path(_OUT.value), str(_FIGURE.value)
-        path = out / (f"figure{figure}" if figure.isdigit() else figure)
-        out.mkdir(parents=True, exist_ok=True)
+        path = Path(_OUT.value) / f"figure{_FIGURE.value}"
+        path.parent.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
         trained = sweeps.run_missing({s.slug: s.configs for s in series})
         if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
-        FIGURES[figure]([s._replace(rows=_rows(s, trained[s.slug])) for s in series], path)
+        drawn = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
+        FIGURES[str(_FIGURE.value)](drawn, path)
     print(f"{path}.png and .csv")
 
 
@@ -62,34 +59,12 @@ class Series(NamedTuple):
     slug: str  # the folder of the runs
     method: JsonObject
     configs: runs.Configs  # in the order of the seeds
-    trainer: Callable[[], loop.Trainer]  # built when it is first asked for
     rows: Sequence[Sequence[JsonObject]] = ()  # of metrics, one list per seed, once trained
 
     @property
     def label(self) -> str:
         """What legends and tables call it."""
         return registry.full_label(self.method)
-
-    def state(self, seed: int, folder: Path, stage: str) -> Any:
-        """The state of a finished run before its first or after its last step."""
-        if stage == "start":
-            return self.trainer().init(seed)
-        state = runs.last_state(self.trainer(), seed, folder)
-        if state is None:
-            raise ValueError(f"{folder} has no checkpoint: --config.checkpoint.every must not be 0")
-        return state
-
-    def measured(self, name: str, measure: Callable[[Any], JsonObject]) -> list[JsonObject]:
-        """Per run: stage -> what `measure(state)` says; kept as JSON in the run's folder."""
-        results = []
-        for run, config in self.configs.items():
-            folder = Path(sweeps.WORKDIR.value) / run
-            if not (folder / name).exists():
-                states = {stage: self.state(config.seed, folder, stage) for stage in STAGES}
-                facts = {stage: measure(state) for stage, state in states.items()}
-                files.write_json(folder / name, facts)
-            results.append(files.read_json(folder / name))
-        return results
 
 
 def _series(name: str) -> Series:
@@ -98,9 +73,8 @@ def _series(name: str) -> Series:
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    trainer = functools.cache(lambda: loop.build(config))
     configs = runs.with_seeds(slug, config, sweeps.NUM_SEEDS.value)
-    return Series(slug, config.method.to_dict(), configs, trainer)
+    return Series(slug, config.method.to_dict(), configs)
 
 
 def _rows(series: Series, trained: Mapping[int, runs.Run]) -> list[list[JsonObject]]:
@@ -128,18 +102,14 @@ class Picture:
         self.panels: list[plot.Panel] = []
         self.rows: list[JsonObject] = []
 
-    def note(self, quantity: str, label: str, x_name: str, points: Points) -> None:
-        """Adds rows to the CSV file: one per position, with every seed's value."""
-        for at, values in zip(points[0], points[1].T, strict=True):
-            row = {"quantity": quantity, "method": label, x_name: at, "mean": values.mean()}
-            self.rows.append(row | {f"seed {seed}": value for seed, value in enumerate(values)})
-
     def panel(self, quantity: str, heading: str, x_name: str, points: Mapping[str, Points]) -> None:
-        """Adds a panel of lines by their label, and its numbers."""
+        """Adds a panel of lines by their label, and its numbers: every seed's at a position."""
         lines = []
         for label, (x, values) in points.items():
             lines.append(plot.mean_line(label, x, values, self.styles[label]))
-            self.note(quantity, label, x_name, (x, values))
+            for at, each in zip(x, values.T, strict=True):
+                row = {"quantity": quantity, "method": label, x_name: at, "mean": each.mean()}
+                self.rows.append(row | {f"seed {seed}": value for seed, value in enumerate(each)})
         self.panels.append(plot.Panel(heading, x_name, lines, log_x=x_name == "batch size"))
 
     def write(self, path: Path, title: str, num_columns: int, share_y: bool = False) -> None:
@@ -191,10 +161,7 @@ def ascent_over_training(series: Sequence[Series], path: Path) -> None:
 
 def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequence[str]) -> None:
     """Figures 5 and 6: quantities at one θ against the batch size."""
-    picture, measured = Picture(series), {}
-    for s in series:
-        measure = functools.partial(_by_batch_size, s.trainer)
-        measured[s.label] = s.measured(f"by_batch_size_{LARGEST}.json", measure)
+    picture, measured = Picture(series), {s.label: _by_batch_size(s) for s in series}
     for stage, when in STAGES.items():
         for quantity in quantities:
             points: dict[str, Points] = {}
@@ -208,56 +175,31 @@ def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequenc
     picture.write(path, f"{what} against the batch size", max(2, len(quantities)))
 
 
-def _by_batch_size(trainer: Callable[[], loop.Trainer], state: Any) -> JsonObject:
+def _by_batch_size(series: Series) -> list[JsonObject]:
+    """Per run: stage -> batch size -> mean of each quantity; kept as JSON in the run's folder."""
+    results, built = [], loop.build(next(iter(series.configs.values())))
+    for run, config in series.configs.items():
+        folder = Path(sweeps.WORKDIR.value) / run
+        file = folder / f"by_batch_size_{LARGEST}.json"
+        if not file.exists():
+            last = runs.last_state(built, config.seed, folder)
+            if last is None:
+                raise ValueError(
+                    f"{folder}: no checkpoint; --config.checkpoint.every must not be 0"
+                )
+            states = zip(STAGES, (built.init(config.seed), last), strict=True)
+            files.write_json(file, {stage: _at_state(built, state) for stage, state in states})
+        results.append(files.read_json(file))
+    return results
+
+
+def _at_state(built: loop.Trainer, state: Any) -> JsonObject:
     """Batch size -> mean of each quantity over batches of that size, the same for every run."""
-    built = trainer()
-
-    def group_means() -> Iterator[Any]:
-        order = np.random.default_rng(0).permutation(built.plan.num_examples)[:LARGEST]
-        on_device = built.place(built.dataset.train)
-        for group in order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST):
-            yield built.means(state, on_device, group.astype(np.int32))[0]
-
-    return diagnostics.bias_by_batch_size(group_means(), SMALLEST, LARGEST)
-
-
-def bias_by_strength(series: Sequence[Series], path: Path) -> None:
-    """Every method's bias at DP-SGD's weights, against λ."""
-    at = next((s for s in series if s.method["name"] == "dp_sgd"), None)
-    if at is None:
-        raise ValueError("--methods needs dp_sgd, at whose weights the others are measured")
-    measured = {
-        s.label: at.measured(f"{s.slug}_here.json", functools.partial(_not_private, s.trainer))
-        for s in series
-    }
-    sam = {s.label: s for s in series if s.method["name"] in ("dp_sgd", "bam_sam")}
-    strengths = {s.label: registry.strength(s.method) for s in series}
-    style = plot.style_of("bam_sam") | {"marker": "o", "markersize": 4}
-    picture = Picture(series)
-    for stage, when in STAGES.items():
-        for quantity, heading in BIAS.items():
-            values = np.array([[run[stage][quantity] for run in measured[x]] for x in sam]).T
-            x = [strengths[label] for label in sam]
-            line = plot.mean_line("BAM (SAM); DP-SGD at λ = 0", x, values, style)
-            picture.panels.append(plot.Panel(f"{heading}\n{when} of DP-SGD", "λ", [line]))
-        for quantity in measured[at.label][0][stage]:
-            for label, per_seed in measured.items():
-                values = np.array([[run[stage][quantity]] for run in per_seed])
-                picture.note(f"{quantity} {stage}", label, "strength", ([strengths[label]], values))
-    picture.write(path, "BAM's bias at the same weights", 4)
-    for stage in STAGES:
-        for prefix, kind in (("", ""), ("against_plain/", "_against_plain")):
-            at_stage = {
-                label: {name: [run[stage][prefix + name] for run in per_seed] for name in BIAS}
-                for label, per_seed in measured.items()
-            }
-            effects.write(path.with_name(f"{path.name}_{stage}{kind}"), at_stage)
-
-
-def _not_private(trainer: Callable[[], loop.Trainer], state: Any) -> JsonObject:
-    built = trainer()
-    facts = loop.not_private(built, state, Feed(built))
-    return {name.removeprefix("not_private/"): value for name, value in facts.items()}
+    order = np.random.default_rng(0).permutation(built.plan.num_examples)[:LARGEST]
+    on_device = built.place(built.dataset.train)
+    groups = order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST).astype(np.int32)
+    means = (built.means(state, on_device, group)[0] for group in groups)
+    return diagnostics.bias_by_batch_size(means, SMALLEST, LARGEST)
 
 
 FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {
@@ -265,7 +207,6 @@ FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {
     "4": ascent_over_training,
     "5": functools.partial(bias_by_batch_size, quantities=list(BIAS)),
     "6": functools.partial(bias_by_batch_size, quantities=["cosine"]),
-    "lambda": bias_by_strength,
 }
 
 if __name__ == "__main__":

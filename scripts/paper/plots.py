@@ -5,7 +5,6 @@ python -m scripts.paper.plots
 The other pictures in that folder are of studies that ended, and were drawn at `archive-0.2.0`.
 """
 
-import csv
 import json
 import statistics
 from collections.abc import Mapping
@@ -16,12 +15,10 @@ import numpy as np
 from PIL import Image
 
 from bam.cli import console
-from bam.sweep import plot
 from bam.sweep.plot import plt
 
 ROOT = Path(__file__).parents[2]
-BLACK, BLUE, RED, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
-GREY = "#777777"
+BLUE, GREY = "#0072B2", "#777777"
 # In pictures 5 inches wide: on a page of 390 pixels letters are then as large as its text.
 STYLE: dict[Any, Any] = {
     "font.size": 11, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.grid": True,
@@ -29,38 +26,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False, "figure.constrained_layout.use": True, "lines.linewidth": 1.8,
     "figure.constrained_layout.h_pad": 0.08, "lines.markersize": 5,
 }  # fmt: skip
-
-
-def bias() -> None:
-    """‖bias‖, ‖gradient‖ and their ratio over those of DP-SGD, against λ."""
-    _, axes = plt.subplots(1, 2, figsize=(5, 3.9), sharey=True)
-    shown = {
-        "bias_norm": (RED, 0.94, 0.012, 0.34, "bias"),
-        "gradient_norm": (BLUE, 1.06, 0.03, 0.56, "gradient"),
-        "relative_bias": (GREEN, 1, 0.01, 1.06, "bias / gradient"),
-    }
-    for axis, folder in zip(axes, ("", "scattering/"), strict=True):
-        for quantity, (color, shift, x, y, label) in shown.items():
-            strengths, effect, low, high = _effects(folder, quantity)
-            bars = (effect - low, high - effect)
-            axis.errorbar(shift * strengths, effect, bars, fmt="o-", color=color)
-            axis.text(x, y, "" if folder else label, color=color, weight="bold")
-        axis.axhline(1, color=BLACK, lw=1)
-        axis.set(title="Linear, features" if folder else "ResNet-9, width 8", xlabel="λ")
-        axis.set_yscale("log")
-        plot.log_axis(axis, strengths)
-    marks = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
-    axes[0].set_yticks(marks, [f"{mark:g}×" for mark in marks])
-    axes[0].set_ylabel("times DP-SGD's")
-
-
-def _effects(folder: str, quantity: str) -> np.ndarray:
-    """λ of BAM, its effect on a quantity and the ends of the interval, from figure 2's file."""
-    text = (ROOT / f"docs/figures/{folder}figure2_effects.csv").read_text(encoding="utf-8")
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["quantity"] == quantity]
-    ours = [row for row in rows if row["method"].startswith("BAM (SAM)")]
-    cells = [(x["method"].split(" = ")[1], x["effect"], x["low"], x["high"]) for x in ours]
-    return np.array(cells, dtype=float).T
 
 
 def speed() -> None:
@@ -116,7 +81,7 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
         label.set_fontweight("normal" if value else "bold")
 
 
-PICTURES = {picture.__name__: picture for picture in (bias, speed, hardware)}
+PICTURES = {picture.__name__: picture for picture in (speed, hardware)}
 
 
 def draw(name: str, folder: Path) -> Path:
