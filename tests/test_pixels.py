@@ -434,8 +434,9 @@ def scans(folder, *values, kind=np.uint16):
     for number, value in enumerate(values):
         place = folder / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        numbers = full(0, kind)
-        numbers[1, 1] = value
+        level, shape = (value[0], (30, 40)) if isinstance(value, tuple) else (0, (4, 6))
+        numbers = full(level, kind, shape)
+        numbers[1, 1] = np.max(value)
         np.save(place / f"{number}.npy", numbers)
     return listing.in_class_folders(folder)
 
@@ -460,6 +461,8 @@ def scans(folder, *values, kind=np.uint16):
         ),
         ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),
         ([-1.0, 1.0, 0.0, 0.0], np.float64, "from -1 to 1 ", "-1,1"),
+        ([(4000, 65535)] * 4, np.uint16, "from 4,000 to 65,535 ", "0,4095"),  # letters burnt in
+        ([(50000, 60000)] * 4, np.uint16, "from 50,000 to 60,000 ", "49152,65535"),
         ([65000, 60000, 65535, 100], np.uint16, None, None),
     ],
 )

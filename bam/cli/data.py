@@ -98,11 +98,11 @@ def import_folder(folder: Path) -> None:
     else:
         users = _USERS.value == "folder"
         examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
-    if _USER.value == "PatientID" and not examples[0].user:
-        examples = _with_patients(folder, examples)
-    classes = _CLASSES.value or sorted({x.label for x in examples})
+    classes, num_listed = _CLASSES.value or sorted({x.label for x in examples}), len(examples)
     if kind != "class":
         classes = _LABEL.value.split(",") if several else []
+    if _USER.value == "PatientID" and not examples[0].user:
+        examples = _with_patients(folder, examples)
     options = importing.Options(
         kind=kind,
         preprocessing=preprocessing,
@@ -111,14 +111,20 @@ def import_folder(folder: Path) -> None:
         strict=_STRICT.value,
     )
     out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
-    importing.check(examples, options)
-    with ThreadPoolExecutor(workers) as pool:
-        for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
-            print(line)
-    with Progress(*Progress.get_default_columns(), transient=True) as bar:
-        task = bar.add_task(f"{len(examples):,} images", total=None)
-        on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
-        manifest = importing.run(folder, examples, out, options, workers, on_shard)
+    bar = Progress(*Progress.get_default_columns(), transient=True)
+    task = bar.add_task(f"{len(examples):,} images", total=None)
+
+    def warn() -> None:
+        with ThreadPoolExecutor(workers) as pool:
+            for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
+                print(line, flush=True)
+        bar.start()
+
+    on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
+    try:
+        manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
+    finally:
+        bar.stop()
     if frames := manifest["first_frames"]:
         print(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
     for file, why in manifest["left_out"].items():
@@ -126,7 +132,7 @@ def import_folder(folder: Path) -> None:
         print(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
-        f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "
+        f"{train:,} images to train and {test:,} to test on, {num_listed - train - test} left out; "
         f"{len(options.classes)} classes\ntrain on them: --config.dataset.name=folder "
         f"--config.dataset.path={out}"
         + (" --config.dataset.groups=user" if manifest["ids"] else "")
@@ -152,16 +158,17 @@ def _preprocessing() -> pixels.Preprocessing:
 
 def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[listing.Example]:
     """Examples whose user is the PatientID of their DICOM file; the others are left out."""
-    known = []
+    known, left_out = [], []
     for example in examples:
         try:
             known.append(example._replace(user=pixels.dicom_user(folder / example.file)))
         except DataError as error:
             if _STRICT.value:
                 raise
-            print(f"left out: {example.file} ({error})")
+            left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
     if not known:
         raise DataError(f"{folder}: no DICOM file with a PatientID")
+    print(*left_out, sep="\n", end="\n" * bool(left_out))
     return known
 
 
