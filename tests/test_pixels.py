@@ -521,7 +521,7 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
     flags = (f"--out={out}", "--size=4x6", "--channels=1", "--user_column=PatientID")
     done = run_command("bam", "data", "import", str(folder), *flags)
     assert done.returncode == 0, done.stderr
-    assert "left out: a/0.dcm" in done.stdout and "no PatientID" in done.stdout
+    assert "left out: a/0.dcm (no PatientID in it)\n" in done.stdout and ", 1 left" in done.stdout
     manifest = importing.read_manifest(out)
     assert manifest["ids"] == "user" and sum(manifest["num_examples"].values()) == 24
     ids = parquet.read_ids(out, "user").tolist()  # two images each, but for the first
@@ -532,9 +532,13 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
         flat(7).save(bare / place / f"{len(list(bare.rglob('*')))}.png")
     done = run_command("bam", "data", "import", str(bare), f"--out={bare}/out", *flags[1:])
     assert done.returncode == 2 and "no DICOM file with a PatientID" in done.stderr
+    assert not done.stdout  # and no line for each file
     table = tmp_path / "table.csv"
     rows = [f"{'ab'[i % 2]}/{i}.dcm,{'ab'[i % 2]}" for i in range(1, 25)]
     table.write_text("\n".join(["file,label", *rows]))
     flags = (f"--out={tmp_path / 'two'}", *flags[1:], f"--labels={table}", "--classes=a,b")
     done = run_command("bam", "data", "import", str(folder), *flags)
     assert done.returncode == 0 and "groups=user" in done.stdout, done.stderr
+    table.write_text("\n".join(["file,label,PatientID", *(f"{x}," for x in rows)]))
+    done = run_command("bam", "data", "import", str(folder), f"--out={tmp_path / 'no'}", *flags[1:])
+    assert done.returncode == 2 and "row 1 lacks a value of PatientID" in done.stderr
