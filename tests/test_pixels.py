@@ -462,6 +462,7 @@ def scans(folder, *values, kind=np.uint16):
         ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),
         ([-1.0, 1.0, 0.0, 0.0], np.float64, "from -1 to 1 ", "-1,1"),
         ([(4000, 65535)] * 4, np.uint16, "from 4,000 to 65,535 ", "0,4095"),  # letters burnt in
+        ([65535, 65535, 4000, 4000], np.uint16, "from 0 to 65,535 ", "0,65535"),  # two devices
         ([(50000, 60000)] * 4, np.uint16, "from 50,000 to 60,000 ", "49152,65535"),
         ([65000, 60000, 65535, 100], np.uint16, None, None),
     ],
