@@ -434,8 +434,9 @@ def scans(folder, *values, kind=np.uint16):
     for number, value in enumerate(values):
         place = folder / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        numbers = full(0, kind)
-        numbers[1, 1] = value
+        level, shape = (value[0], (30, 40)) if isinstance(value, tuple) else (0, (4, 6))
+        numbers = full(level, kind, shape)
+        numbers[1, 1] = np.max(value)
         np.save(place / f"{number}.npy", numbers)
     return listing.in_class_folders(folder)
 
@@ -460,6 +461,9 @@ def scans(folder, *values, kind=np.uint16):
         ),
         ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),
         ([-1.0, 1.0, 0.0, 0.0], np.float64, "from -1 to 1 ", "-1,1"),
+        ([(4000, 65535)] * 4, np.uint16, "from 4,000 to 65,535 ", "0,4095"),  # letters burnt in
+        ([65535, 65535, 4000, 4000], np.uint16, "from 0 to 65,535 ", "0,65535"),  # two devices
+        ([(50000, 60000)] * 4, np.uint16, "from 50,000 to 60,000 ", "49152,65535"),
         ([65000, 60000, 65535, 100], np.uint16, None, None),
     ],
 )
@@ -518,7 +522,7 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
     flags = (f"--out={out}", "--size=4x6", "--channels=1", "--user_column=PatientID")
     done = run_command("bam", "data", "import", str(folder), *flags)
     assert done.returncode == 0, done.stderr
-    assert "left out: a/0.dcm" in done.stdout and "no PatientID" in done.stdout
+    assert "left out: a/0.dcm (no PatientID in it)\n" in done.stdout and ", 1 left" in done.stdout
     manifest = importing.read_manifest(out)
     assert manifest["ids"] == "user" and sum(manifest["num_examples"].values()) == 24
     ids = parquet.read_ids(out, "user").tolist()  # two images each, but for the first
@@ -529,9 +533,13 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
         flat(7).save(bare / place / f"{len(list(bare.rglob('*')))}.png")
     done = run_command("bam", "data", "import", str(bare), f"--out={bare}/out", *flags[1:])
     assert done.returncode == 2 and "no DICOM file with a PatientID" in done.stderr
+    assert not done.stdout  # and no line for each file
     table = tmp_path / "table.csv"
     rows = [f"{'ab'[i % 2]}/{i}.dcm,{'ab'[i % 2]}" for i in range(1, 25)]
     table.write_text("\n".join(["file,label", *rows]))
     flags = (f"--out={tmp_path / 'two'}", *flags[1:], f"--labels={table}", "--classes=a,b")
     done = run_command("bam", "data", "import", str(folder), *flags)
     assert done.returncode == 0 and "groups=user" in done.stdout, done.stderr
+    table.write_text("\n".join(["file,label,PatientID", *(f"{x}," for x in rows)]))
+    done = run_command("bam", "data", "import", str(folder), f"--out={tmp_path / 'no'}", *flags[1:])
+    assert done.returncode == 2 and "row 1 lacks a value of PatientID" in done.stderr

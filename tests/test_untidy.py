@@ -102,6 +102,8 @@ FOLDERS = {
         "3 folders below .*NOT PRIVATE.* --user_from=folder: else ε is for one image"),
     "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": True},
         "A:p1 1, A:p2 1, B:p1 1, B:p3 1", ""),
+    "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
+        "classes are p1, p2; .*if they are the classes, move them above"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
         "!A/test/1.png: a split belongs above the classes", ""),
     "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": True},
@@ -250,6 +252,10 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
     assert manifest["num_examples"] == {"train": 4, "test": 4}
     strict = OPTIONS._replace(strict=True)
     refused("x/t.*: ", importing.run, top, examples, tmp_path / "no", strict, kind=DataError)
+    of_no_test = [x for x in examples if x.split == "train" or x.file == "test/A/3.png"]
+    refused("left for the test split", importing.run, top, of_no_test, tmp_path / "no", OPTIONS,
+            kind=DataError)  # fmt: skip
+    assert not (tmp_path / "no").exists()
 
 
 def leaked(top, examples, near=False, options=OPTIONS):

@@ -14,6 +14,7 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
 
 import functools
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,18 +92,18 @@ def import_folder(folder: Path) -> None:
         )
         try:
             examples = table(columns)
-        except DataError:
-            if columns.pop("user", "") != "PatientID":
+        except DataError as error:
+            if "no column PatientID" not in str(error) or columns.pop("user", "") != "PatientID":
                 raise
             examples = table(columns)
     else:
         users = _USERS.value == "folder"
         examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
-    if _USER.value == "PatientID" and not examples[0].user:
-        examples = _with_patients(folder, examples)
-    classes = _CLASSES.value or sorted({x.label for x in examples})
+    classes, num_listed = _CLASSES.value or sorted({x.label for x in examples}), len(examples)
     if kind != "class":
         classes = _LABEL.value.split(",") if several else []
+    if _USER.value == "PatientID" and not examples[0].user:
+        examples = _with_patients(folder, examples)
     options = importing.Options(
         kind=kind,
         preprocessing=preprocessing,
@@ -111,14 +112,16 @@ def import_folder(folder: Path) -> None:
         strict=_STRICT.value,
     )
     out, workers = Path(_OUT.value), _WORKERS.value or os.cpu_count() or 1
-    importing.check(examples, options)
-    with ThreadPoolExecutor(workers) as pool:
-        for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
-            print(line)
-    with Progress(*Progress.get_default_columns(), transient=True) as bar:
+
+    def warn() -> None:
+        with ThreadPoolExecutor(workers) as pool:
+            for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
+                print(line, flush=True)
+
+    with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
-        manifest = importing.run(folder, examples, out, options, workers, on_shard)
+        manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
         print(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
     for file, why in manifest["left_out"].items():
@@ -126,7 +129,7 @@ def import_folder(folder: Path) -> None:
         print(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     print(
-        f"{train:,} images to train and {test:,} to test on, {len(manifest['left_out'])} left out; "
+        f"{train:,} images to train and {test:,} to test on, {num_listed - train - test} left out; "
         f"{len(options.classes)} classes\ntrain on them: --config.dataset.name=folder "
         f"--config.dataset.path={out}"
         + (" --config.dataset.groups=user" if manifest["ids"] else "")
@@ -152,16 +155,17 @@ def _preprocessing() -> pixels.Preprocessing:
 
 def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[listing.Example]:
     """Examples whose user is the PatientID of their DICOM file; the others are left out."""
-    known = []
+    known, left_out = [], []
     for example in examples:
         try:
             known.append(example._replace(user=pixels.dicom_user(folder / example.file)))
         except DataError as error:
             if _STRICT.value:
                 raise
-            print(f"left out: {example.file} ({error})")
+            left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
     if not known:
         raise DataError(f"{folder}: no DICOM file with a PatientID")
+    print(*left_out, sep="\n", end="\n" * bool(left_out))
     return known
 
 
@@ -176,9 +180,10 @@ def show(data: Path) -> None:
         f"{len(names)} classes; {len(manifest['left_out'])} files left out"
     )
     if names:
-        counts = [_counts(np.asarray(split.labels), len(names)) for split in (train, test)]
-        rows = list(zip(names, *counts, strict=True))
-        tables.show(tables.text("class", "train", "test"), [[str(x) for x in row] for row in rows])
+        labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
+        counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
+        rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
+        tables.show(tables.text("class", "train", "test"), rows)
     print("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
@@ -190,13 +195,6 @@ def show(data: Path) -> None:
         console.check_writable(_OUT.value)
         _draw(train, manifest["classes"], Path(_OUT.value))
         print(f"{_OUT.value}: images of persons, not to be published")
-
-
-def _counts(labels: np.ndarray, num_classes: int) -> list[int]:
-    """Images of each class, or that have each of several labels."""
-    several = labels.ndim == 2
-    counts = labels.sum(axis=0) if several else np.bincount(labels, minlength=num_classes)
-    return [int(x) for x in counts]
 
 
 def _draw(split: Split, classes: Sequence[str], path: Path) -> None:

@@ -22,7 +22,9 @@ from rich.progress import Progress
 
 from bam import files
 from bam.cli import console
+from bam.data import pixels
 from bam.data.common import DataError
+from bam.extras import MissingExtraError
 from bam.release import load, predict
 
 _RELEASE = flags.DEFINE_string("release", "", "folder that `bam export` wrote")
@@ -50,6 +52,11 @@ def main(arguments: Sequence[str]) -> None:
         if not facts["preprocessing"]:
             size = " × ".join(map(str, preprocessing.shape))
             _say(f"warning: the release says no more of its images than that they are {size}")
+        try:
+            if num := pixels.check_ranges([*images], preprocessing):
+                _say(f"{num:,} files have several frames or pages: the first is used")
+        except (DataError, MissingExtraError) as error:  # a picture may be dark by itself
+            _say(f"warning: {error}")
         outputs = predict.outputs_of(released, preprocessing, [*images], os.cpu_count() or 1)
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             what = f"{len(images):,} images"

@@ -55,6 +55,7 @@ def run(
     options: Options,
     num_workers: int = 1,
     on_shard: Callable[[int, int], None] = lambda done, num: None,
+    on_checked: Callable[[], None] = lambda: None,
 ) -> JsonObject:
     """Writes `train-….parquet`, `test-….parquet` and, last, `manifest.json`, which it returns.
 
@@ -68,20 +69,22 @@ def run(
       options: what is made of them.
       num_workers: threads that decode.
       on_shard: called with how many files are written, of how many.
+      on_checked: called before anything is written.
 
     Raises:
       DataError: for a label that is no class, a user in both splits, a split without images, a
-        damaged file if `strict`; or if `out` holds something else.
+        damaged file if `strict`; or if `out` holds something else. Nothing is left in `out` then.
     """
     options.preprocessing.check()
     check(examples, options)
-    several = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     shards = _shards(examples, options)
     identity = _identity(folder, examples, options)
     begun = out / "import.json"
     known = files.read_json(begun) if begun.is_file() else {}
     if out.exists() and any(out.iterdir()) and known.get("identity") != identity:
         raise DataError(f"{out} holds something else; choose another folder")
+    several = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
+    on_checked()
     files.make_folder(out)
     written = known.get("files", {})
     done = {name: x for name, x in written.items() if _has(out / name, x["sha256"])}
@@ -97,12 +100,17 @@ def run(
                 done[waiting[one]] = one.result()
                 files.write_json(begun, {"identity": identity, "files": dict(sorted(done.items()))})
                 on_shard(len(done), len(shards))
-        except BaseException:
+            counts = {s: sum(done[x]["num_rows"] for x in done if x.startswith(s)) for s in SPLITS}
+            if empty := [split for split in SPLITS if not counts[split]]:
+                raise DataError(f"{folder}: no readable image is left for the {empty[0]} split")
+        except BaseException as error:
             pool.shutdown(cancel_futures=True)
+            if isinstance(error, DataError):
+                for name in (*shards, begun.name):
+                    (out / name).unlink(missing_ok=True)
+                if not os.listdir(out):
+                    out.rmdir()
             raise
-    counts = {s: sum(done[x]["num_rows"] for x in done if x.startswith(s)) for s in SPLITS}
-    if empty := [split for split in SPLITS if not counts[split]]:
-        raise DataError(f"{folder}: no readable image is left for the {empty[0]} split")
     manifest: JsonObject = {
         "classes": list(options.classes),
         "shape": list(options.preprocessing.shape),

@@ -102,8 +102,9 @@ def in_class_folders(
     _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
     if nested and not users:
         log(
-            f"images are in {len(nested):,} folders below those of classes (NOT PRIVATE). If these "
-            "are persons, give --user_from=folder: else ε is for one image, not for one person"
+            f"classes are {_listed(labels)}; images are in {len(nested):,} folders below them (NOT "
+            "PRIVATE). If these are persons, give --user_from=folder: else ε is for one image, not "
+            "for one person; if they are the classes, move them above: classes' names are public"
         )
     return _divided(folder, _once(folder, folder, examples, log), validation, log)
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import math
-import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -123,7 +122,7 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
             several += opened.several
             if preprocessing.window is None and (opened.bits is None or opened.bits > 8):
                 deep.setdefault(opened.bits, []).append(file)
-    for bits, alike in deep.items():
+    for bits, alike in sorted(deep.items(), key=lambda x: x[0] is None):
         _check_range(bits, alike, preprocessing)
     return several
 
@@ -135,21 +134,28 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
             numbers = np.asarray(opened.read())
             numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
             if (finite := numbers[np.isfinite(numbers)]).size:
-                ends.append((finite.min().item(), finite.max().item()))
+                bright = np.quantile(finite, 0.99, method="nearest")  # not the letters burnt in
+                ends.append((finite.min().item(), finite.max().item(), bright.item()))
     if not ends:
         return
-    low, high = min(x for x, _ in ends), max(x for _, x in ends)
+    low, high = min(x[0] for x in ends), max(x[1] for x in ends)
     most = math.inf if bits is None else 2**bits - 1
-    if high >= 0.75 * most and statistics.median(x for _, x in ends) >= most / 8:
+    is_used = high >= 0.75 * most and high - low >= most / 2
+    darkest, usual = np.quantile([x[2] for x in ends], (0.1, 0.5))  # devices may differ
+    if is_used and darkest >= most / 16 and usual >= most / 8:
         return
     kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
     # Powers of two, because the ends themselves are somebody's.
     power, whole = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
-    black, white = -power(low) if low < 0 else 0, power(high + whole) - whole or 1
+    end = whole + (max(x[2] for x in ends) if is_used else high)
+    base = low if 0 < low < end - whole else 0
+    span = power(end - base)
+    black = -power(low) if low < 0 else base // span * span
+    white = -(-end // span) * span - whole or 1
     raise DataError(
         f"files of {kind}: {len(files):,}, of values from {low:,.9g} to {high:,.9g} (NOT PRIVATE), "
-        "which would be dark or grey: give --window=LOW,HIGH, public constants of the device that "
-        f"made them, for example --window={black:.12g},{white:.12g}"
+        "which are dark or grey unless they are imported with --window=LOW,HIGH, public constants "
+        f"of the device that made them, for example --window={black:.12g},{white:.12g}"
     )
 
 
