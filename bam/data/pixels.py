@@ -272,16 +272,17 @@ def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
 
 
 def _as_viewed(image: Image.Image, background: str) -> Image.Image:
-    """An image of 8 bits in RGB: inks by their profile, transparency on the background."""
+    """An image of 8 bits in sRGB: inks and colours by their profile, and on the background."""
+    profile = image.info.get("icc_profile")
     image = image.convert("LA") if image.mode == "La" else image
     if image.has_transparency_data:
         below = Image.new("RGBA", image.size, background)
         below.alpha_composite(image.convert("RGBA"))
-        image = below
-    if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
+        image = below.convert("RGB")
+    if profile and image.mode in ("CMYK", "RGB"):
         with contextlib.suppress(ImageCms.PyCMSError, OSError):
-            screen, inks = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
-            image = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB") or image
+            screen, own = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
+            image = ImageCms.profileToProfile(image, own, screen, outputMode="RGB") or image
     return image.convert("RGB")
 
 
