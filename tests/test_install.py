@@ -164,7 +164,7 @@ def test_bam_privacy_needs_no_extra_and_what_misses_one_is_one_line_and_exit_sta
     assert "| false positives | composed (PLD) |" in answer.stdout
     later = "import sys; sys.modules['sklearn'] = None; from bam.cli.main import main; main()"
     for command, missing in (
-        ((bam, *PRIVACY, "--plot=a.png"), "orbax"),
+        ((bam, *PRIVACY, "--plot=a.png"), "flax"),
         ((bam, *TRAIN), "ml_collections"),
         ((sys.executable, "-c", later, *TRAIN), "sklearn"),
     ):

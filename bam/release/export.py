@@ -133,6 +133,8 @@ def as_stablehlo(released: Released) -> bytes:
     `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU; its
     StableHLO is what other compilers read.
     """
+    with needs("stablehlo"):
+        import flatbuffers  # noqa: F401 (jax.export writes with it)
     images = jax_export.symbolic_args_specs(
         jax.ShapeDtypeStruct((1, *released.facts["image_shape"]), np.uint8), "n, ..."
     )

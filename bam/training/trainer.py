@@ -396,7 +396,8 @@ def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> Bounde
         return next_noise(state, plan.noise_multiplier, clip.sensitivity, correlated)[0].drawn
 
     if plan.private:
-        jax.eval_shape(drawn, trained)  # it has room for so many parameters
+        dataclasses.replace(plan, sensitivity=clip.sensitivity)  # whose noise floats can hold
+        jax.eval_shape(drawn, trained)  # and that has room for so many parameters
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
         raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
     return clip
