@@ -15,6 +15,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from bam.cli import console
+from bam.core import processes
 from bam.privacy.rounding import rounded_up
 from bam.training import devices, loading, loop, rundir
 from bam.training.config import KEYS
@@ -53,7 +54,7 @@ def main() -> None:
             plan = rundir.recorded_plan(Path(_WORKDIR.value), config)
         console.use_compilation_cache()
         # Progress is shown once.
-        show = functools.partial(print, flush=True) if devices.writes() else lambda line: None
+        show = functools.partial(print, flush=True) if processes.writes() else lambda line: None
         experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:

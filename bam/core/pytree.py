@@ -86,11 +86,11 @@ def _add_parts(x: Array, num_parts: int) -> Array:
 
 def check_real(tree: PyTree) -> None:
     """Refuses, with a TypeError, leaves that no bound holds for: complex, integer or bool."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         dtype = getattr(leaf, "dtype", type(leaf))
         if not jnp.issubdtype(dtype, jnp.floating):
-            name = jax.tree_util.keystr(path, simple=True, separator="/") or "the gradient"
-            raise TypeError(f"{name} is of {dtype}: only real floating-point numbers are bounded")
+            where = name or "the gradient"
+            raise TypeError(f"{where} is of {dtype}: only real floating-point numbers are bounded")
 
 
 def unit(tree: Grads) -> Grads:
@@ -152,9 +152,8 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
         find = re.compile(pattern).search
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
-    return lambda params: jax.tree_util.tree_map_with_path(
-        lambda path, leaf: bool(find(jax.tree_util.keystr(path, simple=True, separator="/"))),
-        params,
+    return lambda params: jax.tree.unflatten(
+        jax.tree.structure(params), [bool(find(name)) for name in names(params)]
     )
 
 

@@ -151,8 +151,7 @@ def _pure(network: Network) -> tuple[Init, Apply]:
 
 def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
     """The same by names, like Linen's: "layers/0/kernel" is of the first in a list `layers`."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(x, simple=True, separator="/") or "params" for x, _ in paths]
+    names, structure = [x or "params" for x in pytree.names(like)], jax.tree.structure(like)
     for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
         if following.startswith(name):
             raise ValueError(f"two of the network's parameters have one name: {following[:-1]}")

@@ -20,11 +20,10 @@ the ledger is the number of steps taken. So it is in memory (no workdir), where 
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from bam import files
+from bam.core import processes
 from bam.privacy.plan import PrivacyPlan
 
 
@@ -57,8 +56,7 @@ class Ledger:
         if path is None:
             return
         written = path.stat().st_size if path.exists() else -1
-        if jax.process_count() > 1:  # the first process's, in all of them
-            written = int(multihost_utils.broadcast_one_to_all(np.int32(written)))
+        written = int(processes.from_first(np.int32(written)))
         if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
             raise ValueError(f"{path} is damaged; choose another folder")
         if written < at_least:
@@ -71,7 +69,7 @@ class Ledger:
                 f"{path} {what}: what this run has spent is not known; choose another folder"
             )
         self.begun = min(written, plan.num_steps)  # one that was counted and then refused
-        if jax.process_index() == 0:
+        if processes.writes():
             self._file = path.open("ab", buffering=0)
 
     def close(self) -> None:

@@ -1,15 +1,13 @@
 """The devices a run uses: all of them, each with a copy of weights and data, sharing the rows.
 
 With several processes (`jax.distributed`, one for each host) every process runs the same program on
-the same values, so all that may differ between them, random bits and clocks, is agreed on here.
+the same values, and what may differ between them is agreed on in `bam.core.processes`.
 """
 
-import secrets
 from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import (
     AxisType,
     Mesh,
@@ -85,26 +83,3 @@ def room_for_data() -> int:
         return int(stats["bytes_limit"]) // 2
     copies = sum(device.process_index == jax.process_index() for device in visible())
     return machine_memory() // 4 // copies
-
-
-def writes() -> bool:
-    """Whether this process is the one that writes files and shows progress."""
-    return jax.process_index() == 0
-
-
-def random_bits(num_words: int) -> np.ndarray:
-    """So many times 32 secret bits of the operating system, the same in every process."""
-    return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
-
-
-def from_first(value: np.generic | np.ndarray) -> np.ndarray:
-    """What the first process has, of one shape and dtype in all of them, in every process."""
-    several = jax.process_count() > 1
-    return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
-
-
-def any_of(flag: bool) -> bool:
-    """Whether a flag is set in any process; all processes must ask."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))

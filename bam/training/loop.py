@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bam.core import sampling
+from bam.core import processes, sampling
 from bam.core.pytree import Params
 from bam.files import JsonObject
 from bam.models import lora
@@ -100,7 +100,7 @@ def train(
                 run.take_step()
             if measured := run.measure(step):
                 on_row(run.add_row(step, measured))
-            stopping = step < run.end and devices.any_of(should_stop())
+            stopping = step < run.end and processes.any_of(should_stop())
             every = config.checkpoint.every
             if stopping or (every and (step == run.end or (step > 0 and _due(step, every)))):
                 checkpoints.save(step, *run.to_save())
@@ -134,7 +134,7 @@ class _Run:
             trainer, files, checkpoints, trainer.init(first_seed), log
         )
         if self._secret:
-            self.state = with_noise_key(self.state, devices.random_bits(8))
+            self.state = with_noise_key(self.state, processes.random_bits(8))
         if trainer.config.checkpoint.every:
             checkpoints.check_room(self.state)
         files.start_after(self.done)
@@ -289,7 +289,7 @@ def whole_model(state: TrainState) -> Params:
 
 def _seed_from_system() -> int:
     """256 bits that nobody can know."""
-    return int.from_bytes(devices.random_bits(8).tobytes())
+    return int.from_bytes(processes.random_bits(8).tobytes())
 
 
 def _due(step: int, every: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bam.core import processes
 from bam.extras import needs
 from bam.files import (
     JsonObject,
@@ -22,7 +23,7 @@ from bam.files import (
 )
 from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
-from bam.training import devices, registry
+from bam.training import registry
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -60,7 +61,7 @@ class RunFiles:
         self.rows: list[JsonObject] = []
         self._workdir = workdir
         self._plan = plan
-        self._writes = workdir is not None and devices.writes()
+        self._writes = workdir is not None and processes.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
         lost_steps_count = config.seed is None and plan.private
         self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
@@ -109,7 +110,7 @@ class RunFiles:
             if not re.fullmatch("[0-9a-f]{64}", text):
                 raise ValueError(f"{path} is damaged: choose another --workdir")
             key = bytes.fromhex(text)
-        return devices.from_first(np.frombuffer(key, np.uint32)).tobytes()
+        return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
     def start_after(self, step: int) -> None:
         """Opens the metrics after `step` (-1: a fresh start) and drops later rows."""

@@ -353,16 +353,16 @@ def _check_shapes(
 
     Everything is traced and nothing computed, so faults show before a run.
     """
-    for path, x in jax.tree_util.tree_leaves_with_path(_shapes(model)):
+    params = _shapes(model)
+    for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
         if x.dtype not in (jnp.float32, jnp.bfloat16):
             raise ValueError(
-                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at "
-                f"{jax.tree_util.keystr(path)!r}: float32 or bfloat16 is needed, and JAX without "
-                "64 bits"
+                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at {name}: "
+                "float32 or bfloat16 is needed, and JAX without 64 bits"
             )
     label = examples.label_of(dataset)
     example = registry.example_like(config, dataset.train.images.shape[-3:], label)
-    logits = jax.eval_shape(model.logits, _shapes(model), example["image"])
+    logits = jax.eval_shape(model.logits, params, example["image"])
     inputs, like = registry.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
         raise ValueError(
@@ -372,7 +372,7 @@ def _check_shapes(
     output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
     if jax.eval_shape(criterion.of_output, output, label).shape:
         raise ValueError(f"loss {config.loss.name} makes no single number of {output.shape}")
-    trained, frozen = finetune.split(_shapes(model), config.trainable)
+    trained, frozen = finetune.split(params, config.trainable)
 
     def gradient(params: Params, example: PyTree) -> Grads:
         return oracle.grad(oracle.ascend(params, optax.tree.zeros_like(params)), example)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from bam import models
-from bam.core import clipping, engine
+from bam.core import clipping, engine, processes
 from bam.data import datasets
 from bam.extras import needs
 from bam.training import devices, examples, finetune, registry
@@ -95,4 +95,4 @@ def _seconds(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         timings = [math.inf]
-    return float(devices.from_first(np.float32(min(timings) / num_examples)))
+    return float(processes.from_first(np.float32(min(timings) / num_examples)))

@@ -1,0 +1,30 @@
+"""Several processes of one run (`jax.distributed`): what may differ between them is agreed on."""
+
+import secrets
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def writes() -> bool:
+    """Whether this process is the one that writes files and shows progress."""
+    return jax.process_index() == 0
+
+
+def random_bits(num_words: int) -> np.ndarray:
+    """So many times 32 secret bits of the operating system, the same in every process."""
+    return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
+
+
+def from_first(value: np.generic | np.ndarray) -> np.ndarray:
+    """What the first process has, of one shape and dtype in all of them, in every process."""
+    several = jax.process_count() > 1
+    return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether a flag is set in any process; all processes must ask."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
