@@ -61,7 +61,7 @@ def random_classes(num, num_classes, seed=0, signal=1.0):
     ],
 )  # fmt: skip
 def test_figures_of_classes_are_what_one_counts_by_hand(outputs, labels, expected):
-    found = figures.of_classes(np.asarray(outputs, np.float32), np.array(labels), ())
+    found = figures.classification(np.asarray(outputs, np.float32), np.array(labels), ())
     assert {name: value(found, name) for name in expected} == pytest.approx(expected, abs=1e-6)
     assert np.sum(found["confusion"]) == len(labels)
     for interval in filter(None, found["figures"].values()):
@@ -71,7 +71,7 @@ def test_figures_of_classes_are_what_one_counts_by_hand(outputs, labels, expecte
 @pytest.mark.parametrize("num_classes", [2, 5])
 def test_figures_of_classes_are_those_of_scikit_learn(num_classes):
     outputs, labels = random_classes(200, num_classes)
-    found = figures.of_classes(outputs, labels, ())
+    found = figures.classification(outputs, labels, ())
     shares = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
     predicted = outputs.argmax(1)
     scores = shares if num_classes > 2 else shares[:, 1]
@@ -89,26 +89,26 @@ def test_figures_of_classes_are_those_of_scikit_learn(num_classes):
 def test_figures_of_labels_and_numbers_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(40, 3)) + SEVERAL
-    found = figures.of_labels(outputs, SEVERAL, ("cough", "fever", "rash"))
+    found = figures.multilabel(outputs, SEVERAL, ("cough", "fever", "rash"))
     each = sklearn_metrics.roc_auc_score(SEVERAL, outputs, average=None)
     balanced = sklearn_metrics.balanced_accuracy_score(SEVERAL[:, 1], outputs[:, 1] > 0)
     assert value(found, "auroc/fever") == pytest.approx(each[1])
     assert value(found, "auroc") == pytest.approx(each.mean())
     assert value(found, "balanced_accuracy/fever") == pytest.approx(balanced)
-    none = figures.of_labels(outputs, SEVERAL * [1, 1, 0], ())
+    none = figures.multilabel(outputs, SEVERAL * [1, 1, 0], ())
     assert value(none, "auroc/2") is None and value(none, "auroc") == pytest.approx(each[:2].mean())
     targets = 1e6 + np.arange(40.0).reshape(20, 2)
     outputs = targets + rng.normal(size=(20, 2))
-    found = figures.of_numbers(outputs, targets, ())
+    found = figures.regression(outputs, targets, ())
     assert value(found, "r2") == pytest.approx(sklearn_metrics.r2_score(targets, outputs))
     assert value(found, "mean_absolute_error") == pytest.approx(np.abs(outputs - targets).mean())
-    assert value(figures.of_numbers(outputs, 0 * targets + 0.1, ()), "r2") is None
+    assert value(figures.regression(outputs, 0 * targets + 0.1, ()), "r2") is None
 
 
 @pytest.mark.parametrize(("num_classes", "name"), [(2, "auroc"), (3, "recall/1")])
 def test_intervals_are_those_of_resampled_images(num_classes, name):
     outputs, labels = random_classes(60, num_classes)
-    own = figures.of_classes(outputs, labels, ())["figures"][name]
+    own = figures.classification(outputs, labels, ())["figures"][name]
     rng, values = np.random.default_rng(7), []
     for _ in range(400):
         drawn = rng.integers(60, size=60)
@@ -122,16 +122,16 @@ def test_intervals_are_those_of_resampled_images(num_classes, name):
 
 
 def test_an_interval_is_twice_as_narrow_of_four_times_as_many_images_and_the_same_again():
-    few, many = (figures.of_classes(*random_classes(n, 4), ()) for n in (500, 2000))
+    few, many = (figures.classification(*random_classes(n, 4), ()) for n in (500, 2000))
     for name in ("accuracy", "balanced_accuracy", "auroc", "log_loss"):
         width = [x["figures"][name][2] - x["figures"][name][1] for x in (few, many)]
         assert 1.6 < width[0] / width[1] < 2.5
-    assert figures.of_classes(*random_classes(500, 4), ()) == few
+    assert figures.classification(*random_classes(500, 4), ()) == few
 
 
 def test_many_classes_have_no_figures_of_their_own():
-    named = figures.of_classes(*random_classes(300, 100), ())
-    many = figures.of_classes(*random_classes(300, 101), ())
+    named = figures.classification(*random_classes(300, 100), ())
+    many = figures.classification(*random_classes(300, 101), ())
     assert "recall/99" in named["figures"] and len(named["confusion"]) == 100
     assert not any("/" in name for name in many["figures"]) and "confusion" not in many
     assert len(json.dumps(many)) < 1000
@@ -203,7 +203,7 @@ def shown(folder, public=False, **facts):
 
 @pytest.mark.usefixtures("no_charts")
 def test_the_page_draws_recall_and_confusion_and_one_to_pass_on_does_not(tmp_path):
-    found = figures.of_classes(*random_classes(90, 3), ("ill", "<b>well</b>", "$x^2$"))
+    found = figures.classification(*random_classes(90, 3), ("ill", "<b>well</b>", "$x^2$"))
     own, public = (shown(tmp_path / str(x), public=x, **found) for x in (False, True))
     low, high = (f"{100 * x:.0f}" for x in found["figures"]["recall/ill"][1:])
     texts = ("On test data", "balanced accuracy", f"({low}–{high})", "Recall, one by one",
@@ -221,7 +221,7 @@ def test_the_page_draws_recall_and_confusion_and_one_to_pass_on_does_not(tmp_pat
 def test_of_many_classes_the_page_shows_the_lowest(num_classes, num_rows, has_matrix, tmp_path):
     outputs, labels = random_classes(40 * num_classes, num_classes, signal=3.0)
     outputs[labels == 1] = logits(0, num_classes=num_classes)  # class 1 is the worst
-    text = shown(tmp_path / "run", **figures.of_classes(outputs, labels, ()))
+    text = shown(tmp_path / "run", **figures.classification(outputs, labels, ()))
     assert text.count("<circle") == num_rows and "1: 0.0 %;" in text
     assert ("Confusion matrix" in text) == has_matrix
     assert ("the 30 lowest of 31" in text) == (num_classes == 31)

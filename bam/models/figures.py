@@ -22,7 +22,7 @@ LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
     """Of finite outputs `[N, classes]` and labels `[N]`, entries of `summary.json`.
 
     They are `figures`, name -> value and ends of its interval, None where it is undefined, and
@@ -64,7 +64,7 @@ def of_classes(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
     """Of outputs and labels `[N, labels]`, 0 or 1; a label is said to be there of outputs > 0."""
     yes = labels > 0
     right = (outputs > 0) == yes
@@ -81,7 +81,7 @@ def of_labels(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> 
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
     """Of outputs `[N, targets]` and as many numbers; R² is the mean of those of the targets."""
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
@@ -97,9 +97,9 @@ def of_numbers(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 BOTH = ["accuracy", "balanced_accuracy", "auroc"]
 # What each has; of a single class or label behind a "/".
 NAMES: dict[Any, list[str]] = {
-    of_classes: [*BOTH, "recall", "calibration_error", "log_loss"],
-    of_labels: BOTH,
-    of_numbers: ["mean_absolute_error", "r2"],
+    classification: [*BOTH, "recall", "calibration_error", "log_loss"],
+    multilabel: BOTH,
+    regression: ["mean_absolute_error", "r2"],
 }
 
 

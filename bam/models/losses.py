@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.models import figures as judged
+from bam.models.figures import classification, multilabel, regression
 
 
 class Loss(NamedTuple):
@@ -57,7 +57,7 @@ def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
             return f"labels of {num_classes} classes, but loss.weights are {len(class_weights)}"
         return _wrong_classes(labels, num_classes, 1)
 
-    return Loss(of_output, check, right=_is_class, figures=judged.of_classes)
+    return Loss(of_output, check, right=_is_class, figures=classification)
 
 
 def binary() -> Loss:
@@ -86,7 +86,7 @@ def binary() -> Loss:
         check,
         right=lambda output, label: jnp.mean((output > 0) == (label > 0)),
         metrics=metrics,
-        figures=judged.of_labels,
+        figures=multilabel,
     )
 
 
@@ -105,7 +105,7 @@ def squared_error() -> Loss:
         lambda output, label: jnp.mean(jnp.square(output - _like(label, output))),
         check,
         metrics=metrics,
-        figures=judged.of_numbers,
+        figures=regression,
     )
 
 

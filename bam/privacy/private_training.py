@@ -357,8 +357,8 @@ class PrivateTraining:
 
         def gradient_of(trained: Params, row: PyTree) -> Grads:
             grads = grad_fn(_merged(trained, at), row)
-            shapes, wanted = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
-            if not pytree.same_structure(grads, params) or shapes != wanted:
+            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
+            if not pytree.same_structure(grads, params) or shapes != expected:
                 raise ValueError("the oracle's gradient is no pytree like the parameters")
             return trained_of(grads)
 
@@ -452,9 +452,9 @@ class PrivateTraining:
     def _agreed(self, path: Path) -> JsonObject:
         """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
         facts, _ = saved.read(path / SAVED)
-        for key, wanted in (self.plan.to_json() | self._asked).items():
-            if facts.get(key) != wanted and key not in ("noise_multiplier", "epsilon", "data"):
-                what = f"{key} = {facts.get(key)!r}, not {wanted!r}"
+        for key, own in (self.plan.to_json() | self._asked).items():
+            if facts.get(key) != own and key not in ("noise_multiplier", "epsilon", "data"):
+                what = f"{key} = {facts.get(key)!r}, not {own!r}"
                 raise ValueError(f"{path} holds a training with {what}")
         self.plan = PrivacyPlan.from_json(facts)  # its own σ, whatever accountant is installed now
         self.plan.check_target(facts["target_epsilon"])
