@@ -12,7 +12,6 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
 --config.dataset.groups=user to protect users. The names of the classes are public.
 """
 
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -87,15 +86,14 @@ def import_folder(folder: Path) -> None:
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
-        table = functools.partial(
-            listing.in_table, folder, Path(_LABELS.value), validation=_VALIDATION.value, log=print
+        examples = listing.in_table(
+            folder,
+            Path(_LABELS.value),
+            columns,
+            validation=_VALIDATION.value,
+            log=print,
+            may_lack="PatientID" if _USER.value == "PatientID" else "",
         )
-        try:
-            examples = table(columns)
-        except DataError as error:
-            if "no column PatientID" not in str(error) or columns.pop("user", "") != "PatientID":
-                raise
-            examples = table(columns)
     else:
         users = _USERS.value == "folder"
         examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)

@@ -16,9 +16,11 @@ from jaxtyping import Array, Int32, Num, UInt8
 
 from bam import files
 from bam.extras import needs
+from bam.files import JsonObject
 
 # Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
 IMAGE_FORMATS = ("PNG", "JPEG")
+MANIFEST = "manifest.json"  # of an imported folder
 # Of the first image of a data set whose size is not known: 50 MB decoded.
 MAX_PIXELS = 2**24
 
@@ -66,6 +68,12 @@ def check_size(num_bytes: int, limit: int, where: str) -> None:
     """Refuses, with a DataError, what declares more bytes than it can have."""
     if num_bytes > limit:
         raise DataError(f"{where}: {num_bytes:,} bytes, at most {limit:,} are expected")
+
+
+def manifest(folder: Path | None) -> JsonObject:
+    """What `bam data import` says of a folder that it made; of any other nothing."""
+    file = folder and folder / MANIFEST
+    return files.read_json(file) if file and file.is_file() else {}
 
 
 def machine_memory() -> int:

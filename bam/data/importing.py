@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bam import files
 from bam.data import pixels
-from bam.data.common import DataError
+from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.listing import SPLITS, Example
 from bam.extras import needs
 from bam.files import JsonObject
@@ -26,7 +26,6 @@ with needs("data"):
 
 SHARD = 512  # examples of a file
 ROW_GROUP = 2**19  # bytes, decoded, of a file's part that is read at once
-MANIFEST = "manifest.json"
 
 
 class Options(NamedTuple):
@@ -111,7 +110,7 @@ def run(
                 if not os.listdir(out):
                     out.rmdir()
             raise
-    manifest: JsonObject = {
+    facts: JsonObject = {
         "classes": list(options.classes),
         "shape": list(options.preprocessing.shape),
         "preprocessing": options.preprocessing.as_json(),
@@ -121,8 +120,8 @@ def run(
         "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
         "files": {name: done[name]["sha256"] for name in sorted(done)},
     }
-    files.write_json(out / MANIFEST, manifest)
-    return manifest
+    files.write_json(out / MANIFEST, facts)
+    return facts
 
 
 def check(examples: Sequence[Example], options: Options) -> None:
@@ -171,13 +170,12 @@ def _finite(text: str) -> bool:
 
 def read_manifest(out: Path) -> JsonObject:
     """The manifest of an imported folder, whose files are as it says; else a DataError."""
-    if not (out / MANIFEST).is_file():
+    if not (facts := manifest(out)):
         raise DataError(f"{out}: no {MANIFEST}: not imported, or not to its end")
-    manifest = files.read_json(out / MANIFEST)
-    for name, digest in manifest["files"].items():
+    for name, digest in facts["files"].items():
         if not _has(out / name, digest):
             raise DataError(f"{out / name} is not the file that {MANIFEST} names")
-    return manifest
+    return facts
 
 
 def split_of(example: Example, test_share: float) -> str:

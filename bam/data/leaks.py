@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse, spatial
 
-from bam.data import importing
-from bam.data.common import DataError, decode_images
+from bam.data import importing, pixels
+from bam.data.common import DataError
 from bam.data.listing import Example
 
 FEW = 10  # test images of a class, below which its figures are mostly chance
@@ -57,7 +57,7 @@ def lines(
             f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so "
             "subtract and divide the column by public constants first"
         )
-    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _of_users(users)]
+    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(users)]
     if not users[0]:
         warnings.append(
             "NO USERS ARE NAMED: ε will be for one image, not for one person; who is in several "
@@ -80,25 +80,24 @@ def _alike(
 ) -> list[list[int]]:
     """Examples in groups that look alike at 8 × 8 grey pixels."""
     grey = options.preprocessing._replace(size=(8, 8), channels=1)
-    small = options._replace(preprocessing=grey)
 
-    def png(example: Example) -> bytes | None:
+    def small(example: Example) -> np.ndarray | None:
         try:
-            return importing.png(folder, example, small)
+            return pixels.decoded(folder / example.file, grey).ravel()
         except DataError:
             return None
 
-    pngs = {i: x for i, x in enumerate(pool.map(png, examples)) if x}
-    if not pngs:
+    read = {i: x for i, x in enumerate(pool.map(small, examples)) if x is not None}
+    if not read:
         return []
-    pictures = decode_images(list(pngs.values()), str(folder)).reshape(len(pngs), -1)
+    pictures = np.stack(list(read.values()))
     different, which = np.unique(pictures, axis=0, return_inverse=True)
     tree, num = spatial.KDTree(different.astype(np.float32)), len(different)
     near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1].ravel()
     own, is_near = np.repeat(np.arange(num), 4), near < num
     pairs = sparse.coo_array((is_near[is_near], (own[is_near], near[is_near])), (num, num))
     group = sparse.csgraph.connected_components(pairs, directed=False)[1]
-    return _grouped(list(pngs), group[which.ravel()].tolist())
+    return _grouped(list(read), group[which.ravel()].tolist())
 
 
 def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
@@ -108,7 +107,7 @@ def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
     return [x for x in groups.values() if len(x) > 1]
 
 
-def _of_users(users: Sequence[str]) -> list[str]:
+def _user_warnings(users: Sequence[str]) -> list[str]:
     """Of users who have most of the images, or who may be one."""
     images = Counter(filter(None, users))
     warnings = []

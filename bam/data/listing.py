@@ -76,12 +76,12 @@ def in_class_folders(
     and for a class without images or with one, which would be known to be in training.
     """
     images, folders, ignored = tree(folder)
-    below = [tuple(map(_normal, x.relative_to(folder).parts)) for x in folders]
+    below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
     examples, nested = list[Example](), set[str]()
     for file in images:
-        *above, _ = map(_normal, file.relative_to(folder).parts)
+        *above, _ = map(normal, file.relative_to(folder).parts)
         if len(above) < depth:
             unreadable = f"that cannot be read: {_printable(file.name)}"
             ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
@@ -116,18 +116,22 @@ def in_table(
     limit: int = 10_000_000,
     validation: str = "",
     log: Log = lambda line: None,
+    may_lack: str = "",
 ) -> list[Example]:
     """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
 
     Paths are in FOLDER, however they are written: absolute or relative to FOLDER or to the table,
     with backslashes, without a suffix or with one of another case. Several columns of labels are
-    separated by commas, and so are their values then. `validation` and `log` are as above.
-    DataError for a column or a file that is not there, a row without a value, and one file in rows
-    that differ; rows that say the same count once.
+    separated by commas, and so are their values then. `validation` and `log` are as above; the
+    column called `may_lack` need not be there. DataError for another column or a file that is not
+    there, a row without a value, and one file in rows that differ; rows that say the same count
+    once.
     """
     header, rows = _rows(table, ",".join(columns.values()).casefold().split(","), log)
     if len(rows) > limit:
         raise DataError(f"{table}: more than {limit:,} rows")
+    if may_lack.casefold() not in map(str.casefold, header):
+        columns = {field: name for field, name in columns.items() if name != may_lack}
     places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
     find, examples = _finder(folder, table), list[Example]()
     for number, row in enumerate(rows, start=1):
@@ -170,7 +174,7 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     """DataError for splits beside classes, and for the folder above the one that is meant."""
     inner, inside = 0, {x[0] for x in below}
     splits = sorted(filter(split_name, inside))
-    full = {_normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
+    full = {normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
     if splits and (classes := sorted(full.difference(splits))):
         raise DataError(
             f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
@@ -243,7 +247,7 @@ def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
     known = collections.defaultdict[str, set[str]](set)  # names without case, or suffix -> paths
 
     def key(path: str | Path) -> str:
-        return _normal(os.path.relpath(path, top)).casefold()
+        return normal(os.path.relpath(path, top)).casefold()
 
     def find(text: str, where: str) -> str:
         spelled = (text, text.replace("\\", "/"))
@@ -265,7 +269,7 @@ def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
     return find
 
 
-def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
+def _rows(table: Path, columns: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
     """The header of a table and its rows."""
     if not table.is_file():
         raise DataError(f"{table}: no such file")
@@ -277,7 +281,7 @@ def _rows(table: Path, wanted: list[str], log: Log) -> tuple[list[str], list[Seq
     first = text.partition("\n")[0].replace('"', "").casefold()
     # The sniffer of `csv` guesses from the rows; here some names of the header are known.
     names = {x: {_text(name) for name in first.split(x)} for x in ",;\t|"}
-    delimiter = max(names, key=lambda x: (len(names[x].intersection(wanted)), len(names[x])))
+    delimiter = max(names, key=lambda x: (len(names[x].intersection(columns)), len(names[x])))
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         header, *rows = list(lines) or [[]]
@@ -319,7 +323,7 @@ def _text(value: object) -> str:
         value = value.decode(errors="backslashreplace")
     if isinstance(value, float):
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    return "" if value is None else _normal(str(value)).strip()
+    return "" if value is None else normal(str(value)).strip()
 
 
 def _printable(text: str) -> str:
@@ -327,7 +331,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _normal(text: str) -> str:
+def normal(text: str) -> str:
     """Equal texts for names that look equal: composed characters."""
     return unicodedata.normalize("NFC", _printable(text))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 
 from bam.data.common import MAX_PIXELS, DataError
 from bam.extras import MissingExtraError, needs
@@ -94,6 +95,17 @@ def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
     It is what a viewer shows: the first frame, upright, in sRGB, on the background. It is resized
     by Lanczos until it covers the size, and its middle is cut out.
     """
+    written = io.BytesIO()
+    _fitted(file, preprocessing).save(written, "PNG")
+    return written.getvalue()
+
+
+def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
+    """The pixels of the PNG that `encoded` makes."""
+    return np.asarray(_fitted(file, preprocessing)).reshape(preprocessing.shape)
+
+
+def _fitted(file: Path, preprocessing: Preprocessing) -> Image.Image:
     with _opened(file, preprocessing) as opened:
         image = opened.read()
         if isinstance(image, np.ndarray):
@@ -104,9 +116,7 @@ def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
         image = image.convert(MODES[preprocessing.channels])
         fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
         fitted.info.clear()
-    written = io.BytesIO()
-    fitted.save(written, "PNG")
-    return written.getvalue()
+    return fitted
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:

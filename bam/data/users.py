@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Num
 
 from bam import files
 from bam.data import datasets
-from bam.data.common import DataError, Split, check_memory
+from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
 from bam.privacy.users import EMPTY, table
@@ -22,8 +22,7 @@ from bam.privacy.users import EMPTY, table
 
 def column(folder: Path | None) -> str:
     """The column of user ids that `bam data import` wrote; "": it was told of no users."""
-    manifest = folder and folder / "manifest.json"
-    return str(files.read_json(manifest).get("ids", "")) if manifest and manifest.is_file() else ""
+    return str(manifest(folder).get("ids", ""))
 
 
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:

@@ -1,7 +1,6 @@
 """What a release says of image files, which become pixels as those that it was trained on."""
 
 import concurrent.futures
-import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,8 +11,8 @@ from jaxtyping import Float
 from scipy import special
 
 from bam.data import listing
-from bam.data.common import DataError, decode_images
-from bam.data.pixels import Preprocessing, encoded
+from bam.data.common import DataError
+from bam.data.pixels import Preprocessing, decoded
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.release.load import Released
@@ -37,7 +36,7 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
         if not files:
             raise DataError(f"{path}: no image in it ({', '.join(listing.SUFFIXES)})")
         within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
-        images |= {file: unicodedata.normalize("NFC", name) for file, name in within.items()}
+        images |= {file: listing.normal(name) for file, name in within.items()}
     return images
 
 
@@ -70,8 +69,7 @@ def outputs_of(
 
     def read(file: Path) -> np.ndarray | DataError:
         try:
-            png = encoded(file, preprocessing)
-            return decode_images([png], str(file), preprocessing.shape)[0]
+            return decoded(file, preprocessing)
         except (DataError, MissingExtraError) as error:  # of some formats
             return DataError(str(error))
 

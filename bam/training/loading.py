@@ -102,6 +102,6 @@ def unprotected_users(section: ConfigDict) -> list[str]:
     """What a run on an imported folder says if its ε is for one image: a line, or none."""
     if section.name != "folder":
         return []
-    named = users.column(files.user_path(section.path))
+    named = users.column(datasets.folder_of(section.name, section.source, section.path))
     way = ": these data name users, and --config.dataset.group_size=K protects all of each"
     return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"]

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from bam import files
 from bam.data import pixels
 from bam.data.common import (
     DataError,
@@ -28,6 +27,7 @@ from bam.data.common import (
     check_size,
     decode_images,
     in_memory,
+    manifest,
 )
 from bam.data.stream import StoredImages
 from bam.extras import needs
@@ -86,8 +86,8 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
     first = _paths(path, "train")[0]
     with readable(first):
         names = _class_names(pq.read_schema(first))
-    manifest, preprocessing = path / "manifest.json", None
-    if manifest.is_file() and (facts := files.read_json(manifest)).get("preprocessing"):
+    facts, preprocessing = manifest(path), None
+    if facts.get("preprocessing"):
         preprocessing = pixels.Preprocessing.from_json(facts["preprocessing"]).as_json()
         names = facts["classes"] if isinstance(facts.get("classes"), list) else names
     return tuple(map(str, names)), preprocessing
