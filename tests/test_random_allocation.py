@@ -12,11 +12,11 @@ from scipy import special
 import bam
 from bam import extras
 from bam.audit import canary, checks, one_run, whole_run
-from bam.core import sampling
+from bam.core import processes, sampling
 from bam.privacy import accounting, mechanisms
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
-from bam.training import devices, loop, trainer
+from bam.training import loop, trainer
 from tests import test_audit, test_one_run
 from tests.cases import mostly
 
@@ -179,7 +179,7 @@ def build(num_steps=60):
 
 def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):
     # Without a seed, yet the same each time: new noise fails a check of a run once in a while.
-    monkeypatch.setattr(devices.secrets, "token_bytes", np.random.default_rng(0).bytes)
+    monkeypatch.setattr(processes.secrets, "token_bytes", np.random.default_rng(0).bytes)
     built = build()
     runs = [whole_run.record(built, seed, cut=30) for seed in (0, None)]  # of epochs of 4 steps
     assert checks.failures(whole_run.p_values(built, runs), 1e-4) == []
