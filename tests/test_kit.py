@@ -310,7 +310,7 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
 
 @pytest.mark.parametrize(("options", "scale"), [({}, 0.5), ({"per_clip_norm": False}, 100.0)])
 def test_a_step_of_adaptive_clipping_is_as_long_whatever_the_clip_norm_has_become(options, scale):
-    """Unless it is asked to follow: gradients of 200, clipped at 100, then count two hundredfold."""
+    """Unless it is asked to follow: a gradient of 200, clipped at 100, then counts as 100."""
     clip = adaptive_clipping.clip(PLAN, **options)
     assert clip.sensitivity == adaptive_clipping.clip(PLAN).sensitivity > 1
     bounded, state = clip.update(jnp.array([0.0, 200.0]), jnp.float32(100))
