@@ -1,4 +1,4 @@
-"""Where DP-SGD begins: after a third of BAM's steps, or at weights from images of no thing.
+"""What DP-SGD begins with: BAM in the first third of steps, or weights learned on drawn images.
 
 Command:   python -m examples.flat_start --radius=0.1 --out=runs/start/flat.safetensors
            python -m examples.flat_start --radius=0 --out=runs/start/plain.safetensors

@@ -1,4 +1,4 @@
-"""Weights to begin private training from, of images of no thing: by SAM, or by plain training.
+"""Weights to begin private training from, learned on drawn images by SAM or by plain training.
 
 A ResNet-9 learns which of 500 images of dead leaves a view was cut from: a piece of another size,
 contrast and colour, perhaps mirrored. With a radius r > 0 each step follows the gradient at weights

@@ -494,7 +494,7 @@ def test_no_second_gradient_is_computed_once_the_penalty_has_ended():
     assert "dot_general" in both
 
 
-def test_a_start_is_learned_from_images_of_no_thing_along_another_gradient_by_sam():
+def test_a_start_is_learned_on_drawn_images_and_sam_moves_it_elsewhere():
     starts = {}
     for radius in (0.0, 0.1):
         starts[radius], figures = flat_start.train(models.create("linear", 4, 1), radius, steps=9)
