@@ -39,7 +39,7 @@ EXTENSIONS = {
         },
     ),
     "scale": ("dp_sgd", {"clip": {"name": "examples.scale_then_privatize:clip", "floor": 0.01}}),
-    "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:nadam", "decay": 0.9}}),
+    "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:adam", "decay": 0.9}}),
     "smoothing": (
         "dp_sgd",
         {"method": {"name": "examples.random_smoothing:oracle", "radius": 0.05}},

@@ -7,7 +7,10 @@ larger. The weight w follows from how much noise the count of norms below C_t sh
 
     b̃ = ½ + (1/w l) (Σ w (1[‖g_i‖ ≤ C_t] − ½) + noise),    C_{t+1} = C_t exp(−η (b̃ − quantile))
 
-The first C_t is the config's `clip_norm`.
+The first C_t is the config's `clip_norm`: a public guess of a gradient's length. The mean is
+counted in units of C_t, times `clip_norm`, so that C_t is no part of a step's size: C_t may change
+a hundredfold in a run. The source clips changes of weights, and multiplies by C_t; so does
+`per_clip_norm=False`, with which diagnostics of lengths (bias, share clipped) mean something.
 
 Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive
 Clipping" (arXiv 1905.03871), Algorithm 1 and Theorem 1.
@@ -24,7 +27,7 @@ import optax
 import bam
 
 
-def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05):
+def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=True):
     """Clips to a norm that adapts; `count_noise` is the deviation of b̃ that its noise causes."""
     if not 0 < quantile < 1 or not count_noise > 0:
         raise ValueError("quantile must be between 0 and 1, count_noise positive")
@@ -48,7 +51,8 @@ def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05):
 
     def finish(mean, clip_norm):
         below = jnp.clip(mean["below"] / weight + 0.5, 0, 1)
-        grads = jax.tree.map(lambda g: clip_norm * g, mean["grads"])
+        scale = plan.clip_norm if per_clip_norm else clip_norm
+        grads = jax.tree.map(lambda g: scale * g, mean["grads"])
         return grads, clip_norm * jnp.exp(-learning_rate * (below - quantile))
 
     return bam.BoundedTransformation(init, update, math.hypot(1, weight / 2), finish)

@@ -2,13 +2,14 @@
 
     f_t = κ f_{t−1} + (1 − κ) g_t,   divided by 1 − κ^t
 
-The filter of first order of the source. An optimizer with momentum filters too, in another place:
-here the second moment, too, sees the filtered gradient.
+The filter of first order of the source, before Adam without its own momentum or before plain SGD.
+It takes the place of momentum: a second filter after it delays the gradient twice, and the weights
+swing about the minimum. Beside momentum, Adam's second moment sees the filtered gradient here.
 
 Source: Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024, "DOPPLER: Differentially Private
 Optimizers with Low-pass Filter for Privacy Noise Reduction" (arXiv 2408.13460).
 
-Config: `config.optimizer = ConfigDict({"name": "examples.low_pass:nadam", "decay": 0.9,
+Config: `config.optimizer = ConfigDict({"name": "examples.low_pass:adam", "decay": 0.9,
 "learning_rate": 1e-2})`
 """
 
@@ -20,7 +21,13 @@ def filter(decay):
     return optax.ema(decay, debias=True)
 
 
-def nadam(plan, learning_rate, decay=0.9):
-    """NAdam of the filtered means."""
+def adam(plan, learning_rate, decay=0.9):
+    """Adam of the filtered means, without a momentum of its own."""
     del plan
-    return optax.chain(filter(decay), optax.nadam(learning_rate))
+    return optax.chain(filter(decay), optax.adam(learning_rate, b1=0.0))
+
+
+def sgd(plan, learning_rate, decay=0.9):
+    """Plain steps along the filtered means, which are counted in units of C."""
+    scaled = optax.scale(1 / plan.clip_norm)
+    return optax.chain(filter(decay), scaled, optax.sgd(learning_rate))

@@ -308,6 +308,30 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
     assert np.mean(found[40:]) == pytest.approx(2.4, abs=0.2)
 
 
+@pytest.mark.parametrize(("options", "scale"), [({}, 0.5), ({"per_clip_norm": False}, 100.0)])
+def test_a_step_of_adaptive_clipping_is_as_long_whatever_the_clip_norm_has_become(options, scale):
+    """Unless it is asked to follow: a gradient of 200, clipped at 100, then counts as 100."""
+    clip = adaptive_clipping.clip(PLAN, **options)
+    assert clip.sensitivity == adaptive_clipping.clip(PLAN).sensitivity > 1
+    bounded, state = clip.update(jnp.array([0.0, 200.0]), jnp.float32(100))
+    np.testing.assert_allclose(clip.finish(bounded, state)[0], [0.0, scale], rtol=1e-5)
+
+
+def test_the_filter_takes_the_place_of_momentum():
+    """The first steps are those of what follows it; a constant is not delayed twice."""
+    for optimizer, length in (
+        (low_pass.sgd(PLAN, 1.0), 3.0 / PLAN.clip_norm),
+        (low_pass.adam(PLAN, 1.0), 1.0),
+    ):
+        state = optimizer.init(jnp.zeros(1))
+        steps = []
+        for gradient in (3.0, 3.0, 0.0, 0.0):
+            step, state = optimizer.update(jnp.array([gradient]), state)
+            steps.append(-float(step[0]))
+        assert steps[:2] == pytest.approx([length, length], rel=1e-4)
+        assert 0 < steps[3] < steps[2] < length  # f alone: no momentum carries it on
+
+
 def disk_steps(kappa, num_steps=4):
     """The trainer of a run of DiSK on digits, by plain SGD, and its states."""
     config = digits.get_config("dp_sgd")
