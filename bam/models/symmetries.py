@@ -45,7 +45,7 @@ def group(order: int) -> Sequence[Symmetry]:
 def tied(
     kernel: Float[Array, "k k c f"], order: int, lifting: bool = False
 ) -> Float[Array, "k k c f_order"]:
-    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$ for a group's $g, h$.
+    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$ of symmetries.
 
     Channels are fields of one number for each symmetry. The input of a `lifting` convolution is
     images, whose channels are no fields: $W_g = g\,\psi$.
@@ -70,8 +70,8 @@ def _fields(each: Sequence[Array]) -> Array:
     return stacked.reshape(*stacked.shape[:-2], -1)
 
 
-def invariant(images: Float[Array, "n 2 2 f_order"], order: int) -> Float[Array, "n 2 2 f"]:
-    r"""Means over a fibre, $\sum_g g^{-1} x_g / |G|$: the same whatever symmetry moved the input."""
+def invariant(images: Float[Array, "n s s f_order"], order: int) -> Float[Array, "n s s f"]:
+    r"""Means over a fibre, $\sum_g g^{-1} x_g / |G|$: no symmetry of the input changes them."""
     n, height, width, channels = images.shape
     fields = images.reshape(n, height, width, channels // order, order)
     upright = [g.inverse()(fields[..., i], (1, 2)) for i, g in enumerate(group(order))]
