@@ -48,7 +48,8 @@ def gains() -> Iterator[comparison.Estimate]:
         yield comparison.paired_difference(double, ours)
     [mirrored] = read(RESULTS / "cifar10_medium/mirrored.json")["rows"]
     ours = dict(zip(mirrored["seeds"], mirrored["accuracies"], strict=True))
-    yield comparison.paired_difference(ours, medium[2.0, "dp_sgd"])
+    for others in (*medium.values(), double):
+        yield comparison.paired_difference(ours, others)
     for rows in (
         *map(read, RESULTS.glob("scattering/strengths*.json")),
         read(DOCS / "demo/search.json"),
