@@ -2,8 +2,8 @@
 
 Command:   python -m examples.flat_start --radius=0.1 --out=runs/start/flat.safetensors
            python -m examples.flat_start --radius=0 --out=runs/start/plain.safetensors
-           bam sweep --config=cifar10_start --methods=dp_sgd,bam_first,flat,plain --num_seeds=10
-             --set=epsilon=1,2 --workdir=runs/start
+           bam sweep --config=cifar10_start --methods=dp_sgd,bam_first,flat,plain --num_seeds=5
+             --set=epsilon=2 --workdir=runs/start
              --config.dataset.source=parquet --config.dataset.path=FOLDER
            From a clone's root: `examples/` has the schedule and the starts.
 Hardware:  one CPU core.
