@@ -140,8 +140,8 @@ KEYS = (
         'files (sources parquet and tfds), "auto" does the first if there is room.'),
     Key("features.name", "",
         "Features of the images instead of their pixels, by a fixed map that never saw the "
-        'private data: "" (none), "scattering", "backbone", or your own MODULE:FUNCTION. They are '
-        'kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` are '
+        'private data: "" (none), "prior", "scattering", "backbone", or your own MODULE:FUNCTION. '
+        'They are kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` are '
         "scattering's, the others a backbone's (bam/training/backbone.py). What is not set is not "
         "passed to a map."),
     Key("features.cache", "", 'Folder that keeps computed features; "": beside the data.'),

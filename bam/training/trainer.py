@@ -322,7 +322,7 @@ def build(
         clip=clip,
         optimizer=registry.make_optimizer(config.optimizer, plan),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
-        features_digest=finetune.digest(config.features.get("weights")),
+        features_digest=registry.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
     with config.ignore_type():  # a number takes the place of "auto"
