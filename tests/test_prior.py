@@ -56,7 +56,7 @@ def test_each_part_has_the_same_energy_and_a_mirror_image_the_same_features(few)
     sizes = [64 * 243 if part == "scattering" else 28 for part in prior.PARTS]
     parts = np.split(both, np.cumsum(sizes)[:-1], axis=1)
     for part in parts:
-        np.testing.assert_allclose((part**2).sum(axis=1), 64 * 243, rtol=1e-2)
+        np.testing.assert_allclose((part**2).sum(axis=1), 100 / 3, rtol=1e-2)
     mirrored = np.asarray(features(IMAGES[:, :, ::-1])).reshape(3, -1)
     np.testing.assert_allclose(mirrored, both, atol=5e-3)
 

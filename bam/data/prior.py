@@ -9,8 +9,8 @@ $$\sqrt{\text{mean of } r \text{ over a quarter}}, \qquad \sqrt{S x}$$
 for filters of the image and of the image at half its size, and for the scattering transform S
 (`bam.data.scattering`), each the mean of the image's and its mirror image's. Each kind is whitened
 by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and brought to mean 0 and
-variance 1 within an image; each has the same share of the features' energy. The square root is
-Hellinger's: strong answers, which edges dominate, count less.
+equal variance within an image; all are 10 long together, and each has the same share of that. The
+square root is Hellinger's: strong answers, which edges dominate, count less.
 
 Source: Coates, Lee and Ng 2011 (features of k-means); Perronnin, Sánchez and Mensink 2010 (square
 root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of private training).
@@ -41,6 +41,7 @@ SIDE, LEAST, MOST = 32, 28, 256
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
+LENGTH = 10.0  # of an image's features: short enough for Adam, at usual rates
 PARTS = ("fine", "coarse", "scattering")
 
 Weights = Mapping[str, Float[np.ndarray, "..."]]
@@ -85,8 +86,7 @@ def with_weights(named: Weights) -> FeatureMap:
             return jax.nn.standardize(planes.reshape(len(images), -1))
 
         parts = [whitened(part) for part in PARTS]
-        largest = max(part.shape[1] for part in parts)
-        parts = [part * (largest / part.shape[1]) ** 0.5 for part in parts]
+        parts = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in parts]
         return jnp.concatenate(parts, axis=1)[:, None, None]
 
     return features

@@ -99,7 +99,8 @@ KEYS = (
         "clipping, sums and noise are float32 in each."),
     Key("method.name", "dp_sgd",
         "The method, which `--config=NAME:METHOD` sets; its options are keys beside it."),
-    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`."),
+    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`; \"auto\": "
+        "a linear model of features, a small CNN of pixels."),
     Key("model.width", 16,
         "Channels of its first layer, or the widening factor of a wide ResNet.", most=2**16),
     Key("init_from", "",

@@ -292,6 +292,7 @@ def build(
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
+    config.model = registry.model_section(config)
     module = registry.make_model(config.model, dataset.num_classes)
     network = functools.partial(
         models.as_functions,
