@@ -20,29 +20,34 @@ from jaxtyping import Float
 
 from bam import files, provenance
 from bam.cli import console
-from bam.data.dead_leaves import dead_leaves
+from bam.data.dead_leaves import dead_leaves, random_field
 from bam.data.prior import FLOOR, PARTS, PATCH, raw
 from bam.data.scattering import inverse_root
 
+DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
 _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
 _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
 _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
+_DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
+_ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions", 0)
 console.require("out")
 
-EACH, ROUNDS = 120, 15  # patches of an image; of k-means
+EACH = 120  # patches of an image
 RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
 
 
-def make(num_images: int, filters: int, seed: int = 0) -> dict[str, Float[np.ndarray, "..."]]:
+def make(
+    num_images: int, filters: int, drawn: str = "dead_leaves", rounds: int = 15, seed: int = 0
+) -> dict[str, Float[np.ndarray, "..."]]:
     """Weights by name, float16; equal bits for equal arguments on one machine."""
     rng = np.random.default_rng(seed)
-    colour = np.stack([dead_leaves(rng) for _ in range(num_images)])
+    colour = np.stack([DRAWN[drawn](rng) for _ in range(num_images)])
     named: dict[str, np.ndarray] = {}
     for images in (colour.mean(axis=-1, keepdims=True), colour):
         channels = images.shape[-1]
         half = images.reshape(num_images, 16, 2, 16, 2, channels).mean(axis=(2, 4))
         for part, pixels in (("fine", images), ("coarse", half)):
-            mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
+            mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
             named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
         for part in PARTS:
             answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=named))(images))
@@ -53,7 +58,7 @@ def make(num_images: int, filters: int, seed: int = 0) -> dict[str, Float[np.nda
 
 
 def directions(
-    images: Float[np.ndarray, "n s s c"], filters: int, rng: np.random.Generator
+    images: Float[np.ndarray, "n s s c"], filters: int, rounds: int, rng: np.random.Generator
 ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, "p filters"]]:
     """Mean of patches, and what whitens one and projects it to the directions of k-means.
 
@@ -70,7 +75,7 @@ def directions(
     whiten = inverse_root(np.cov(rows, rowvar=False), 0.1).astype(np.float32)
     white = (rows - mean) @ whiten
     axes = rng.normal(size=(white.shape[1], filters)).astype(np.float32)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         axes /= np.linalg.norm(axes, axis=0)
         scores = white @ axes
         best = scores.argmax(axis=1)
@@ -98,9 +103,10 @@ def main() -> None:
     """Writes the file, and prints its SHA-256."""
     with console.one_line_errors():
         console.check_writable(_OUT.value)
-        command = f"python -m scripts.prior --images={_IMAGES.value} --filters={_FILTERS.value}"
+        options = {f.name: f.value for f in (_IMAGES, _FILTERS, _DRAWN, _ROUNDS)}
+        command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
         facts = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        content = safetensors.numpy.save(make(_IMAGES.value, _FILTERS.value), facts)
+        content = safetensors.numpy.save(make(*options.values()), facts)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
 

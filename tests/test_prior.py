@@ -53,7 +53,7 @@ def test_filters_answer_as_the_formula_says(few):
 def test_each_part_has_the_same_energy_and_a_mirror_image_the_same_features(few):
     features = prior.with_weights(few)
     both = np.asarray(features(IMAGES)).reshape(3, -1)
-    sizes = [64 * 243 if part == "scattering" else 28 for part in prior.PARTS]
+    sizes = [16 * 243 if part == "scattering" else 28 for part in prior.PARTS]
     parts = np.split(both, np.cumsum(sizes)[:-1], axis=1)
     for part in parts:
         np.testing.assert_allclose((part**2).sum(axis=1), 100 / 3, rtol=1e-2)

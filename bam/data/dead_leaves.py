@@ -41,6 +41,13 @@ def dead_leaves(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
     return np.clip(image, 0, 1).astype(np.float32)
 
 
+def random_field(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
+    """One image of random phases, so without edges, and with the spectrum of photographs."""
+    grey, *colours = (_texture(rng, rng.uniform(0.8, 1.6)) for _ in range(4))
+    image = 0.5 + 0.2 * grey[..., None] + 0.06 * np.stack(colours, axis=-1)
+    return np.clip(image, 0, 1).astype(np.float32)
+
+
 def _colour(rng: np.random.Generator) -> Float[np.ndarray, "3"]:
     """Brightness from 0 to 1, and a little colour."""
     colour = 0.12 * rng.normal(size=3)

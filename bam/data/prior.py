@@ -4,13 +4,13 @@ An image of any size from 28 to 256 is resized to 32×32. A patch x of it, less 
 deviation, answers to the filters that spherical k-means learned from whitened patches of dead
 leaves (`bam.data.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
 
-$$\sqrt{\text{mean of } r \text{ over a quarter}}, \qquad \sqrt{S x}$$
+$$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
 for filters of the image and of the image at half its size, and for the scattering transform S
-(`bam.data.scattering`), each the mean of the image's and its mirror image's. Each kind is whitened
-by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and brought to mean 0 and
-equal variance within an image; all are 10 long together, and each has the same share of that. The
-square root is Hellinger's: strong answers, which edges dominate, count less.
+(`bam.data.scattering`); means are over these places, and over the image and its mirror image. Each
+part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
+brought to mean 0 and equal variance within an image; all are 10 long together, and each has the
+same share of that. The square root (Hellinger's) makes the strong answers of edges count less.
 
 Source: Coates, Lee and Ng 2011 (features of k-means); Perronnin, Sánchez and Mensink 2010 (square
 root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of private training).
@@ -19,7 +19,7 @@ root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of privat
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -58,7 +58,7 @@ def prior(digest: str = "") -> FeatureMap:
 
     Examples:
       >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
-      (1, 1, 1, 11584)
+      (1, 1, 1, 7696)
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
@@ -68,7 +68,7 @@ def prior(digest: str = "") -> FeatureMap:
     return with_weights(safetensors.numpy.load(content))
 
 
-def with_weights(named: Weights) -> FeatureMap:
+def with_weights(named: Weights, parts: Sequence[str] = PARTS) -> FeatureMap:
     """The map by weights, whose names are `CHANNELS/PART/…`, as `scripts/prior.py` makes them."""
     named = {name: np.asarray(value, np.float32) for name, value in named.items()}
 
@@ -85,9 +85,9 @@ def with_weights(named: Weights) -> FeatureMap:
             planes = (raw(images, part, named) - own["centre"]) @ own["matrix"]
             return jax.nn.standardize(planes.reshape(len(images), -1))
 
-        parts = [whitened(part) for part in PARTS]
-        parts = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in parts]
-        return jnp.concatenate(parts, axis=1)[:, None, None]
+        each = [whitened(part) for part in parts]
+        each = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in each]
+        return jnp.concatenate(each, axis=1)[:, None, None]
 
     return features
 
@@ -100,7 +100,8 @@ def raw(
     pixels = jnp.asarray(images, jnp.float32)
     pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
     if part == "scattering":
-        answers = _scattering()(pixels).reshape(n, -1, channels * 81)
+        planes = _scattering()(pixels)
+        answers = planes.reshape(n, 4, 2, 4, 2, -1).mean(axis=(2, 4)).reshape(n, 16, -1)
     else:
         if part == "coarse":
             pixels = pixels.reshape(n, SIDE // 2, 2, SIDE // 2, 2, channels).mean(axis=(2, 4))
