@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from ml_collections import ConfigDict
 
-from bam.data import dead_leaves, prior
+from bam.data import prior
 from bam.data.common import DataError
 from bam.training import registry
+from examples import prior_parts
 from scripts import prior as script
 
 RNG = np.random.default_rng(0)
@@ -19,12 +21,12 @@ def few():
     return script.make(30, 7)
 
 
-def test_dead_leaves_cover_the_ground_and_repeat():
-    image, again = (dead_leaves.dead_leaves(np.random.default_rng(3)) for _ in range(2))
+@pytest.mark.parametrize("drawn", script.DRAWN.values(), ids=script.DRAWN)
+def test_drawn_images_repeat_and_differ(drawn):
+    image, again = (drawn(np.random.default_rng(3)) for _ in range(2))
     np.testing.assert_array_equal(image, again)
     assert image.shape == (32, 32, 3) and 0 <= image.min() < image.max() <= 1
-    other = dead_leaves.dead_leaves(np.random.default_rng(4))
-    assert abs(other - image).mean() > 0.05
+    assert abs(drawn(np.random.default_rng(4)) - image).mean() > 0.05
 
 
 def test_weights_are_made_again_to_the_bit(few):
@@ -59,6 +61,15 @@ def test_each_part_has_the_same_energy_and_a_mirror_image_the_same_features(few)
         np.testing.assert_allclose((part**2).sum(axis=1), 100 / 3, rtol=1e-2)
     mirrored = np.asarray(features(IMAGES[:, :, ::-1])).reshape(3, -1)
     np.testing.assert_allclose(mirrored, both, atol=5e-3)
+
+
+def test_parts_may_be_left_out(few, tmp_path):
+    weights = tmp_path / "few.safetensors"
+    weights.write_bytes(safetensors.numpy.save(few))
+    fine, both = (prior_parts.features(str(weights), parts) for parts in ("fine", "fine+coarse"))
+    np.testing.assert_allclose(both(IMAGES)[..., :28] * 2**0.5, fine(IMAGES), rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="joins fine, coarse, scattering by"):
+        prior_parts.features(str(weights), "fine+cursory")
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (40, 256, 1), (64, 48, 3)])
