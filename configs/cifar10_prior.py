@@ -18,6 +18,6 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.expected_batch_size = 8192
     config.num_steps = 100
     if method == "dp_sgd":
-        config.optimizer.learning_rate = 0.2
+        config.optimizer.learning_rate = 2.0
     config.eval.every = 0
     return config
