@@ -14,8 +14,8 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on features of CIFAR-10 from drawn images."""
     config = cifar10_scattering.get_config(method)
     config.features = ConfigDict({"name": "prior", "cache": ""})
-    # Of `examples.prior_parts:features`.
-    config.features.update(dict.fromkeys(("weights", "parts"), config_dict.placeholder(str)))
+    for key in ("weights", "parts"):  # options of `examples.prior_parts:features`
+        config.features[key] = config_dict.placeholder(str)
     config.epsilon = 1.0
     config.expected_batch_size = 8192
     config.num_steps = 100
