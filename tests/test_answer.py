@@ -46,6 +46,10 @@ def gains() -> Iterator[comparison.Estimate]:
     double = by_seed("cifar10_medium/double")[2.0, "dp_sgd"]
     for ours in medium.values():
         yield comparison.paired_difference(double, ours)
+    [mirrored] = read(RESULTS / "cifar10_medium/mirrored.json")["rows"]
+    ours = dict(zip(mirrored["seeds"], mirrored["accuracies"], strict=True))
+    for others in (*medium.values(), double):
+        yield comparison.paired_difference(ours, others)
     for rows in (
         *map(read, RESULTS.glob("scattering/strengths*.json")),
         read(DOCS / "demo/search.json"),

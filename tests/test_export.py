@@ -1,5 +1,6 @@
 """What a release holds, what it must not hold, and who is refused one."""
 
+import inspect
 import json
 import math
 import os
@@ -282,6 +283,10 @@ def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
         keys = set(flat(base.get_config(method).to_dict()))
         assert keys <= on_list | STAY_BEHIND, keys - on_list - STAY_BEHIND
     assert not on_list & STAY_BEHIND
+    given = {"num_classes", "blocks", "parent", "name"}  # and not by a config
+    for name, network in models.MODELS.items():
+        options = inspect.signature(network).parameters.keys() - given
+        assert options <= set(export.SETTINGS["model"]), f"{name} could not be released"
 
 
 def changed(*names, **values):

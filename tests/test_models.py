@@ -264,6 +264,8 @@ GOLDEN_COUNTS = [
     ("resnet9", 100, 64, {}, 2_540_196),
     ("resnet9", 10, 64, {"scale_norm": True}, 2_447_946 + 768),
     ("resnet9", 10, 64, {"weight_standardisation": "centre"}, 2_447_946),
+    # Each symmetry more divides all but the biases of the logits.
+    *[("resnet9", 10, 16, {"symmetries": n}, (155_802 - 10) // n + 10) for n in (1, 2, 4, 8)],
     ("wide_resnet", 10, 4, {}, 2_753_818),
     ("wide_resnet_bam", 1000, 4, {}, 3_005_112),
     ("resnet18", 2, 64, {}, 11_177_538),
@@ -304,6 +306,9 @@ def as_functions(name, num_classes, width, shape, **options):
         (("wide_resnet", 10, 1, (32, 32, 3)), {"depth": 17}, "6n"),
         (("deep_residual", 10, 1, (3,)), {"depth": 1}, "depth of at least 2"),
         (("resnet9", 10, 8, (28, 28, 1)), {}, "multiples of 16"),
+        (("resnet9", 10, 8, (32, 32, 3)), {"symmetries": 3}, "is 1, 2, 4 or 8 .* got 3 and 8"),
+        (("resnet9", 10, 12, (32, 32, 3)), {"symmetries": 8}, "divides model.width, got 8 and 12"),
+        (("convnet", 10, 8, (32, 32, 3)), {"symmetries": 2}, "convnet does not take"),
         (("vit_ti16", 2, 1, (20, 20, 3)), {}, "multiples of it"),
         (("convnet", 10, 0, ()), {}, "width"),
         (("convnet", 10, 8, (1, 30, 1)), {}, "leaves nothing of inputs of shape"),

@@ -47,8 +47,8 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
 
     The width is the channels of the first layer, or a wide ResNet's widening factor (models without
     widths ignore it); the options are the model's own: `scale_norm`, `weight_standardisation`,
-    `depth`, `norm_last`, `shortcut_norm_first`. ValueError for an unknown name or option, no class,
-    or a width below 1.
+    `depth`, `norm_last`, `shortcut_norm_first`, `symmetries`. ValueError for an unknown name or
+    option, no class, or a width below 1.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")

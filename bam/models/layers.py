@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from bam.core.oracles import own_weights
 from bam.core.pytree import at_least_float32
+from bam.models.symmetries import tied
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
 FORMULATIONS = ("auto", "matmul", "xla", "tpu")
@@ -125,7 +126,8 @@ class Conv(nn.Module):
     """Convolution with same padding, of a square kernel, initially N(0, 1/fan-in).
 
     `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel,
-    `use_bias` a bias alone; `symmetric` as of `conv2d`.
+    `use_bias` a bias alone; `symmetric` as of `conv2d`. `symmetries` ties the kernel over a group
+    of so many, see `symmetries.tied`: gains and biases are per field, and the fan-in is a field's.
     """
 
     features: int
@@ -135,6 +137,8 @@ class Conv(nn.Module):
     gain_and_bias: bool = False
     use_bias: bool = False
     symmetric: bool = False
+    symmetries: int = 1
+    lifting: bool = False
     kernel_init: nn.initializers.Initializer = nn.initializers.variance_scaling(
         1.0, "fan_in", "normal"
     )
@@ -142,15 +146,18 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
         """Convolves a batch of images."""
-        shape = (self.kernel_size, self.kernel_size, images.shape[-1], self.features)
+        fields = self.features // self.symmetries
+        shape = (self.kernel_size, self.kernel_size, images.shape[-1], fields)
         kernel = self.param("kernel", self.kernel_init, shape)
         gain: Array | float = 1.0
         if self.gain_and_bias:
-            gain = self.param("gain", nn.initializers.ones, (self.features,))
+            gain = self.param("gain", nn.initializers.ones, (fields,))
         kernel = standardise_weights(kernel, self.weight_standardisation, gain)
+        kernel = tied(kernel, self.symmetries, self.lifting)
         convolved = conv2d(images, kernel, self.stride, self.symmetric)
         if self.gain_and_bias or self.use_bias:
-            convolved += self.param("bias", nn.initializers.zeros, (self.features,))
+            bias = self.param("bias", nn.initializers.zeros, (fields,))
+            convolved += jnp.repeat(bias, self.symmetries)
         return convolved
 
 
@@ -191,20 +198,22 @@ class GroupNorm(nn.Module):
     Sums run over the pixels of each channel first and then over the few channels of a group,
     which XLA's CPU backend vectorises; flax's own layer, with the same parameters and results,
     takes several times as long there. Statistics are float32 whatever the input's dtype. The number
-    of groups divides that of the channels.
+    of groups divides that of the channels. Each `fibre` of so many channels has one scale and bias.
 
     Source: Wu and He 2018.
     """
 
     num_groups: int
+    fibre: int = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h w c"]:
         """Normalises a batch of images, each by itself."""
         n, channels = x.shape[0], x.shape[-1]
         per_group = channels // self.num_groups
-        scale = self.param("scale", nn.initializers.ones, (channels,))
-        bias = self.param("bias", nn.initializers.zeros, (channels,))
+        fields = (channels // self.fibre,)
+        scale = jnp.repeat(self.param("scale", nn.initializers.ones, fields), self.fibre)
+        bias = jnp.repeat(self.param("bias", nn.initializers.zeros, fields), self.fibre)
 
         def group_mean(images: Array) -> Array:
             means = _sum_of_pixels(images) / (x.shape[1] * x.shape[2])
@@ -279,9 +288,11 @@ def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
     return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
 
-def group_norm(num_groups: int, num_channels: int, name: str | None = None) -> GroupNorm:
-    """A `GroupNorm` with at most `num_groups` groups, a divisor of the channels."""
-    return GroupNorm(math.gcd(num_groups, num_channels), name=name)
+def group_norm(
+    num_groups: int, num_channels: int, name: str | None = None, fibre: int = 1
+) -> GroupNorm:
+    """A `GroupNorm` with at most `num_groups` groups of whole fibres, a divisor of their number."""
+    return GroupNorm(math.gcd(num_groups, num_channels // fibre), fibre, name=name)
 
 
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:

@@ -3,7 +3,8 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from bam.models.layers import Conv, average_pool, group_norm, mish
+from bam.models.layers import Conv, GroupNorm, average_pool, group_norm, mish
+from bam.models.symmetries import ORDERS, invariant
 
 
 class ResNet9(nn.Module):
@@ -15,6 +16,11 @@ class ResNet9(nn.Module):
     additions; ScaleNorm is an affine GroupNorm. GroupNorm has fewer groups where 32 does not divide
     the channels. `norm_last` is conv → Mish → GroupNorm, as TAN orders layers (Sander et al. 2023).
 
+    With `symmetries` its logits are the same for an image and the mirrored one (2), for the four
+    turns of a square one (4), or for all eight (8): channels are fields of so many orientations,
+    which share a kernel, a scale and a bias (Hölzl et al. 2023, arXiv 2301.13104). It costs what a
+    network of this width does, with nearly so many times fewer parameters.
+
     Source: arXiv 2308.12018 and its authors' code.
     """
 
@@ -23,6 +29,16 @@ class ResNet9(nn.Module):
     scale_norm: bool = False
     weight_standardisation: str = "none"
     norm_last: bool = False
+    symmetries: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses symmetries that are no group, or that the width is no multiple of."""
+        if self.symmetries not in ORDERS or self.width % self.symmetries:
+            raise ValueError(
+                f"model.symmetries is 1, 2, 4 or 8 and divides model.width, got {self.symmetries} "
+                f"and {self.width}"
+            )
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
@@ -32,7 +48,7 @@ class ResNet9(nn.Module):
                 f"resnet9 needs images with sides that are multiples of 16, got {images.shape[1:]}"
             )
         w = self.width
-        x = self._block(images, w)
+        x = self._block(images, w, lifting=True)
         x = average_pool(self._block(x, 2 * w))
         x = self._residual(x, 2 * w)
         x = average_pool(self._block(x, 4 * w))
@@ -40,14 +56,23 @@ class ResNet9(nn.Module):
         x = self._residual(x, 4 * w)
         n, height, width, channels = x.shape
         x = x.reshape(n, 2, height // 2, 2, width // 2, channels).mean(axis=(2, 4))
+        x = invariant(x, self.symmetries)
         linear = nn.Dense(self.num_classes, kernel_init=nn.initializers.xavier_normal())
         return linear(x.reshape(n, -1))
 
-    def _block(self, x: Array, features: int) -> Array:
-        x = Conv(features, weight_standardisation=self.weight_standardisation)(x)
-        norm = group_norm(32, features)
+    def _block(self, x: Array, features: int, lifting: bool = False) -> Array:
+        x = Conv(
+            features,
+            weight_standardisation=self.weight_standardisation,
+            symmetries=self.symmetries,
+            lifting=lifting,
+        )(x)
+        norm = self._norm(features)
         return norm(mish(x)) if self.norm_last else mish(norm(x))
 
     def _residual(self, x: Array, features: int) -> Array:
         x = x + self._block(self._block(x, features), features)
-        return group_norm(32, features)(x) if self.scale_norm else x
+        return self._norm(features)(x) if self.scale_norm else x
+
+    def _norm(self, features: int) -> GroupNorm:
+        return group_norm(32, features, fibre=self.symmetries)

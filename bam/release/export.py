@@ -50,7 +50,10 @@ SETTINGS = {
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "lora": ("rank", "targets"),
     "loss": ("name", "weights"),
-    "model": ("name", "width", "depth", "scale_norm", "weight_standardisation"),
+    "model": (
+        "name", "width", "depth", "scale_norm", "weight_standardisation", "norm_last",
+        "shortcut_norm_first", "symmetries", "bottleneck",
+    ),
     "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
     "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std", "digest"),
     "augment": ("views", "shift", "flip", "mixtures"),

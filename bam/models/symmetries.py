@@ -1,0 +1,78 @@
+"""Turns and mirrorings of a square, and kernels that are tied over them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+ORDERS = (1, 2, 4, 8)
+
+
+class Symmetry(NamedTuple):
+    """A mirroring of left and right, or none, and then so many turns by 90°."""
+
+    mirrored: bool
+    turns: int
+
+    def inverse(self) -> "Symmetry":
+        """What undoes it; a mirroring that is turned undoes itself."""
+        return self if self.mirrored else Symmetry(False, -self.turns % 4)
+
+    def after(self, first: "Symmetry") -> "Symmetry":
+        """The first, and then this one."""
+        turns = self.turns + (-first.turns if self.mirrored else first.turns)
+        return Symmetry(self.mirrored != first.mirrored, turns % 4)
+
+    def __call__(
+        self, images: Float[Array, "..."], axes: tuple[int, int] = (0, 1)
+    ) -> Float[Array, "..."]:
+        """Images, or kernels, that are so mirrored and turned."""
+        mirrored = jnp.flip(images, axes[1]) if self.mirrored else images
+        return jnp.rot90(mirrored, self.turns, axes)
+
+
+def group(order: int) -> Sequence[Symmetry]:
+    """1: the identity; 2: with the mirroring; 4: the turns; 8: all symmetries of a square."""
+    return [
+        Symmetry(mirrored, turns)
+        for mirrored in ((False, True) if order in (2, 8) else (False,))
+        for turns in range(4 if order >= 4 else 1)
+    ]
+
+
+def tied(
+    kernel: Float[Array, "k k c f"], order: int, lifting: bool = False
+) -> Float[Array, "k k c f_order"]:
+    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$ of symmetries.
+
+    Channels are fields of one number for each symmetry. The input of a `lifting` convolution is
+    images, whose channels are no fields: $W_g = g\,\psi$.
+
+    Source: Cohen and Welling 2016 (arXiv 1602.07576).
+    """
+    symmetries = group(order)
+    if lifting:
+        return _fields([g(kernel) for g in symmetries])
+    side, _, channels, features = kernel.shape
+    kernel = kernel.reshape(side, side, channels // order, order, features)
+    each = []
+    for g in symmetries:
+        parts = jax.lax.split(g(kernel), (1,) * order, axis=3)
+        relative = [symmetries.index(g.inverse().after(h)) for h in symmetries]
+        each.append(jnp.concatenate([parts[i] for i in relative], axis=3))
+    return _fields(each).reshape(side, side, channels, features * order)
+
+
+def _fields(each: Sequence[Array]) -> Array:
+    stacked = jnp.stack(each, axis=-1)
+    return stacked.reshape(*stacked.shape[:-2], -1)
+
+
+def invariant(images: Float[Array, "n s s f_order"], order: int) -> Float[Array, "n s s f"]:
+    r"""Means over a fibre, $\sum_g g^{-1} x_g / |G|$: no symmetry of the input changes them."""
+    n, height, width, channels = images.shape
+    fields = images.reshape(n, height, width, channels // order, order)
+    upright = [g.inverse()(fields[..., i], (1, 2)) for i, g in enumerate(group(order))]
+    return jnp.mean(jnp.stack(upright), axis=0)
