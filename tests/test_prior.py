@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from bam.data import prior
 from bam.data.common import DataError
+from bam.data.features import to_features
 from bam.training import registry
 from examples import prior_parts
 from scripts import prior as script
@@ -87,6 +88,11 @@ def test_images_of_any_size_have_as_many_features(few, shape):
 def test_other_images_are_refused_in_a_line(few, shape):
     with pytest.raises(DataError, match=r"28 to 256 pixels a side, grey or of three channels, got"):
         prior.with_weights(few)(np.zeros((1, *shape), np.float32))
+
+
+def test_whole_numbers_that_are_no_bytes_are_refused():
+    with pytest.raises(DataError, match=r"uint8 pixels, or float ones in \[0, 1\], not int32"):
+        to_features(lambda x: x, np.zeros((1, 32, 32, 1), np.int32))
 
 
 def test_the_packages_weights_are_those_of_its_hash(monkeypatch, tmp_path):

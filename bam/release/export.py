@@ -242,7 +242,9 @@ def _model_facts(run: Run) -> JsonObject:
             if k in SETTINGS["features"] and v is not None
         }
         | (
-            {"digest": run.summary["features_digest"]} if run.summary["features"] == "prior" else {}
+            {"digest": run.summary["features_digest"]}
+            if run.summary.get("features") == "prior"
+            else {}
         ),
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",

@@ -38,7 +38,6 @@ class FinishedError(FileExistsError):
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 # What a run settles for itself where the config says "auto", and keeps when it is resumed.
 AUTOMATIC = ("microbatch_size", "convolution")
-BY_OTHERS = ("model.name",)  # what other keys settle where the config says "auto"
 METRICS = "metrics.jsonl"
 
 
@@ -201,10 +200,12 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
+    config = config.copy_and_resolve_references()
+    config.model = registry.model_section(config)
     recorded, wanted = flat(recorded), flat(as_json(config))
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
-        settled = key in AUTOMATIC + BY_OTHERS and wanted.get(key) == "auto"
+        settled = key in AUTOMATIC and wanted.get(key) == "auto"
         younger = key not in recorded and not wanted.get(key)  # than the run, and asks for nothing
         same = recorded.get(key) == wanted.get(key)
         if not (same or settled or younger or key.startswith(CHANGEABLE)):
