@@ -21,7 +21,7 @@ from jaxtyping import Float
 from bam import files, provenance
 from bam.cli import console
 from bam.data.dead_leaves import dead_leaves, random_field
-from bam.data.prior import FLOOR, PATCH, SIDES, raw, resized
+from bam.data.prior import FLOOR, PARTS, PATCH, raw
 from bam.data.scattering import inverse_root
 
 DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
@@ -33,6 +33,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions",
 console.require("out")
 
 EACH = 120  # patches of an image
+RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
 
 
 def make(
@@ -43,15 +44,16 @@ def make(
     colour = np.stack([DRAWN[drawn](rng) for _ in range(num_images)])
     named: dict[str, np.ndarray] = {}
     for images in (colour.mean(axis=-1, keepdims=True), colour):
-        for part in SIDES:
-            name = f"{images.shape[-1]}/{part}"
-            if part != "scattering":
-                views, own = np.asarray(resized(images, part)), np.random.default_rng(seed + 1)
-                mean, projection = directions(views, filters, rounds, own)
-                named |= {f"{name}/mean": mean, f"{name}/projection": projection}
+        channels = images.shape[-1]
+        half = images.reshape(num_images, 16, 2, 16, 2, channels).mean(axis=(2, 4))
+        for part, pixels in (("fine", images), ("coarse", half)):
+            mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
+            named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
+        for part in PARTS:
             answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=named))(images))
-            ridge = 1.0 if part == "scattering" else 0.3
-            named[f"{name}/centre"], named[f"{name}/matrix"] = whitening(answers, ridge)
+            named[f"{channels}/{part}/centre"], named[f"{channels}/{part}/matrix"] = whitening(
+                answers, RIDGES[part]
+            )
     return {name: np.asarray(value, np.float16) for name, value in named.items()}
 
 

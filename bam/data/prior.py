@@ -1,13 +1,12 @@
 r"""Features that no photograph paid for: a fixed map whose weights come from drawn images alone.
 
-An image of any size from 28 to 256 is resized to 32×32, 22×22 and 16×16. A patch x of it, less its
-mean and over its deviation, answers to the filters that spherical k-means learned from whitened
-patches of dead leaves (`bam.data.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$; patches
-are those of the black squares of a chessboard. Features are
+An image of any size from 28 to 256 is resized to 32×32. A patch x of it, less its mean and over its
+deviation, answers to the filters that spherical k-means learned from whitened patches of dead
+leaves (`bam.data.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
 
 $$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
-for filters of each size, for those of the image in grey, and for the scattering transform S
+for filters of the image and of the image at half its size, and for the scattering transform S
 (`bam.data.scattering`); means are over these places, and over the image and its mirror image. Each
 part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
 brought to mean 0 and equal variance within an image; all are 10 long together, and each has the
@@ -18,6 +17,7 @@ root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of privat
 `scripts/prior.py` makes the weights.
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,14 +36,13 @@ with needs("train"):
     import safetensors.numpy
 
 FILE = Path(__file__).with_name("prior.safetensors")
-SHA256 = "8d1dba1599fc9b8dc6e6d9ee60e7d1622af73849bc3ea9497ef77a5a466a1532"  # of FILE
-LEAST, MOST = 28, 256
+SHA256 = "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # of FILE
+SIDE, LEAST, MOST = 32, 28, 256
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
 LENGTH = 10.0  # of an image's features: short enough for Adam, at usual rates
-SIDES = {"fine": 32, "middle": 22, "coarse": 16, "scattering": 32}  # of images
-PARTS = (*SIDES, "grey")
+PARTS = ("fine", "coarse", "scattering")
 
 Weights = Mapping[str, Float[np.ndarray, "..."]]
 
@@ -59,7 +58,7 @@ def prior(digest: str = "") -> FeatureMap:
 
     Examples:
       >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
-      (1, 1, 1, 10896)
+      (1, 1, 1, 7696)
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
@@ -80,50 +79,40 @@ def with_weights(named: Weights, parts: Sequence[str] = PARTS) -> FeatureMap:
                 f"features.name=prior takes images of {LEAST} to {MOST} pixels a side, grey or of "
                 f"three channels, got {height} × {width} × {channels}"
             )
-        images = jnp.asarray(images, jnp.float32)
-        grey = images.mean(axis=-1, keepdims=True)
-        each = [
-            _whitened(grey, "fine", named) if part == "grey" else _whitened(images, part, named)
-            for part in parts
-            if channels == 3 or part != "grey"
-        ]
-        each = [part * LENGTH / (len(each) * part.shape[1]) ** 0.5 for part in each]
+
+        def whitened(part: str) -> Float[Array, "n f"]:
+            own = {k: named[f"{channels}/{part}/{k}"] for k in ("centre", "matrix")}
+            planes = (raw(images, part, named) - own["centre"]) @ own["matrix"]
+            return jax.nn.standardize(planes.reshape(len(images), -1))
+
+        each = [whitened(part) for part in parts]
+        each = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in each]
         return jnp.concatenate(each, axis=1)[:, None, None]
 
     return features
 
 
-def _whitened(images: Float[Array, "n h w c"], part: str, named: Weights) -> Float[Array, "n f"]:
-    centre, matrix = (named[f"{images.shape[-1]}/{part}/{k}"] for k in ("centre", "matrix"))
-    planes = (raw(images, part, named) - centre) @ matrix
-    return jax.nn.standardize(planes.reshape(len(images), -1))
-
-
 def raw(
     images: Float[np.ndarray | Array, "n h w c"], part: str, named: Weights
 ) -> Float[Array, "n places k"]:
-    """A part's answers before they are whitened: square roots of what is averaged over places.
-
-    Images are mapped one by one: the answers of one stay in the processor's cache.
-    """
-
-    def scattered(image: Array) -> Array:
-        planes = scattering(mirror=True)(image[None])
-        return planes.reshape(4, 2, 4, 2, -1).mean(axis=(1, 3)).reshape(16, -1)
-
-    def filtered(image: Array) -> Array:
-        filters = (named[f"{image.shape[-1]}/{part}/{k}"] for k in ("mean", "projection"))
-        return _pooled(image, *filters)
-
-    answer = scattered if part == "scattering" else filtered
-    return jnp.sqrt(jnp.maximum(jax.lax.map(answer, resized(images, part)), 0))
-
-
-def resized(images: Float[np.ndarray | Array, "n h w c"], part: str) -> Float[Array, "n s s c"]:
-    """The images at the size of a part."""
+    """A part's answers before they are whitened: square roots of what is averaged over places."""
     n, *_, channels = images.shape
-    shape = (n, SIDES[part], SIDES[part], channels)
-    return jax.image.resize(jnp.asarray(images, jnp.float32), shape, "linear")
+    pixels = jnp.asarray(images, jnp.float32)
+    pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
+    if part == "scattering":
+        planes = _scattering()(pixels)
+        answers = planes.reshape(n, 4, 2, 4, 2, -1).mean(axis=(2, 4)).reshape(n, 16, -1)
+    else:
+        if part == "coarse":
+            pixels = pixels.reshape(n, SIDE // 2, 2, SIDE // 2, 2, channels).mean(axis=(2, 4))
+        filters = (named[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
+        answers = _pooled(pixels, *filters)
+    return jnp.sqrt(jnp.maximum(answers, 0))
+
+
+@functools.cache
+def _scattering() -> FeatureMap:
+    return scattering(mirror=True)
 
 
 def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
@@ -136,17 +125,19 @@ def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
 
 
 def _pooled(
-    image: Float[Array, "s s c"], mean: np.ndarray, projection: np.ndarray
-) -> Float[Array, "4 k"]:
-    """Means over quarters, and over the image and its mirror image, of what is over 1.5."""
-    side = len(image) - PATCH + 1
-    later = np.arange(side) >= side // 2
-    halves = np.stack([~later, later])
-    quarters = np.kron(halves, halves)[:, ::2].astype(np.float32)  # a side is odd: a chessboard
-    quarters /= quarters.sum(axis=1, keepdims=True)
+    images: Float[Array, "n s s c"], mean: np.ndarray, projection: np.ndarray
+) -> Float[Array, "n 4 k"]:
+    """Means over quarters of what exceeds the threshold, and over the image and its mirror image.
 
-    def pool(view: Array) -> Array:
-        rows = patches(view)[::2]
-        return quarters @ jnp.maximum((rows - mean) @ projection - THRESHOLD, 0)
+    Images are mapped one by one: the answers of one stay in the processor's cache.
+    """
+    side = images.shape[1] - PATCH + 1
+    halves = np.zeros((2, side), np.float32)
+    halves[0, : side // 2] = 1 / (side // 2)
+    halves[1, side // 2 :] = 1 / (side - side // 2)
+    quarters = np.kron(halves, halves)
 
-    return (pool(image) + pool(image[:, ::-1])) / 2
+    def pool(image: Array) -> Array:
+        return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)
+
+    return jax.lax.map(lambda image: (pool(image) + pool(image[:, ::-1])) / 2, images)
