@@ -21,8 +21,8 @@ import optax
 
 from bam import models
 from bam.core import pytree
+from bam.data.dead_leaves import dead_leaves
 from bam.training import finetune
-from examples.dead_leaves import dead_leaves
 
 SIDE, NUM_SCENES, BATCH = 32, 500, 64
 
