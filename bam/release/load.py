@@ -62,8 +62,8 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
 
     Returns:
-      A `Released`; its predictions are those of the run, on the same device to the bit. With features they
-      are so up to float16's rounding of a feature, which may depend on the number of images.
+      A `Released`; its predictions are those of the run, on the same device to the bit. With
+      features, float16's rounding of a feature may depend on the number of images.
 
     Raises:
       ValueError: if the files are not such a release, or the weights have another SHA-256 than it
