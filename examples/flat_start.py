@@ -11,15 +11,16 @@ Source: Foret et al. 2021, arXiv 2010.01412 (SAM); Dosovitskiy et al. 2014, arXi
 image is a class of its views).
 """
 
-import argparse
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import flags
 
 from bam import models
+from bam.cli import console
 from bam.core import pytree
 from bam.data.dead_leaves import dead_leaves
 from bam.training import finetune
@@ -77,14 +78,19 @@ def train(module, radius, steps):
     return params, jax.jit(figures)(params, *batch(steps, 512))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--radius", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    network = models.create("resnet9", NUM_SCENES, 16, weight_standardisation="centre")
-    params, figures = train(network, arguments.radius, arguments.steps)
-    finetune.save(params, arguments.out)
-    print({name: round(float(x), 4) for name, x in figures.items()})
+def main():
+    """Writes the weights, and prints how well and how flatly they were learned."""
+    with console.one_line_errors():
+        console.check_writable(_OUT.value)
+        network = models.create("resnet9", NUM_SCENES, 16, weight_standardisation="centre")
+        params, figures = train(network, _RADIUS.value, _STEPS.value)
+        finetune.save(params, Path(_OUT.value))
+        print({name: round(float(x), 4) for name, x in figures.items()})
+
+
+if __name__ == "__main__":  # flags here: whoever imports this module may have an --out, too
+    _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
+    _RADIUS = flags.DEFINE_float("radius", 0.1, "how far SAM looks ahead; 0: plain training", 0)
+    _STEPS = flags.DEFINE_integer("steps", 1000, "batches of 64 views", 1)
+    console.require("out")
+    console.run(main)

@@ -25,12 +25,6 @@ from bam.data.prior import FLOOR, PARTS, PATCH, raw
 from bam.data.scattering import inverse_root
 
 DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
-_OUT = flags.DEFINE_string("out", "", "safetensors file to write")
-_IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
-_FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
-_DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
-_ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions", 0)
-console.require("out")
 
 EACH = 120  # patches of an image
 RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
@@ -106,10 +100,17 @@ def main() -> None:
         options = {f.name: f.value for f in (_IMAGES, _FILTERS, _DRAWN, _ROUNDS)}
         command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
         facts = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        content = safetensors.numpy.save(make(*options.values()), facts)
+        named = make(_IMAGES.value, _FILTERS.value, _DRAWN.value, _ROUNDS.value)
+        content = safetensors.numpy.save(named, facts)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # flags here: whoever imports this module may have an --out, too
+    _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
+    _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
+    _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
+    _DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
+    _ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions", 0)
+    console.require("out")
     console.run(main)

@@ -135,7 +135,7 @@ def _pooled(
     halves = np.zeros((2, side), np.float32)
     halves[0, : side // 2] = 1 / (side // 2)
     halves[1, side // 2 :] = 1 / (side - side // 2)
-    quarters = np.kron(halves, halves)
+    quarters = jnp.asarray(np.kron(halves, halves))
 
     def pool(image: Array) -> Array:
         return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)
