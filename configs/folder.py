@@ -14,6 +14,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on a folder of images."""
     config = base.get_config(method)
     config.dataset.name = "folder"
+    config.model.name = "auto"
     config.expected_batch_size = 256
     config.num_epochs = 30
     config.microbatch_size = 32

@@ -1,34 +1,41 @@
-"""BAM at first, DP-SGD later: a gradient-norm penalty whose strength falls to zero.
+"""BAM at first, DP-SGD later: a gradient-norm penalty that ends, or whose strength falls to zero.
 
-    λ_t = λ (1 − t / t_end) for t < t_end, 0 after
+    λ_t = λ for t < t_end, 0 after;    linear: λ_t = λ (1 − t / t_end) for t < t_end, 0 after
 
-The step number is public, so a schedule costs no privacy. Time is BAM's throughout: every example
-takes both gradients.
+The step number is public, so a schedule costs no privacy. It is one number for the whole batch, so
+a condition on it is none on an example: after t_end no second gradient is computed.
 
 Source of the penalty: Knolle et al. 2023 (arXiv 2308.12018), with a constant λ; the schedule is an
 experiment of this project.
 
 Config: `config.method = ConfigDict({"name": "examples.penalty_schedule:oracle", "radius": 0.02,
-"last_step": 100})`
+"last_step": 100, "linear": False})`
 """
 
 import jax
-import jax.numpy as jnp
 
 import bam
 from bam.core import pytree
 
 
-def oracle(loss_fn, radius, last_step):
+def oracle(loss_fn, radius, last_step, linear=True):
     """`example["step"]` is the number of steps taken."""
     if not radius >= 0 or last_step < 1:
         raise ValueError("radius must be at least 0, last_step at least 1")
+    if radius == 0:
+        return bam.dp_sgd(loss_fn)
+    gradient = jax.grad(loss_fn)
 
-    def grad(params, example):
-        gradient = jax.grad(loss_fn)
-        now = radius * jnp.maximum(0.0, 1 - example["step"] / last_step)
+    def falling(params, example):
+        now = radius * (1 - example["step"] / last_step)
         direction = pytree.unit(gradient(params, example))
         moved = jax.tree.map(lambda p, v: (p + now * v).astype(p.dtype), params, direction)
         return gradient(moved, example)
+
+    penalised = falling if linear else bam.bam_sam(loss_fn, radius).grad
+
+    def grad(params, example):
+        is_first = example["step"] < last_step
+        return jax.lax.cond(is_first, penalised, gradient, params, example)
 
     return bam.Oracle(ascend=lambda params, previous: params, grad=grad)

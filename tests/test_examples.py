@@ -12,7 +12,7 @@ from bam import named
 from bam.data import datasets
 from bam.training import loading, loop, registry
 from configs import extensions
-from examples import dead_leaves, with_equinox, with_flax, with_jax_privacy
+from examples import with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
 from examples.some_classes import some_classes
 from tests.cases import Command, mostly, refused, run_command
@@ -238,55 +238,6 @@ def test_some_classes_are_those_examples_in_their_order():
     for classes in ((1, 1), (3, 10), (-1, 2)):
         with pytest.raises(ValueError, match="of digits are not some of 0 to 9"):
             some_classes("digits", classes)
-
-
-@pytest.fixture
-def few_leaves(monkeypatch):
-    """Dead leaves of few images: filters are then learned in a moment."""
-    monkeypatch.setattr(dead_leaves, "NUM_IMAGES", 30)
-    cached = (dead_leaves._images, dead_leaves._learned, dead_leaves._whitening)
-    for function in cached:
-        function.cache_clear()
-    yield
-    for function in cached:
-        function.cache_clear()
-
-
-def test_dead_leaves_cover_the_ground_and_repeat():
-    image, again = (dead_leaves.dead_leaves(np.random.default_rng(3)) for _ in range(2))
-    np.testing.assert_array_equal(image, again)
-    assert image.shape == (32, 32, 3) and 0 <= image.min() < image.max() <= 1
-    other = dead_leaves.dead_leaves(np.random.default_rng(4))
-    assert abs(other - image).mean() > 0.05
-
-
-def test_features_of_dead_leaves_are_what_the_formula_says(few_leaves):
-    image = np.random.default_rng(0).uniform(size=(32, 32, 3)).astype(np.float32)
-    mean, projection = dead_leaves._learned(7, 3)
-    above = np.zeros((27, 27, 7))
-    for found in (image, image[:, ::-1]):
-        for i in range(27):
-            for j in range(27):
-                patch = found[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
-                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
-                above[i, j] += np.maximum((patch - mean) @ projection - 1.5, 0) / 2
-    quarters = [above[a, b] for a in (slice(13), slice(13, 27)) for b in (slice(13), slice(13, 27))]
-    expected = np.stack([quarter.mean(axis=(0, 1)) for quarter in quarters])
-    [pooled] = dead_leaves._pooled(image[None], mean, projection)
-    np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_features_of_dead_leaves_weigh_as_much_as_scattering(few_leaves):
-    images = np.random.default_rng(0).uniform(size=(3, 32, 32, 3)).astype(np.float32)
-    both = np.asarray(dead_leaves.features(7)(images)).reshape(3, -1)
-    theirs, ours = both[:, :15552], both[:, 15552:]
-    assert ours.shape == (3, 28)
-    np.testing.assert_allclose((ours**2).sum(axis=1), (theirs**2).sum(axis=1), rtol=1e-3)
-    mirrored = np.asarray(dead_leaves.features(7)(images[:, :, ::-1])).reshape(3, -1)
-    np.testing.assert_allclose(mirrored, both, atol=2e-3)
-    with pytest.raises(ValueError, match="filters must be at least 1, got 0"):
-        dead_leaves.features(0)
 
 
 def test_only_what_a_config_names_is_imported_from_the_current_folder(tmp_path, monkeypatch):

@@ -285,7 +285,7 @@ def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path, few):
         ),
         (
             {"features.name": "wavelets"},
-            "unknown features 'wavelets'; choose from backbone, scat",
+            "unknown features 'wavelets'; choose from backbone, prior, scat",
         ),
         ({"features.name": ""}, "unknown features ''"),
         ({"features.groups": 10}, r"features\.groups must divide 81 channels"),

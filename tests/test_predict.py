@@ -302,6 +302,12 @@ def test_a_release_that_was_edited_is_refused(release, changes):
         load.load(release)
 
 
+def test_a_map_of_drawn_images_that_names_no_weights_is_refused(release):
+    edit(release, features={"name": "prior"})
+    with pytest.raises(ValueError, match=r"other weights of features.name=prior: none named"):
+        load.load(release)
+
+
 def test_edited_weights_are_refused_unless_both_are_edited(release):
     path = release / "weights.safetensors"
     weights = safetensors.numpy.load_file(path)

@@ -215,7 +215,7 @@ def num_bytes_held(program: PyTree) -> int:
 
 def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
-    module = registry.make_model(config.model, dataset.num_classes)
+    module = registry.make_model(registry.model_section(config), dataset.num_classes)
     shape = dataset.train.images.shape[1:]
     model = trainer.models.as_functions(module, shape, convolution="xla")
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)

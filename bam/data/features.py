@@ -80,6 +80,8 @@ def to_features(
     feature_map: FeatureMap, images: Num[np.ndarray | Array, "n h w c"]
 ) -> Float16[Array, "n h2 w2 c2"]:
     """A map's features of images as a data set has them: uint8 pixels are scaled to [0, 1]."""
+    if images.dtype != np.uint8 and not jnp.issubdtype(images.dtype, jnp.floating):
+        raise DataError(f"a map takes uint8 pixels, or float ones in [0, 1], not {images.dtype}")
     pixels = jnp.asarray(images).astype(jnp.float32)
     features = feature_map(pixels / 255 if images.dtype == np.uint8 else pixels)
     if features.ndim != 4 or len(features) != len(images):

@@ -344,6 +344,8 @@ the N, and {covered}""".replace("\n", " ")
     seen = f"by `{name}`, a fixed map of each image alone, made without these data"
     if ":" in name:
         seen = f"**by `{name}`**, {made}"
+    elif name == "prior":
+        seen = "by `prior`, a fixed map of each image alone, learned from drawn images"
     elif digest := summary.get("features_digest"):
         seen = f"**by `{name}`**, a frozen network of the weights of SHA-256 {digest}, {made}"
     return f"""\

@@ -55,7 +55,7 @@ SETTINGS = {
         "shortcut_norm_first", "symmetries", "bottleneck",
     ),
     "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
-    "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std"),
+    "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std", "digest"),
     "augment": ("views", "shift", "flip", "mixtures"),
     "optimizer": ("name", "learning_rate", "momentum", "per_clip_norm"),
     "eval": ("every",),
@@ -240,7 +240,12 @@ def _model_facts(run: Run) -> JsonObject:
             k: v
             for k, v in run.config.get("features", {}).items()
             if k in SETTINGS["features"] and v is not None
-        },
+        }
+        | (
+            {"digest": run.summary["features_digest"]}
+            if run.summary.get("features") == "prior"
+            else {}
+        ),
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",
         "mean": run.summary["mean"],

@@ -62,7 +62,8 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
 
     Returns:
-      A `Released`; its predictions are those of the run, on the same device to the bit.
+      A `Released`; its predictions are those of the run, on the same device to the bit. With
+      features, float16's rounding of a feature may depend on the number of images.
 
     Raises:
       ValueError: if the files are not such a release, or the weights have another SHA-256 than it
@@ -173,6 +174,8 @@ def build(facts: JsonObject, own_model: str) -> Built:
     section = facts.get("features") or {"name": ""}
     if not _is_section(section):
         raise TypeError(f"features is {section!r}")
+    if section["name"] == "prior":
+        section = {"digest": "none named", **section}
     elsewhere = ":" in section["name"] or section["name"] == "backbone"  # not in the release
     feature_map = None if elsewhere else registry.make_features(ConfigDict(section))
 

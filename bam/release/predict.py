@@ -47,7 +47,7 @@ def preprocessing_of(released: Released) -> Preprocessing:
     """
     facts = released.facts
     features = (facts.get("features") or {"name": ""})["name"]
-    if features and (features != "scattering" or not facts["preprocessing"]):
+    if features and (features not in ("prior", "scattering") or not facts["preprocessing"]):
         raise DataError(f"the release is of features ({features}), not of image files")
     *size, channels = facts["image_shape"]
     by_shape = {"size": size, "channels": channels}

@@ -99,7 +99,8 @@ KEYS = (
         "clipping, sums and noise are float32 in each."),
     Key("method.name", "dp_sgd",
         "The method, which `--config=NAME:METHOD` sets; its options are keys beside it."),
-    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`."),
+    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`; \"auto\": "
+        "a linear model of features, a small CNN of pixels."),
     Key("model.width", 16,
         "Channels of its first layer, or the widening factor of a wide ResNet.", most=2**16),
     Key("init_from", "",
@@ -140,10 +141,10 @@ KEYS = (
         'files (sources parquet and tfds), "auto" does the first if there is room.'),
     Key("features.name", "",
         "Features of the images instead of their pixels, by a fixed map that never saw the "
-        'private data: "" (none), "scattering", "backbone", or your own MODULE:FUNCTION. They are '
-        'kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` are '
-        "scattering's, the others a backbone's (bam/training/backbone.py). What is not set is not "
-        "passed to a map."),
+        'private data: "" (none), "prior", "scattering", "backbone", or your own MODULE:FUNCTION. '
+        'They are kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` '
+        "are scattering's, the others a backbone's (bam/training/backbone.py). What is not set is "
+        "not passed to a map."),
     Key("features.cache", "", 'Folder that keeps computed features; "": beside the data.'),
     Key("features.whiten", None,
         "Scattering: strength of the whitening by two public photographs.", kind=float),

@@ -6,7 +6,7 @@ from bam import files
 from bam.data import datasets, features, users
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.training import devices, finetune, registry
+from bam.training import devices, registry
 
 with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
@@ -30,7 +30,7 @@ def make_dataset(
     """
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
-    described["digest"] = finetune.digest(described["features"].get("weights"))
+    described["digest"] = registry.features_digest(described["features"])
     wanted = FrozenConfigDict(described)
     if wanted not in _datasets:
         dataset = _dataset(wanted, log)

@@ -39,7 +39,7 @@ from bam.core.clipping import (
     sensitivity_of,
 )
 from bam.core.pytree import Grads, Params
-from bam.data import datasets, features
+from bam.data import datasets, features, prior
 from bam.data.scattering import scattering
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
@@ -102,6 +102,7 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
 }
 FEATURES: dict[str, Callable[..., features.FeatureMap]] = {
     "backbone": backbone,
+    "prior": prior.prior,
     "scattering": scattering,
 }
 
@@ -266,6 +267,21 @@ def make_features(section: ConfigDict) -> features.FeatureMap | None:
         return None
     feature_map: features.FeatureMap = make("features", FEATURES, {"name": "", **options})
     return feature_map
+
+
+def model_section(config: ConfigDict) -> ConfigDict:
+    """The config's `model`; for the name "auto" a linear model of features, or a small CNN."""
+    section: ConfigDict = config.model.copy_and_resolve_references()
+    if section.name == "auto":
+        section.name = "linear" if config.features.name else "convnet"
+    return section
+
+
+def features_digest(section: ConfigDict) -> str:
+    """SHA-256 of the weights that a map of images has; "" of none."""
+    return (
+        prior.SHA256 if section.get("name") == "prior" else finetune.digest(section.get("weights"))
+    )
 
 
 def set_keys(section: ConfigDict, left_out: str) -> JsonObject:

@@ -200,6 +200,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
+    config = config.copy_and_resolve_references()
+    config.model = registry.model_section(config)
     recorded, wanted = flat(recorded), flat(as_json(config))
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):

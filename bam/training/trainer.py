@@ -292,6 +292,7 @@ def build(
     config = config.copy_and_resolve_references()
     config.convolution = layers.formulation(config.convolution)
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
+    config.model = registry.model_section(config)
     module = registry.make_model(config.model, dataset.num_classes)
     network = functools.partial(
         models.as_functions,
@@ -322,7 +323,7 @@ def build(
         clip=clip,
         optimizer=registry.make_optimizer(config.optimizer, plan),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
-        features_digest=finetune.digest(config.features.get("weights")),
+        features_digest=registry.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
     with config.ignore_type():  # a number takes the place of "auto"

@@ -26,7 +26,7 @@ COMMANDS = {
     "--classes=disc,square,triangle --user_column=person",
     "show": "bam data show data --out=sheet.png",
     "train": "bam train --config=folder:dp_sgd --workdir=run --config.dataset.path=data "
-    "--config.dataset.groups=user --config.dataset.group_size=3",
+    "--config.dataset.groups=user --config.dataset.group_size=3 --config.features.name=prior",
     "report": "bam report --workdir=run",
     "export": "bam export --workdir=run --out=release",
     "predict": "bam predict --release=release photographs/0000.png photographs/0005.jpg "

@@ -1,0 +1,143 @@
+r"""Features that no photograph paid for: a fixed map whose weights come from drawn images alone.
+
+An image of any size from 28 to 256 is resized to 32×32. A patch x of it, less its mean and over its
+deviation, answers to the filters that spherical k-means learned from whitened patches of dead
+leaves (`bam.data.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
+
+$$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
+
+for filters of the image and of the image at half its size, and for the scattering transform S
+(`bam.data.scattering`); means are over these places, and over the image and its mirror image. Each
+part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
+brought to mean 0 and equal variance within an image; all are 10 long together, and each has the
+same share of that. The square root (Hellinger's) makes the strong answers of edges count less.
+
+Source: Coates, Lee and Ng 2011 (features of k-means); Perronnin, Sánchez and Mensink 2010 (square
+root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of private training).
+`scripts/prior.py` makes the weights.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from bam.data.common import DataError
+from bam.data.features import FeatureMap
+from bam.data.scattering import scattering
+from bam.extras import needs
+
+with needs("train"):
+    import safetensors.numpy
+
+FILE = Path(__file__).with_name("prior.safetensors")
+SHA256 = "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # of FILE
+SIDE, LEAST, MOST = 32, 28, 256
+PATCH = 6
+FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
+THRESHOLD = 1.5
+LENGTH = 10.0  # of an image's features: short enough for Adam, at usual rates
+PARTS = ("fine", "coarse", "scattering")
+
+Weights = Mapping[str, Float[np.ndarray, "..."]]
+
+
+def prior(digest: str = "") -> FeatureMap:
+    """The map of images, grey or of three channels, to float32 `[n, 1, 1, features]`.
+
+    Args:
+      digest: SHA-256 of the weights that a model was trained with; "": of this version's.
+
+    Raises:
+      DataError: for weights that are not those; by the map, for images of other sizes and channels.
+
+    Examples:
+      >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
+      (1, 1, 1, 7696)
+    """
+    content = FILE.read_bytes() if FILE.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise DataError(f"{FILE} is not the weights of this release: install bam-dp again")
+    if digest not in ("", SHA256):
+        raise DataError(f"the model has other weights of features.name=prior: {digest}")
+    return with_weights(safetensors.numpy.load(content))
+
+
+def with_weights(named: Weights, parts: Sequence[str] = PARTS) -> FeatureMap:
+    """The map by weights, whose names are `CHANNELS/PART/…`, as `scripts/prior.py` makes them."""
+    named = {name: np.asarray(value, np.float32) for name, value in named.items()}
+
+    def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
+        _, height, width, channels = images.shape
+        if not (LEAST <= min(height, width) <= max(height, width) <= MOST and channels in (1, 3)):
+            raise DataError(
+                f"features.name=prior takes images of {LEAST} to {MOST} pixels a side, grey or of "
+                f"three channels, got {height} × {width} × {channels}"
+            )
+
+        def whitened(part: str) -> Float[Array, "n f"]:
+            own = {k: named[f"{channels}/{part}/{k}"] for k in ("centre", "matrix")}
+            planes = (raw(images, part, named) - own["centre"]) @ own["matrix"]
+            return jax.nn.standardize(planes.reshape(len(images), -1))
+
+        each = [whitened(part) for part in parts]
+        each = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in each]
+        return jnp.concatenate(each, axis=1)[:, None, None]
+
+    return features
+
+
+def raw(
+    images: Float[np.ndarray | Array, "n h w c"], part: str, named: Weights
+) -> Float[Array, "n places k"]:
+    """A part's answers before they are whitened: square roots of what is averaged over places."""
+    n, *_, channels = images.shape
+    pixels = jnp.asarray(images, jnp.float32)
+    pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
+    if part == "scattering":
+        planes = _scattering()(pixels)
+        answers = planes.reshape(n, 4, 2, 4, 2, -1).mean(axis=(2, 4)).reshape(n, 16, -1)
+    else:
+        if part == "coarse":
+            pixels = pixels.reshape(n, SIDE // 2, 2, SIDE // 2, 2, channels).mean(axis=(2, 4))
+        filters = (named[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
+        answers = _pooled(pixels, *filters)
+    return jnp.sqrt(jnp.maximum(answers, 0))
+
+
+@functools.cache
+def _scattering() -> FeatureMap:
+    return scattering(mirror=True)
+
+
+def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
+    """All patches, less their means and over their deviations."""
+    height, width = (side - PATCH + 1 for side in image.shape[:2])
+    shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
+    rows = jnp.concatenate(shifted, axis=-1).reshape(height * width, -1)
+    rows = rows - rows.mean(axis=-1, keepdims=True)
+    return rows / jnp.sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
+
+
+def _pooled(
+    images: Float[Array, "n s s c"], mean: np.ndarray, projection: np.ndarray
+) -> Float[Array, "n 4 k"]:
+    """Means over quarters of what exceeds the threshold, and over the image and its mirror image.
+
+    Images are mapped one by one: the answers of one stay in the processor's cache.
+    """
+    side = images.shape[1] - PATCH + 1
+    halves = np.zeros((2, side), np.float32)
+    halves[0, : side // 2] = 1 / (side // 2)
+    halves[1, side // 2 :] = 1 / (side - side // 2)
+    quarters = jnp.asarray(np.kron(halves, halves))
+
+    def pool(image: Array) -> Array:
+        return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)
+
+    return jax.lax.map(lambda image: (pool(image) + pool(image[:, ::-1])) / 2, images)

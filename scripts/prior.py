@@ -1,0 +1,116 @@
+r"""Makes the weights of `features.name=prior` from drawn images alone.
+
+python -m scripts.prior --out=bam/data/prior.safetensors
+
+2,000 dead leaves, in colour and in grey; for each size of patch the whitening of 240,000 patches
+and directions by spherical k-means; for each part the moments that whiten its answers. The file's
+metadata say how it was made; its SHA-256 stands in `bam/data/prior.py`. It takes minutes on two
+cores. Sums of another processor may differ in the last bits, and so may the file.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import safetensors.numpy
+from absl import flags
+from jaxtyping import Float
+
+from bam import files, provenance
+from bam.cli import console
+from bam.data.dead_leaves import dead_leaves, random_field
+from bam.data.prior import FLOOR, PARTS, PATCH, raw
+from bam.data.scattering import inverse_root
+
+DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
+
+EACH = 120  # patches of an image
+RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
+
+
+def make(
+    num_images: int, filters: int, drawn: str = "dead_leaves", rounds: int = 15, seed: int = 0
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """Weights by name, float16; equal bits for equal arguments on one machine."""
+    rng = np.random.default_rng(seed)
+    colour = np.stack([DRAWN[drawn](rng) for _ in range(num_images)])
+    named: dict[str, np.ndarray] = {}
+    for images in (colour.mean(axis=-1, keepdims=True), colour):
+        channels = images.shape[-1]
+        half = images.reshape(num_images, 16, 2, 16, 2, channels).mean(axis=(2, 4))
+        for part, pixels in (("fine", images), ("coarse", half)):
+            mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
+            named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
+        for part in PARTS:
+            answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=named))(images))
+            named[f"{channels}/{part}/centre"], named[f"{channels}/{part}/matrix"] = whitening(
+                answers, RIDGES[part]
+            )
+    return {name: np.asarray(value, np.float16) for name, value in named.items()}
+
+
+def directions(
+    images: Float[np.ndarray, "n s s c"], filters: int, rounds: int, rng: np.random.Generator
+) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, "p filters"]]:
+    """Mean of patches, and what whitens one and projects it to the directions of k-means.
+
+    k-means is spherical, where a patch counts by its length along its direction. Own sums, since
+    scikit-learn's threads add in an order that varies, and so do its last bits.
+    """
+    places = rng.integers(0, images.shape[1] - PATCH + 1, (EACH, 2))
+    rows = np.concatenate(
+        [images[:, i : i + PATCH, j : j + PATCH].reshape(len(images), -1) for i, j in places]
+    )
+    rows = rows - rows.mean(axis=-1, keepdims=True)
+    rows /= np.sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
+    mean = rows.mean(axis=0)
+    whiten = inverse_root(np.cov(rows, rowvar=False), 0.1).astype(np.float32)
+    white = (rows - mean) @ whiten
+    axes = rng.normal(size=(white.shape[1], filters)).astype(np.float32)
+    for _ in range(rounds):
+        axes /= np.linalg.norm(axes, axis=0)
+        scores = white @ axes
+        best = scores.argmax(axis=1)
+        weighted = scores[np.arange(len(white)), best, None] * white
+        order = best.argsort(kind="stable")
+        starts = np.searchsorted(best[order], np.arange(filters))
+        sums = np.add.reduceat(weighted[order], np.minimum(starts, len(white) - 1), axis=0)
+        empty = np.bincount(best, minlength=filters) == 0
+        sums[empty] = white[rng.integers(len(white), size=empty.sum())]
+        axes = sums.T
+    return mean, whiten @ (axes / np.linalg.norm(axes, axis=0))
+
+
+def whitening(
+    answers: Float[np.ndarray, "n places k"], ridge: float
+) -> tuple[Float[np.ndarray, "places k"], Float[np.ndarray, "k k"]]:
+    """Mean of each place, and diag(1/s) (R + ridge·I)^{-1/2} of answers over all places."""
+    answers = answers.astype(np.float64)
+    mean, deviation = answers.mean(axis=0), answers.std(axis=(0, 1)) + 1e-6
+    rows = ((answers - mean) / deviation).reshape(-1, answers.shape[-1])
+    return mean, inverse_root(rows.T @ rows / len(rows), ridge) / deviation[:, None]
+
+
+def main() -> None:
+    """Writes the file, and prints its SHA-256."""
+    with console.one_line_errors():
+        console.check_writable(_OUT.value)
+        options = {f.name: f.value for f in (_IMAGES, _FILTERS, _DRAWN, _ROUNDS)}
+        command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
+        facts = {"command": command, "seed": "0", "commit": provenance.git_commit()}
+        named = make(_IMAGES.value, _FILTERS.value, _DRAWN.value, _ROUNDS.value)
+        content = safetensors.numpy.save(named, facts)
+        files.write_bytes(Path(_OUT.value), content)
+        print(hashlib.sha256(content).hexdigest())
+
+
+if __name__ == "__main__":  # flags here: whoever imports this module may have an --out, too
+    _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
+    _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
+    _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
+    _DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
+    _ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions", 0)
+    console.require("out")
+    console.run(main)
