@@ -62,7 +62,7 @@ def prior(digest: str = "") -> FeatureMap:
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise DataError(f"{FILE} is not the weights of this release: install bam-dp again")
+        raise DataError(f"{FILE} is not the weights of this release: it is damaged")
     if digest not in ("", SHA256):
         raise DataError(f"the model has other weights of features.name=prior: {digest}")
     return with_weights(safetensors.numpy.load(content))
