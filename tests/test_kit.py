@@ -463,19 +463,19 @@ def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd(linear, at_half)
     params, batch = oracles_check._network()
     example = jax.tree.map(lambda x: x[0], batch)
     scheduled = jax.jit(penalty_schedule.oracle(oracles_check._loss, 0.1, 10, linear).grad)
-    of_step = lambda step: scheduled(params, example | {"step": jnp.int32(step)})  # noqa: E731
-    for step, expected in (
+    at_step = lambda step: scheduled(params, example | {"step": jnp.int32(step)})  # noqa: E731
+    for step, oracle in (
         (0, bam.bam_sam(oracles_check._loss, 0.1)),
         (5, bam.bam_sam(oracles_check._loss, at_half)),
         (10, bam.dp_sgd(oracles_check._loss)),
         (99, bam.dp_sgd(oracles_check._loss)),
     ):
-        wanted = jax.jit(expected.grad)(params, example)
+        expected_grads = jax.jit(oracle.grad)(params, example)
         same = np.testing.assert_array_equal  # to the bit, but where λ is computed
         if linear and step < 10:
             same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
-        jax.tree.map(same, of_step(step), wanted)
-    assert float(optax.tree.norm(optax.tree.sub(of_step(0), of_step(10)))) > 1e-3
+        jax.tree.map(same, at_step(step), expected_grads)
+    assert float(optax.tree.norm(optax.tree.sub(at_step(0), at_step(10)))) > 1e-3
 
 
 def test_no_second_gradient_is_computed_once_the_penalty_has_ended():
@@ -483,8 +483,8 @@ def test_no_second_gradient_is_computed_once_the_penalty_has_ended():
     step = batch.pop("step")
     grad = penalty_schedule.oracle(oracles_check._loss, 0.1, 10, linear=False).grad
 
-    def operations(of_row, *rows):
-        mapped = jax.make_jaxpr(jax.vmap(of_row))(*rows)
+    def operations(function, *rows):
+        mapped = jax.make_jaxpr(jax.vmap(function))(*rows)
         return [equation.primitive.name for equation in mapped.eqns]
 
     chosen = operations(lambda row: grad(params, row | {"step": step[0]}), batch)
