@@ -21,7 +21,7 @@ from jaxtyping import Float
 from bam import files, provenance
 from bam.cli import console
 from bam.data.dead_leaves import dead_leaves, random_field
-from bam.data.prior import FLOOR, PARTS, PATCH, raw
+from bam.data.prior import PARTS, PATCH, halved, normalised, raw
 from bam.data.scattering import inverse_root
 
 DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
@@ -39,8 +39,7 @@ def make(
     named: dict[str, np.ndarray] = {}
     for images in (colour.mean(axis=-1, keepdims=True), colour):
         channels = images.shape[-1]
-        half = images.reshape(num_images, 16, 2, 16, 2, channels).mean(axis=(2, 4))
-        for part, pixels in (("fine", images), ("coarse", half)):
+        for part, pixels in (("fine", images), ("coarse", halved(images))):
             mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
             named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
         for part in PARTS:
@@ -63,8 +62,7 @@ def directions(
     rows = np.concatenate(
         [images[:, i : i + PATCH, j : j + PATCH].reshape(len(images), -1) for i, j in places]
     )
-    rows = rows - rows.mean(axis=-1, keepdims=True)
-    rows /= np.sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
+    rows = normalised(rows, np.sqrt)
     mean = rows.mean(axis=0)
     whiten = inverse_root(np.cov(rows, rowvar=False), 0.1).astype(np.float32)
     white = (rows - mean) @ whiten

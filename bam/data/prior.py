@@ -17,10 +17,10 @@ root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of privat
 `scripts/prior.py` makes the weights.
 """
 
-import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ THRESHOLD = 1.5
 LENGTH = 10.0  # of an image's features: short enough for Adam, at usual rates
 PARTS = ("fine", "coarse", "scattering")
 
+AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 Weights = Mapping[str, Float[np.ndarray, "..."]]
 
 
@@ -100,28 +101,36 @@ def raw(
     pixels = jnp.asarray(images, jnp.float32)
     pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
     if part == "scattering":
-        planes = _scattering()(pixels)
+        planes = scattering(mirror=True)(pixels)
         answers = planes.reshape(n, 4, 2, 4, 2, -1).mean(axis=(2, 4)).reshape(n, 16, -1)
     else:
         if part == "coarse":
-            pixels = pixels.reshape(n, SIDE // 2, 2, SIDE // 2, 2, channels).mean(axis=(2, 4))
+            pixels = halved(pixels)
         filters = (named[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
         answers = _pooled(pixels, *filters)
     return jnp.sqrt(jnp.maximum(answers, 0))
 
 
-@functools.cache
-def _scattering() -> FeatureMap:
-    return scattering(mirror=True)
+def halved(images: Float[AnyArray, "n h w c"]) -> Float[AnyArray, "n h2 w2 c"]:
+    """Images at half their size: means over squares of two by two pixels."""
+    n, height, width, channels = images.shape
+    return images.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
 
 
 def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
-    """All patches, less their means and over their deviations."""
+    """All patches, `normalised`."""
     height, width = (side - PATCH + 1 for side in image.shape[:2])
     shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
     rows = jnp.concatenate(shifted, axis=-1).reshape(height * width, -1)
+    return normalised(rows, jnp.sqrt)
+
+
+def normalised(
+    rows: Float[AnyArray, "places p"], sqrt: Callable[[AnyArray], AnyArray]
+) -> Float[AnyArray, "places p"]:
+    """Patches, less their means and over their deviations; `sqrt` is that of their library."""
     rows = rows - rows.mean(axis=-1, keepdims=True)
-    return rows / jnp.sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
+    return rows / sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
 
 
 def _pooled(
