@@ -220,7 +220,7 @@ WAYS = {
     "scan": in_a_scan,
     "jit of a scan": lambda fn, key: jax.jit(lambda key: in_a_scan(fn, key))(key),
     "map": lambda fn, key: jax.lax.map(fn, jnp.stack([key, key]))[0],
-    "vmap over keys": lambda fn, key: jax.vmap(fn)(jnp.stack([key, key]))[1],
+    "vmap over keys": lambda fn, key: jax.vmap(fn)(jnp.stack([key + 1, key]))[1],
     "checkpoint": lambda fn, key: jax.checkpoint(fn)(key),
     "cond": lambda fn, key: jax.jit(lambda k: jax.lax.cond(k[0] >= 0, fn, fn, k))(key),
 }

@@ -13,6 +13,7 @@ import enum
 import functools
 import hashlib
 import hmac
+import os
 import secrets
 import warnings
 import weakref
@@ -160,7 +161,9 @@ def secret_key() -> UInt32[Array, "8"]:
       ((8,), False)
     """
     _check_untraced("secret_key")
-    return jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
+    key = jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
+    _secret[id(key)] = key
+    return key
 
 
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
@@ -221,7 +224,12 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def check_key(key: object) -> None:
-    """Raises ValueError, in one line, for what is no key."""
+    """Raises ValueError, in one line, for what is no key; RuntimeError for one of before a fork."""
+    if _secret_before_fork.get(id(key)) is key:
+        raise RuntimeError(
+            "this bam.secret_key() was made before the process was forked, and the other process "
+            "would add the same noise: make a key in each process"
+        )
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape != (8,) or dtype != np.uint32:
         what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__
@@ -230,11 +238,17 @@ def check_key(key: object) -> None:
         )
 
 
-_given: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
+_secret: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
+_secret_before_fork: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=lambda: _secret_before_fork.update(_secret))
+_given: weakref.WeakValueDictionary[int, Array | np.ndarray] = (
+    weakref.WeakValueDictionary()
+)  # by identity
 _in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()  # by their words
 
 
-def claimed(key: UInt32[Array, "8"]) -> Callable[[PyTree], None]:
+def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
     """Takes a key for one transform; returns what checks that it starts for one set of parameters.
 
     A key that was given before is refused. Of another with the same words, as a seed gives them

@@ -28,7 +28,7 @@ from bam.core.chacha import check_step
 from bam.core.clipping import Bound, bound_of, is_within
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
-from bam.core.tracing import check_is_argument, compiled_once, own_key
+from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
 
 
 def clipped_sum(
@@ -97,11 +97,12 @@ def clipped_sum(
       >>> print(total, norms)
       [0.6 1.3] [5.  0.5 0. ]
     """
+    pytree.check_has_arrays(params)
     clip_state = clip.init(params) if clip_state is None else clip_state
     bound_of(clip, clip_state)
     if noise is not None:
         check_step(noise.step)
-        check_is_argument(noise.key)
+        check_keys(noise.key, noise.step)
     total = compiled_once(
         _clipped_sum,
         grad_fn=grad_fn,
@@ -130,7 +131,6 @@ def _clipped_sum(
     noise = None
     if drawn is not None and std is not None:
         key, step, entries = drawn
-        key = own_key(key, step, (params, batch, mask, clip_state, entries))
         noise = GaussianNoise(key, std, step, entries)
     return per_example_sum(
         grad_fn,
@@ -250,6 +250,7 @@ def per_example_sum(
         )
         # What follows must not be merged into this rounding, or it would depend on what follows.
         total = jax.lax.optimization_barrier(total)
+        total = with_noise_of_its_own(total, noise.key, noise.step)
     if row_at is not None:  # back to where the rows stand in the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
     return total, numbers
@@ -312,7 +313,16 @@ def _sum_on_devices(
             check_vma=False,
         )
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
-    total, numbers = sum_on_each(params, *shares, noise)
+    try:
+        total, numbers = sum_on_each(params, *shares, noise)
+    except ValueError as error:  # one device's part cannot be traced, though a row alone could be
+        if mesh is None:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            "the gradient cannot be computed on one device of the mesh: leave sharding constraints "
+            f"out of the loss, since rows are shared out without them ({reason})"
+        ) from error
     return total, numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
 
 

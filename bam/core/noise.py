@@ -29,7 +29,7 @@ from bam.core.clipping import ROUNDING, sensitivity_of
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Params
 from bam.core.strategy import INDEPENDENT, norm
-from bam.core.tracing import check_is_argument
+from bam.core.tracing import check_keys
 
 # With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
@@ -144,7 +144,7 @@ def gaussian_noise(
     check_step(step)
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
-    check_is_argument(key)
+    check_keys(key, step)
     state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 

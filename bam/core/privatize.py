@@ -5,6 +5,9 @@ transform of per-example gradients that are in memory.
 """
 
 import math
+import os
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +15,7 @@ import jax
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
+from bam.core import processes, pytree
 from bam.core.chacha import claimed
 from bam.core.clipping import bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
@@ -19,7 +23,7 @@ from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
 from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
-from bam.core.tracing import check_is_argument, own_key
+from bam.core.tracing import being_traced, check_keys
 
 
 class PrivatizeState(NamedTuple):
@@ -93,15 +97,13 @@ def privatize(
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
     check_strategy(strategy)
-    check_start = claimed(key)
+    check_start, process = claimed(key), os.getpid()
 
     @jax.jit
     def private_gradient(
         grads: Grads, state: PrivatizeState, params: PyTree, mask: Array | None
     ) -> tuple[Grads, PrivatizeState]:
-        key = own_key(state.noise.key, state.noise.step, (grads, params, mask, state.clip))
-        noise_state = state.noise._replace(key=key)
-        noise, noise_state = next_noise(noise_state, noise_multiplier, sensitivity, strategy)
+        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
         noised, _ = per_example_sum(
             lambda params, row: row,
             params,
@@ -117,6 +119,15 @@ def privatize(
         return mean, PrivatizeState(clip_state, noise_state)
 
     def init(params: Params) -> PrivatizeState:
+        processes.check_not_forked(process, "this private transform")
+        check_not_accumulated()
+        pytree.check_has_arrays(params)
+        if being_traced() and not isinstance(key, jax.core.Tracer):
+            raise RuntimeError(
+                "init a private transform outside of jit and vmap: its key would be a constant of "
+                "the program, and one for all that vmap maps over. For several trainings make a "
+                "transform with a key of its own for each"
+            )
         check_start(params)
         return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
 
@@ -128,16 +139,31 @@ def privatize(
         mask: Bool[Array, " batch"] | str | None = "none given",
         **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
+        processes.check_not_forked(process, "this private transform")
         _check_per_example(grads, params)
         if isinstance(mask, str):
             raise ValueError(
                 "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
-        check_is_argument(state.noise.key)
+        check_keys(state.noise.key, state.noise.step)
         return private_gradient(grads, state, params, mask)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_not_accumulated() -> None:
+    """ValueError where `optax.MultiSteps` makes a transform's state: it would add up batches.
+
+    Nothing that it passes on tells, so its frame is looked for among those that called.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame := frame and frame.f_back:
+        if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
+            raise ValueError(
+                "optax.MultiSteps cannot go around a private gradient, which is noised once for "
+                "each drawn batch: leave it out, and bound memory by microbatch_size"
+            )
 
 
 class NoisedMean(NamedTuple):

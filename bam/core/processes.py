@@ -1,5 +1,6 @@
 """Several processes of one run (`jax.distributed`): what may differ between them is agreed on."""
 
+import os
 import secrets
 
 import jax
@@ -28,3 +29,16 @@ def any_of(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def check_not_forked(process: int, what: str) -> None:
+    """RuntimeError in another process than the one, `process`, in which `what` was made.
+
+    A fork copies its secrets: both processes would draw the same batches and the same noise, and
+    the difference of two models would have none.
+    """
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"{what} was made in process {process}, and a fork in process {os.getpid()} would "
+            "repeat its batches and its noise: make another one in each process"
+        )

@@ -24,6 +24,12 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def check_has_arrays(params: PyTree) -> None:
+    """ValueError for parameters without an array: nothing of them could be trained."""
+    if not jax.tree.leaves(params):
+        raise ValueError("the parameters are a tree without an array: there is nothing to train")
+
+
 def l2_norm(tree: Grads) -> Float[Array, ""]:
     r"""Global L2 norm of a pytree, $\|g\|_2 = (\sum_j g_j^2)^{1/2}$, over all leaves together.
 

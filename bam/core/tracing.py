@@ -11,8 +11,10 @@ from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import custom_batching
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 MOST_PROGRAMS = 16
 
@@ -61,36 +63,106 @@ class _Same(Hashable):
         return hash(self.identity)
 
 
-def check_is_argument(key: PyTree) -> None:
-    """Refuses, with a ValueError, a key that is a constant of the program that JAX traces now.
+def check_keys(key: PyTree, step: PyTree = 0) -> None:
+    """Refuses, with a ValueError, a noise key that a program would use more than once.
 
-    What the program computes from constants cannot be told from its arguments.
+    That is a constant of the program that JAX traces now, and one of equal keys that `vmap` maps
+    over, with equal steps, where their values can be seen. A program that computes its key from
+    constants cannot be told from one that is given it.
     """
     key, *_ = jax.tree.leaves(key)
-    if being_traced() and not isinstance(key, jax.core.Tracer):
-        _refuse("is a constant of the program, which JAX may also write to disk: pass the key, or")
+    if not being_traced():
+        return
+    if not isinstance(key, jax.core.Tracer):
+        _refuse(
+            "is a constant of what JAX traces, or one for all that it maps over: pass the key, or"
+        )
+    keys, steps = _mapped_values(key), _mapped_values(step)
+    if keys is None or steps is None or steps.ndim not in (0, keys.ndim - 1):
+        return  # where they are equal, `with_noise_of_its_own` gives NaN when the program runs
+    keys, steps = keys.reshape(-1, keys.shape[-1]), steps.reshape(-1, 1)
+    draws = np.hstack([keys, np.broadcast_to(steps, (len(keys), 1))])
+    if len(np.unique(draws, axis=0)) < len(draws):
+        _refuse("is the same for several of what vmap maps over: map over different keys, or over")
+
+
+def check_one_program(what: str) -> None:
+    """Refuses, with a ValueError, to be traced for each of several devices by itself."""
+    if axes := jax.sharding.get_abstract_mesh().manual_axes:
+        raise ValueError(
+            f"the same noise would be added more than once: shard_map or pmap over {axes} runs "
+            f"{what} on every device; give it mesh=, which shares out the rows of one sum"
+        )
 
 
 @custom_batching.custom_vmap
-def own_key(key: Array, step: Array, summed: PyTree) -> Array:
-    """The key of the noise of one sum; ValueError where `vmap` maps the sum, but not its key.
+def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
+    """A noised sum, checked to be the only one with this key and step.
 
-    Noise that is added twice is the difference of two sums. A `vmap` of a compiled function is seen
-    too; a loop that adds up several sums with one key is not.
+    If two sums share one noise draw, subtracting them removes it. `vmap` over anything that the sum
+    depends on, arguments or not, but neither over key nor step, does just that: ValueError. Where
+    it maps over equal keys, or devices under `shard_map` or `pmap` have equal ones, the sums are
+    NaN: their values are known only when the program runs.
     """
-    return key
+    if axes := jax.sharding.get_abstract_mesh().manual_axes:
+        key, step = jax.lax.all_gather((key, jnp.asarray(step)), axes)
+        return _nan_where(_has_equal_rows(_draws(key, step)), total)
+    return total
 
 
-@own_key.def_vmap
-def _map_own_key(
-    size: int, is_mapped: PyTree, key: Array, step: Array, summed: PyTree
-) -> tuple[Array, bool]:
-    key_is_mapped, step_is_mapped, summed_is_mapped = is_mapped
-    if any(jax.tree.leaves(summed_is_mapped)) and not (key_is_mapped or step_is_mapped):
+@with_noise_of_its_own.def_vmap
+def _map_noise(
+    size: int, is_mapped: PyTree, total: PyTree, key: Array, step: Array
+) -> tuple[PyTree, PyTree]:
+    total_is_mapped, key_is_mapped, step_is_mapped = is_mapped
+    if not (key_is_mapped or step_is_mapped):
         _refuse("is one for all that vmap maps over: map over keys, too, or over")
-    if step_is_mapped and not key_is_mapped:
-        key = jax.numpy.broadcast_to(key, (size, *key.shape))
-    return key, key_is_mapped or step_is_mapped
+    key = key if key_is_mapped else jnp.broadcast_to(key, (size, *key.shape))
+    step = step if step_is_mapped else jnp.broadcast_to(step, (size, *jnp.shape(step)))
+    total = _nan_where(_has_equal_rows(_draws(key, step)), total)
+    return with_noise_of_its_own(total, key, step), total_is_mapped  # for a vmap around this one
+
+
+@custom_batching.custom_vmap
+def never_mapped(tree: PyTree) -> PyTree:
+    """The same tree; ValueError where `vmap` maps over anything that it depends on."""
+    return tree
+
+
+@never_mapped.def_vmap
+def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
+    _refuse("is that of one training, over which vmap cannot map: make a PrivateTraining for each,")
+
+
+def _draws(key: Array, step: Array) -> Array:
+    """What tells draws of noise apart, a row for each: the key's words and the step."""
+    key = jnp.reshape(key, (-1, key.shape[-1]))
+    return jnp.concatenate([key, jnp.reshape(step, (-1, 1)).astype(jnp.uint32)], axis=1)
+
+
+def _has_equal_rows(rows: Array) -> Bool[Array, ""]:
+    rows = rows[jnp.lexsort(rows.T)]
+    return jnp.any(jnp.all(rows[1:] == rows[:-1], axis=1))
+
+
+def _nan_where(repeated: Array, total: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(repeated, jnp.nan, x), total)
+
+
+def _mapped_values(x: Any) -> np.ndarray | None:
+    """Values that `vmap` maps over, outermost axis first; None where another transform traces."""
+    from jax._src.interpreters.batching import BatchTracer
+
+    axes = []
+    while isinstance(x, BatchTracer):
+        axes.append(x.batch_dim)
+        x = x.val
+    if isinstance(x, jax.core.Tracer):
+        return None
+    values = np.asarray(x)
+    for place, axis in enumerate(axis for axis in reversed(axes) if axis is not None):
+        values = np.moveaxis(values, axis + place, place)
+    return values
 
 
 def _refuse(why: str) -> NoReturn:
