@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -82,12 +83,16 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
     PermissionError for a device, a pipe or a folder, in whose place no file is put.
     """
     check_replaceable(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     partial.unlink(missing_ok=True)  # one that a crash left would keep its own permissions
-    with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(content)
-        to_disk(file)
-    partial.replace(path)
+    try:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content)
+            to_disk(file)
+        partial.replace(path)
+    except BaseException:  # a full disk, for one, is not to fill up more at each try
+        partial.unlink(missing_ok=True)
+        raise
     _sync(path.parent)
 
 

@@ -19,6 +19,7 @@ the ledger is the number of steps taken. So it is in memory (no workdir), where 
 
 import os
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class Ledger:
         self.begun = step
         if path is None:
             return
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is damaged: it is no file; choose another folder")
         written = path.stat().st_size if path.exists() else -1
         written = int(processes.from_first(np.int32(written)))
         if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
@@ -89,6 +92,7 @@ class Ledger:
         """
         self._plan.check_steps(self.begun + 1)
         if self._file and self._path:
+            self._check_in_place(self._file, self._path)
             try:
                 self._file.write(b".")
             except OSError as error:
@@ -96,6 +100,18 @@ class Ledger:
             if os.fstat(self._file.fileno()).st_size != self.begun + 1:
                 raise BlockingIOError(f"another process is training in {self._path.parent}")
         self.begun += 1
+
+    @staticmethod
+    def _check_in_place(file: IO[bytes], path: Path) -> None:
+        """OSError if the file was removed, or another took its place, which a resumed run reads."""
+        try:
+            in_place = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError:
+            in_place = False
+        if not in_place:
+            raise OSError(
+                f"no step can be counted: {path} was removed or replaced since training began"
+            )
 
     def end_period(self, length: int) -> None:
         """Counts as begun what is left of a period; none where lost steps cost nothing."""
