@@ -180,7 +180,7 @@ def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     with pytest.raises(BlockingIOError, match="another process is training"):
         other.save(folder, new)
     private.close()
-    with pytest.raises(ValueError, match="closed file"):
+    with pytest.raises(ValueError, match="closed and takes no more steps"):
         next(private.batches(DATA))
     with pytest.raises(ValueError, match="holds a training: save this one in another folder"):
         other.save(folder, new)

@@ -8,8 +8,11 @@ batch size. `bam train` is the same for configs.
 import contextlib
 import dataclasses
 import functools
+import hmac
 import math
+import os
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +25,17 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
-from bam import files, provenance
-from bam.core import chacha, pytree, tracing
+from bam import files, named, provenance
+from bam.core import chacha, processes, pytree, tracing
 from bam.core.clipping import sensitivity_of
 from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import Oracle
-from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
+from bam.core.privatize import (
+    NoisedMean,
+    PrivatizeState,
+    check_not_accumulated,
+    private_mean,
+)
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.files import JsonMapping, JsonObject
@@ -36,17 +44,22 @@ from bam.privacy.plan import Population, PrivacyPlan, make_plan
 from bam.provenance import git_commit
 
 SAVED = "training.npz"
+# What a training that is resumed takes as it was recorded; all else is to be the same.
+TAKEN_FROM_THE_FOLDER = ("noise_multiplier", "epsilon", "data")
 
 
 class DrawnBatch(NamedTuple):
     """The examples of one step, drawn by a `PrivateTraining`; its fields are as secret as they are.
+
+    A row may be given other values of the same shape, computed from itself alone; rows cannot be
+    added, and mask, step and run stay as they are.
 
     Attributes:
       examples: pytree of `[M, ...]`, at random places; zeros in rows of no example. Of users
         `[M, k, ...]`, a row for each.
       mask: `[M]`, or `[M, k]`, True for what is an example.
       step: from 1.
-      run: two words that say whose batch it is.
+      run: two words that say whose batch it is, and with which mask.
     """
 
     examples: PyTree
@@ -76,7 +89,8 @@ class PrivateTraining:
     `gradient` is an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$, to be chained with any
     optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
-    process alone. A training that a crash ends is spent, its ε counts and another adds its own,
+    process alone: a fork of the process cannot use it, and threads that share it get each step
+    once. A training that a crash ends is spent, its ε counts and another adds its own,
     unless it was given a folder by `save`: then `resume` goes on with the steps that are left.
 
     Attributes:
@@ -150,6 +164,7 @@ class PrivateTraining:
             raise ValueError(f"mesh must have one axis, of devices of this process, got {mesh}")
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._clip, self._given_seed = clip, seed
+        self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
         self._trained_of = functools.partial(_part, pytree.matching(trainable))
         population = Population(num_examples, group_size, num_examples_given)
         self._groups = (
@@ -166,8 +181,12 @@ class PrivateTraining:
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
+        # What defines this training, beside its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked["data"] = None  # the shapes of its arrays
+        self._asked |= {"clip": named.described(clip.update), "groups": None, "data": None}
+        self._ids = np.array(groups)
+        self._row_shapes: list[tuple[int, ...]] | None = None
+        self._digest_groups(secrets.token_hex(32))
         self._path: Path | None = None
         self._close: Callable[[], object] = lambda: None
         self._ledger = ledger.Ledger(None, self.plan, 0, 0)
@@ -176,6 +195,7 @@ class PrivateTraining:
         self._secret = seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
+        self._claim: object = chacha.claimed(chacha.host_key(self._seed, "noise").copy())
 
     @property
     def steps_begun(self) -> int:
@@ -213,11 +233,15 @@ class PrivateTraining:
                 raise ValueError(
                     f"the plan is for {planned}; an array of data has shape {np.shape(leaf)}"
                 )
-        shapes = [f"{getattr(x, 'dtype', '')}{list(np.shape(x))}" for x in leaves]
+        dtypes = [getattr(x, "dtype", "") for x in leaves]
+        parts = zip(pytree.names(data), dtypes, leaves, strict=True)
+        shapes = [f"{name} {dtype}{list(np.shape(x))}" for name, dtype, x in parts]
         if self._asked["data"] not in (None, shapes):
             raise ValueError(f"the training began with data {self._asked['data']}, not {shapes}")
         self._asked["data"] = shapes
-        self.plan.check_steps(self.steps_begun + 1)
+        self._row_shapes = [np.shape(x)[1:] for x in leaves]
+        with self._in_use():
+            self.plan.check_steps(self.steps_begun + 1)
         return self._drawn(data, num)
 
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
@@ -226,13 +250,34 @@ class PrivateTraining:
             table = users.table(self._groups, plan.group_size)
             num = len(table)
         while self.steps_begun < plan.num_steps:
-            self._ledger.begin()
-            self._ledger.force()  # on the disk before anything of the step is seen
-            step = self.steps_begun
+            with self._in_use():
+                self._ledger.begin()
+                self._ledger.force()  # on the disk before anything of the step is seen
+                step = self.steps_begun
             batch = plan.batch(self._seed, step).only(num)
             batch = batch if table is None else users.examples(batch, table)
             examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
-            yield DrawnBatch(examples, batch.mask, np.array(step, np.int32), self._run)
+            run = _words_of(self._run, np.asarray(batch.mask))
+            yield DrawnBatch(examples, batch.mask, np.array(step, np.int32), run)
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """One thread at a time; refused in a fork of the process, and once another may go on."""
+        processes.check_not_forked(self._process, "this PrivateTraining")
+        with self._lock:
+            if self._closed:
+                raise ValueError(
+                    "this PrivateTraining is closed and takes no more steps: one that resumes its "
+                    "folder may have taken them"
+                )
+            yield
+
+    def _digest_groups(self, key: str) -> None:
+        """Notes a digest of the users' names, row by row, that says nothing without its key."""
+        if self._groups is not None:
+            text = repr(self._ids.tolist())
+            digest = hmac.new(key.encode(), text.encode(), "sha256").hexdigest()
+            self._asked["groups"] = [key, digest]
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
         """A batch's rows of one array on the devices, zeros where there is no example."""
@@ -269,18 +314,22 @@ class PrivateTraining:
         weights, are not seen: the two results differ by what the noise was to hide.
 
         Raises:
-          RuntimeError: if it was made before; in `init`, if the state was made before or it is
-            traced (under `jit`), where the noise's key would be a constant of the program.
+          RuntimeError: if it was made before, or in a fork of this training's process; in `init`,
+            if the state was made before or it is traced (under `jit`), where the noise's key would
+            be a constant of the program.
           TypeError: in `update`, for anything else than a `DrawnBatch`.
           ValueError: in `update`, for a batch that was used before, one of another training, or one
-            that is not the state's next; under `jit` the gradient of the last two is NaN instead.
-            Under `vmap`, unless it maps over states.
+            that is not the state's next or not as it was drawn: with more rows, rows of another
+            shape, or another mask; under `jit` the gradient is NaN instead, but for shapes. Under
+            `vmap` of anything that the gradient depends on, in `shard_map` and in `pmap`; after
+            `close`.
         """
-        if self._transformed:
-            raise RuntimeError(
-                "a PrivateTraining makes one transform: a second one would spend its ε again"
-            )
-        self._transformed = True
+        with self._in_use():
+            if self._transformed:
+                raise RuntimeError(
+                    "a PrivateTraining makes one transform: a second one would spend its ε again"
+                )
+            self._transformed = True
         compiled = jax.jit(functools.partial(self._mean, oracle, microbatch_size))
 
         def update(
@@ -291,31 +340,56 @@ class PrivateTraining:
                     "a private gradient needs update(batch, state, params) with a batch of "
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
                 )
+            with self._in_use():
+                self._check_rows(batch)
+            tracing.check_one_program("a PrivateTraining")
             right, noise = _is_next(batch, state), state.privatize.noise
-            tracing.check_is_argument(noise.key)
+            tracing.check_keys(noise.key, noise.step)
             if isinstance(right, jax.core.Tracer):
                 return compiled(batch, state, params)
             if not right:
                 raise ValueError(
-                    f"the batch of step {batch.step} is of another training, or not the next one: "
-                    f"the state has seen {noise.step} steps. A batch that is used twice, or a "
-                    "state that is started over, would repeat noise"
+                    f"the batch of step {batch.step} is of another training, or not the next one, "
+                    f"or its mask is not that which was drawn: the state has seen {noise.step} "
+                    "steps. A batch that is used twice, or a state that is started over, would "
+                    "repeat noise"
                 )
-            if batch.step <= self._used:
-                raise ValueError(
-                    f"the batch of step {batch.step} was used before: at other weights, or with "
-                    "another state, it would repeat noise"
-                )
-            used, self._used = self._used, int(batch.step)  # before others can see it as unused
+            step = int(batch.step)
+            with self._in_use():
+                if step <= self._used:
+                    raise ValueError(
+                        f"the batch of step {step} was used before: at other weights, or with "
+                        "another state, it would repeat noise"
+                    )
+                used, self._used = self._used, step  # before another thread sees it as unused
             try:
                 return compiled(batch, *self._placed((state, params)))
             except BaseException:
-                self._used = used  # no result was seen
+                with self._lock:  # no result was seen
+                    self._used = used if self._used == step else self._used
                 raise
 
         return optax.GradientTransformation(self._init, update)
 
+    def _check_rows(self, batch: DrawnBatch) -> None:
+        """ValueError if rows were added to a drawn batch, or have another shape than the data's."""
+        shape = np.shape(batch.mask)
+        if self._row_shapes is None:
+            return
+        rows = [np.shape(x) for x in jax.tree.leaves(batch.examples)]
+        expected = [shape + row for row in self._row_shapes]
+        if rows != expected:
+            raise ValueError(
+                f"this batch was drawn with arrays {expected}, and now has {rows}: an example in "
+                "more than one row would move the sum by more than S. Make views of an example "
+                "inside the loss"
+            )
+
     def _init(self, params: Params) -> PrivateState:
+        with self._in_use():
+            return self._first_state(params)
+
+    def _first_state(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
         if self._initialised or self.steps_begun > self._first:
@@ -323,13 +397,13 @@ class PrivateTraining:
                 f"the state is started over after {self.steps_begun} steps: a second one has "
                 "the same noise. Begin another PrivateTraining; its ε adds to this"
             )
+        check_not_accumulated()
+        pytree.check_has_arrays(params)
         pytree.check_real(params)
         trained = self._trained_of(params)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
-            raise ValueError(
-                f"trainable is found in no parameter's name: {names or 'none is there'}"
-            )
+            raise ValueError(f"trainable is found in no parameter's name: {names}")
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
@@ -376,6 +450,7 @@ class PrivateTraining:
         )
         right = _is_next(batch, state)
         gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+        gradient = tracing.never_mapped(gradient)
         whole = _merged(gradient, optax.tree.zeros_like(params))
         return whole, PrivateState(after, gradient, state.run)
 
@@ -386,14 +461,19 @@ class PrivateTraining:
         before its batch is given. `tree` is any pytree of arrays, such as parameters and the
         chain's state; of a training without a seed no key is written.
 
-        Raises a ValueError if the folder is another training's, or a leaf is no number or a key;
-        BlockingIOError if another process has it; OSError if it cannot be written.
+        Raises a ValueError if the folder is another training's, this one is closed, or a leaf is no
+        number or a key; BlockingIOError if another process has the folder; OSError if it cannot be
+        written; RuntimeError in a fork of this training's process.
         """
-        path, facts = files.user_path(folder).absolute(), self.plan.to_json() | self._asked
+        with self._in_use():
+            self._save(files.user_path(folder).absolute(), tree)
+
+    def _save(self, path: Path, tree: PyTree) -> None:
         if self._path not in (None, path):
             raise ValueError(f"this training is saved in {self._path}")
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
         steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
+        facts: JsonObject = {"training": self.plan.to_json() | self._asked}
         facts |= {"steps_begun": self.steps_begun, "step": (steps or [self.steps_begun])[-1]}
         key = b""
         if self._secret:
@@ -452,14 +532,21 @@ class PrivateTraining:
     def _agreed(self, path: Path) -> JsonObject:
         """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
         facts, _ = saved.read(path / SAVED)
-        for key, own in (self.plan.to_json() | self._asked).items():
-            if facts.get(key) != own and key not in ("noise_multiplier", "epsilon", "data"):
-                what = f"{key} = {facts.get(key)!r}, not {own!r}"
-                raise ValueError(f"{path} holds a training with {what}")
-        self.plan = PrivacyPlan.from_json(facts)  # its own σ, whatever accountant is installed now
-        self.plan.check_target(facts["target_epsilon"])
+        recorded = facts["training"]
+        if isinstance(recorded.get("groups"), list):
+            self._digest_groups(str((recorded["groups"] or [""])[0]))
+        asked = self.plan.to_json() | self._asked
+        for key in asked | recorded:
+            if recorded.get(key) == asked.get(key) or key in TAKEN_FROM_THE_FOLDER:
+                continue
+            if key == "groups":
+                raise ValueError(f"{path} holds a training with other groups, or in another order")
+            what = f"{key} = {recorded.get(key)!r}, not {asked.get(key)!r}"
+            raise ValueError(f"{path} holds a training with {what}")
+        self.plan = PrivacyPlan.from_json(recorded)  # its own σ, whatever is installed now
+        self.plan.check_target(self._asked["target_epsilon"])
         self.plan.check_epsilon()
-        self._asked["data"] = facts["data"]
+        self._asked["data"] = recorded["data"]
         return facts
 
     def restore(self, like: PyTree) -> PyTree:
@@ -478,8 +565,10 @@ class PrivateTraining:
         return jax.tree.map(own, like, saved.restored(self._path / SAVED, like), is_leaf=_is_state)
 
     def close(self) -> None:
-        """Lets others have the folder; this training begins no more steps."""
-        self._close()
+        """Ends this training, which takes no more steps, and lets others have the folder."""
+        with self._lock:
+            self._closed, self._claim = True, None
+            self._close()
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -526,7 +615,23 @@ the model to say: no ε here covers them."""
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
     in_order = batch.step == state.privatize.noise.step + 1
-    return in_order & jnp.all(batch.run == state.run)
+    return in_order & (batch.run == _words_of(state.run, batch.mask)).all()
+
+
+def _words_of(
+    run: UInt32[Array | np.ndarray, "2"], mask: Bool[Array | np.ndarray, "rows ..."]
+) -> UInt32[Array | np.ndarray, "2"]:
+    """The words of a run's batch: those of the run, the second changed by a checksum of the mask.
+
+    Each place has a word of its own, so that another mask has, but for one in 2^32, another sum.
+    """
+    xp: Any = np if isinstance(mask, np.ndarray) else jnp
+    words = xp.arange(1, mask.size + 1, dtype=xp.uint32) * xp.uint32(0x9E3779B1)
+    words = (words ^ (words >> 15)) * xp.uint32(0x85EBCA77)
+    words = (words ^ (words >> 13)) * xp.uint32(0xC2B2AE3D)
+    words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
+    checksum = xp.sum(words, dtype=xp.uint32)
+    return run ^ xp.stack([xp.zeros_like(checksum), checksum])
 
 
 def _is_state(node: object) -> bool:

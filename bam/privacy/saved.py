@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -13,10 +14,14 @@ from bam.core import pytree
 from bam.files import JsonObject
 
 LIMIT = 2**40  # bytes
+FACTS = {"training": dict, "step": int, "steps_begun": int, "leaves": list}
 
 
 def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
     """The file's content; ValueError for a leaf of no numbers, or that has a secret's bytes."""
+    for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise ValueError(f"{name} is not saved: give jax.random.key_data of a key of JAX's")
     arrays, facts = (
         [np.asarray(x) for x in jax.tree.leaves(tree)],
         facts | {"leaves": _described(tree)},
@@ -37,9 +42,17 @@ def read(path: Path) -> tuple[JsonObject, list[np.ndarray]]:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
-            return json.loads(first.tobytes()), arrays
+            facts = json.loads(first.tobytes())
     except Exception:  # NumPy and zipfile raise many kinds for one cause
         raise ValueError(f"{path} is damaged") from None
+    kinds = {name: type(value) for name, value in facts.items()} if type(facts) is dict else {}
+    if (
+        FACTS.items() - kinds.items()
+        or not all(type(x) is str for x in facts["leaves"])
+        or not 0 <= facts["step"] <= facts["steps_begun"]
+    ):
+        raise ValueError(f"{path} is damaged, or was saved by another version of bam")
+    return facts, arrays
 
 
 def restored(path: Path, like: PyTree) -> PyTree:

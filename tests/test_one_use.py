@@ -1,0 +1,553 @@
+"""One object, one use: shared, forked, threaded, mapped or resumed, no noise is added twice."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import bam
+from bam import files
+from bam.core import chacha, processes
+from bam.privacy import private_training
+from tests.own_loop import DATA, PLAN, begin, resume, take
+
+CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
+ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
+ROWS = jnp.asarray(DATA[:8])
+
+
+def started(oracle=ORACLE, params=W, **changes):
+    """A training's transform, its first state and its first batch."""
+    private = bam.PrivateTraining(**(PLAN | changes))
+    tx = private.gradient(oracle)
+    return private, tx, tx.init(params), next(private.batches(DATA))
+
+
+def refused(match, fn, *args, error=ValueError):
+    with pytest.raises(error, match=match) as raised:
+        fn(*args)
+    assert "\n" not in str(raised.value)
+
+
+# One process.
+
+
+def in_a_fork(fn):
+    """What a function of the child returns, or its error's text; JAX computes nothing there."""
+    read, write = os.pipe()
+    with warnings.catch_warnings(action="ignore"):  # JAX's threads are not in the child
+        child = os.fork()
+    if not child:
+        try:
+            text = str(fn())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode()[:4000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def rows_drawn(private):
+    return hashlib.sha256(np.asarray(next(private.batches(DATA)).examples)).hexdigest()
+
+
+def test_a_fork_of_the_process_cannot_draw_take_or_save_a_step(tmp_path):
+    private, tx, state, batch = started()
+    uses = {
+        "batches": lambda: next(private.batches(DATA)),
+        "update": lambda: tx.update(batch, state, W),
+        "save": lambda: private.save(tmp_path / "folder"),
+        "gradient": lambda: bam.PrivateTraining.gradient(private, ORACLE),
+    }
+    for use in uses.values():
+        text = in_a_fork(use)
+        assert text.startswith("RuntimeError: this PrivateTraining was made in process")
+        assert "repeat its batches and its noise" in text
+    assert private.steps_begun == 1 and not (tmp_path / "folder").exists()
+    tx.update(batch, state, W)  # the control: the process itself goes on
+
+
+def test_a_fork_that_is_not_refused_draws_the_same_batches(monkeypatch):  # the control
+    monkeypatch.setattr(processes, "check_not_forked", lambda process, what: None)
+    private = bam.PrivateTraining(**PLAN)
+    assert in_a_fork(lambda: rows_drawn(private)) == rows_drawn(private)
+
+
+def test_a_key_or_a_transform_of_before_a_fork_is_refused_after_it():
+    key = bam.secret_key()
+    tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    assert "RuntimeError: this bam.secret_key()" in in_a_fork(
+        lambda: bam.gaussian_noise(CLIP, 1.0, key)
+    )
+    assert "this private transform was made in process" in in_a_fork(lambda: tx.init(W))
+    assert in_a_fork(lambda: chacha.check_key(np.array(key))) == "None"  # a copy cannot be seen
+    bam.gaussian_noise(CLIP, 1.0, key)  # the control
+
+
+# One thread.
+
+
+class NoLock:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        pass
+
+
+def gradients_of_two_threads(monkeypatch):
+    """How many of two threads get the gradient of one batch, at other weights each."""
+
+    class Slow(bam.PrivateTraining):
+        """Lets the other thread run between looking whether a batch was used and noting it."""
+
+        def __setattr__(self, name, value):
+            if name == "_used" and value:
+                time.sleep(0.01)
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr(bam, "PrivateTraining", Slow)
+    _, tx, state, batch = started()
+    gradients, together = [], threading.Barrier(2)
+
+    def update(weights):
+        together.wait()
+        with contextlib.suppress(ValueError):
+            gradients.append(tx.update(batch, state, weights))
+
+    threads = [threading.Thread(target=update, args=(W + shift,)) for shift in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(gradients)
+
+
+def test_of_two_threads_one_gets_a_batchs_gradient(monkeypatch):
+    assert gradients_of_two_threads(monkeypatch) == 1
+
+
+def test_without_the_lock_both_threads_get_it(monkeypatch):  # the control
+    monkeypatch.setattr(private_training.threading, "RLock", NoLock)
+    assert gradients_of_two_threads(monkeypatch) == 2
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_no_step_begins_and_nothing_is_saved_once_a_training_is_closed(tmp_path, is_saved):
+    private, tx, tree = begin()
+    if is_saved:
+        private.save(tmp_path, tree)
+    tree = take(private, tx, tree, 2)
+    batches = private.batches(DATA)
+    drawn = next(batches)
+    private.close()
+    later = [
+        lambda: next(batches),
+        lambda: private.batches(DATA),
+        lambda: tx.update(drawn, tree[1], tree[0]),
+        lambda: private.save(tmp_path, tree),
+    ]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for use in later:
+        refused("is closed and takes no more steps", use)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert private.steps_begun == 3
+
+
+def test_threads_that_write_one_file_both_succeed_and_a_full_disk_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    path, errors = tmp_path / "file", []
+
+    def write(content):
+        try:
+            for _ in range(30):
+                files.write_bytes(path, content)
+        except OSError as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=write, args=(bytes([i]) * 1000,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert not errors and len(set(path.read_bytes())) == 1
+
+    def full(file):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    content = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            files.write_bytes(path, b"new")
+    assert [x.name for x in tmp_path.iterdir()] == ["file"] and path.read_bytes() == content
+
+
+@pytest.mark.parametrize("with_another", [False, True])
+def test_a_ledger_that_is_removed_or_replaced_meanwhile_ends_the_training(tmp_path, with_another):
+    private, tx, tree = begin()
+    private.save(tmp_path, tree)
+    take(private, tx, tree, 2)
+    (tmp_path / "steps_begun").unlink()
+    if with_another:
+        (tmp_path / "steps_begun").touch()
+    with pytest.raises(OSError, match="removed or replaced since training began"):
+        next(private.batches(DATA))
+    assert private.steps_begun == 2
+    private.close()
+
+
+# One batch.
+
+
+def appended(batch):
+    flipped = batch._replace(examples=-np.asarray(batch.examples))
+    return batch._replace(
+        examples=np.concatenate([batch.examples, flipped.examples]),
+        mask=np.concatenate([batch.mask, batch.mask]),
+    )
+
+
+def reshaped(batch):
+    return batch._replace(examples=np.repeat(np.asarray(batch.examples)[:, None], 2, axis=1))
+
+
+def test_rows_of_another_shape_are_refused_also_where_traced():
+    total = bam.dp_sgd(lambda w, x: jnp.sum(w * jnp.sum(x)))
+    _, tx, state, batch = started(total)
+    refused("this batch was drawn with arrays", tx.update, reshaped(batch), state, W)
+    refused("this batch was drawn with arrays", jax.jit(tx.update), reshaped(batch), state, W)
+    tx.update(batch, state, W)  # the control: it was not used up
+
+
+def padding_filled(batch):
+    rows = np.array(batch.examples)
+    rows[~batch.mask] = rows[batch.mask][0]
+    return batch._replace(examples=rows, mask=np.ones_like(batch.mask))
+
+
+def one_moved(batch):
+    mask = np.array(batch.mask)
+    mask[[np.flatnonzero(mask)[0], np.flatnonzero(~mask)[0]]] = False, True
+    return batch._replace(mask=mask)
+
+
+def padded(batch):
+    return appended(batch)._replace(mask=np.concatenate([batch.mask, 0 * batch.mask > 1]))
+
+
+@pytest.mark.parametrize("change", [appended, padding_filled, one_moved, padded])
+def test_rows_or_a_mask_that_were_changed_are_refused_and_gives_nan_where_traced(change):
+    _, tx, state, batch = started()
+    refused("its mask is not that which was drawn", tx.update, change(batch), state, W)
+    assert np.isnan(jax.jit(tx.update)(change(batch), state, W)[0]).all()
+    augmented = batch._replace(examples=np.asarray(batch.examples) * 2.0)  # the control
+    assert np.isfinite(tx.update(augmented, state, W)[0]).all()
+
+
+def test_masks_of_every_size_and_row_have_other_words():
+    words = set()
+    masks = [np.arange(n) == i for n in range(1, 40) for i in range(n)]
+    for mask in [*masks, np.zeros(3, bool), np.zeros(4, bool)]:
+        host = private_training._words_of(np.zeros(2, np.uint32), mask)
+        words.add(host.tobytes())
+    device = jax.jit(private_training._words_of)(jnp.zeros(2, jnp.uint32), masks[-1])
+    np.testing.assert_array_equal(
+        device, private_training._words_of(np.zeros(2, np.uint32), masks[-1])
+    )
+    assert len(words) == len(masks) + 2
+
+
+# One training in a folder.
+
+
+USERS = {
+    "num_examples": 20, "expected_batch_size": 4, "groups": np.arange(60) // 3, "group_size": 3,
+}  # fmt: skip
+
+
+def in_words(fn):
+    return [fn(f"user {i:02d}") for i in USERS["groups"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": USERS["groups"][::-1]}, "with other groups, or in another order"),
+        ({"groups": USERS["groups"] + 1}, "with other groups, or in another order"),
+        ({"groups": np.array(in_words(str))}, "with other groups, or in another order"),
+        ({"clip": bam.normalize(1.0)}, r"clip = 'bam\.core\.clipping\.clip_by_l2_norm"),
+        (
+            {"clip": bam.chain(optax.scale(2.0), CLIP)},
+            r"clip = 'bam\.core\.clipping\.clip_by_l2_norm",
+        ),
+    ],
+)
+def test_a_training_of_other_groups_or_another_clip_does_not_go_on(tmp_path, changes, message):
+    private, _, tree = begin(**USERS)
+    private.save(tmp_path, tree)
+    private.close()
+    refused(message, lambda: bam.PrivateTraining.resume(tmp_path, **(PLAN | USERS | changes)))
+    same = {"groups": USERS["groups"].astype(np.int32), "clip": bam.clip_by_l2_norm(np.float64(1))}
+    resume(tmp_path, **(USERS | same))[0].close()  # the control
+
+
+def test_the_names_of_users_are_not_in_the_folder(tmp_path):
+    for name in ("a", "b"):  # under another key each
+        private, _, tree = begin(**USERS | {"groups": np.array(in_words(str))})
+        private.save(tmp_path / name, tree)
+        private.close()
+    both = [(tmp_path / name / "training.npz").read_bytes() for name in ("a", "b")]
+    assert b"user 01" not in both[0] and digests(both[0]) != digests(both[1])
+
+
+def digests(content):
+    with np.load(__import__("io").BytesIO(content)) as file:
+        return json.loads(file["arr_0"].tobytes())["training"]["groups"]
+
+
+def clips_of_a_kind(factor):
+    def update(grads, state, params=None):
+        return jax.tree.map(lambda g: factor * jnp.tanh(g), grads), state
+
+    return bam.BoundedTransformation(lambda params: (), update, 2.0)
+
+
+def test_a_clip_of_ones_own_is_known_by_its_code_and_the_numbers_that_it_keeps(tmp_path):
+    private, _, tree = begin(clip=clips_of_a_kind(0.5))
+    private.save(tmp_path, tree)
+    private.close()
+    refused("factor=0.5", lambda: resume(tmp_path, clip=clips_of_a_kind(0.25)))
+    resume(tmp_path, clip=clips_of_a_kind(0.5))[0].close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ([], "is damaged, or was saved by another version"),
+        ({"step": "1"}, "is damaged, or was saved by another version"),
+        ({"step": -1}, "is damaged, or was saved by another version"),
+        ({"steps_begun": None}, "is damaged, or was saved by another version"),
+        ({"leaves": [1]}, "is damaged, or was saved by another version"),
+        ({"training": None}, "is damaged, or was saved by another version"),
+        ({"training": {}}, "holds a training with num_examples = None, not 60"),
+        ({"training": {"noise_multiplier": "much"}}, "must be of <class 'float'>"),
+        ({"training": {"epsilon": [1]}}, "must be of <class 'float'>"),
+        ({"training": {"groups": []}}, "groups"),
+    ],
+)
+def test_facts_that_are_damaged_are_one_line(
+    tmp_path, facts, message, without_the_tests_type_checks
+):
+    private, _, tree = begin()
+    private.save(tmp_path, tree)
+    private.close()
+    path = tmp_path / "training.npz"
+    with np.load(path) as file:
+        first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
+    old = json.loads(first.tobytes())
+    if isinstance(facts, dict) and isinstance(facts.get("training"), dict) and facts["training"]:
+        facts = {"training": old["training"] | facts["training"]}
+    new = old | facts if isinstance(facts, dict) else facts
+    with path.open("wb") as file:
+        np.savez(file, np.frombuffer(json.dumps(new).encode(), np.uint8), *arrays)
+    refused(message, lambda: resume(tmp_path))
+
+
+def test_a_folder_in_place_of_the_ledger_is_one_line(tmp_path):
+    private, _, tree = begin()
+    private.save(tmp_path, tree)
+    private.close()
+    (tmp_path / "steps_begun").unlink()
+    (tmp_path / "steps_begun").mkdir()
+    refused("steps_begun is damaged: it is no file", lambda: resume(tmp_path))
+
+
+# One state, one noise.
+
+
+def total(weights, key, shift=0.0):
+    noise = bam.gaussian_noise(CLIP, 1.0, key)
+    grad_fn = lambda w, x: w - x + shift  # noqa: E731
+    return bam.clipped_sum(grad_fn, CLIP, weights, ROWS, mask=None, noise=noise)[0]
+
+
+def keys(*shape):
+    num = int(np.prod(shape))
+    return jnp.stack([bam.secret_key() for _ in range(num)]).reshape(*shape, 8)
+
+
+TWICE = "the same noise would be added more than once"
+
+
+def test_an_ensemble_of_one_private_transform_is_refused_where_its_state_is_made():
+    tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    for init in (jax.vmap(tx.init), jax.jit(tx.init)):
+        refused("outside of jit and vmap", init, jnp.zeros((2, 2)), error=RuntimeError)
+
+    def member(key, grads):  # the control: a key for each
+        tx = bam.privatize(CLIP, 1.0, 4, key)
+        return tx.update(grads, tx.init(W), W, mask=None)[0]
+
+    of_each = jax.vmap(member)(keys(2), jnp.stack([ROWS, ROWS]))
+    assert np.isfinite(of_each).all() and not np.array_equal(*of_each)
+
+
+def broadcast(tree):
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *jnp.shape(x))), tree)
+
+
+def test_equal_keys_are_refused_where_vmap_shows_them_and_give_nan_elsewhere():
+    equal, weights = broadcast(bam.secret_key()), jnp.ones((2, 2))
+    refused(TWICE, jax.vmap(total), weights, equal)
+    assert np.isnan(jax.jit(jax.vmap(total))(weights, equal)).all()
+    tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    state, rows = broadcast(tx.init(W)), jnp.stack([ROWS, ROWS + 1])
+    update = jax.vmap(lambda grads, state: tx.update(grads, state, W, mask=None)[0])
+    refused(TWICE, update, rows, state)
+    assert np.isnan(jax.jit(update)(rows, state)).all()
+    assert np.isfinite(jax.jit(jax.vmap(total))(weights, keys(2))).all()  # the controls
+    steps = state._replace(noise=state.noise._replace(step=jnp.arange(2)))
+    assert (
+        np.isfinite(update(rows, steps)).all() and np.isfinite(jax.jit(update)(rows, steps)).all()
+    )
+
+
+def test_a_vmap_of_a_vmap_needs_keys_that_differ_in_both():
+    inner, weights = jax.vmap(total, (None, 0)), jnp.ones((2, 2))
+    both = jax.vmap(inner)
+    refused(TWICE, jax.vmap(inner, (0, None)), weights, keys(2))
+    refused(TWICE, both, weights, broadcast(keys(2)))
+    a, b, c = keys(3)
+    overlapping = jnp.stack([jnp.stack([a, b]), jnp.stack([b, c])])
+    refused(TWICE, both, weights, overlapping)
+    assert np.isnan(jax.jit(both)(weights, overlapping)).all()
+    assert np.isfinite(both(weights, keys(2, 2))).all()  # the control
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_vmap_over_something_that_the_gradient_closes_over_is_refused(compiled):
+    wrap = jax.jit if compiled else lambda fn: fn
+    noise = bam.gaussian_noise(CLIP, 1.0, bam.secret_key())
+
+    def shifted(shift, noise):
+        grad_fn = lambda w, x: w - x + shift  # noqa: E731
+        return bam.clipped_sum(grad_fn, CLIP, W, ROWS, mask=None, noise=noise)[0]
+
+    refused(TWICE, wrap(jax.vmap(shifted, (0, None))), jnp.arange(2.0), noise)
+    each = lambda shift, key: shifted(shift, bam.gaussian_noise(CLIP, 1.0, key))  # noqa: E731
+    assert np.isfinite(wrap(jax.vmap(each))(jnp.arange(2.0), keys(2))).all()  # the control
+    shift = [0.0]
+    _, tx, state, batch = started(bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x + shift[0]) ** 2)))
+
+    def update(value, batch, state):
+        shift[:] = [value]
+        return tx.update(batch, state, W)[0]
+
+    refused(TWICE, wrap(jax.vmap(update, (0, None, None))), jnp.arange(2.0), batch, state)
+
+
+def test_no_map_of_a_private_training_runs_whatever_it_maps_over():
+    _, tx, state, batch = started()
+    weights = jnp.zeros((2, 2))
+    for axes, args in [
+        ((None, None, 0), (batch, state, weights)),
+        ((None, 0, 0), (batch, broadcast(state), weights)),
+        ((0, 0, 0), (broadcast(batch), broadcast(state), weights)),
+        ((0, None, None), (broadcast(batch), state, W)),
+    ]:
+        refused(TWICE, jax.vmap(tx.update, axes), *args)
+        refused(TWICE, jax.jit(jax.vmap(tx.update, axes)), *args)
+    assert np.isfinite(tx.update(batch, state, W)[0]).all()  # the control
+
+
+def on_devices(fn, *specs, check=False):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
+    specs = [PartitionSpec("devices") if spec else PartitionSpec() for spec in specs]
+    out = PartitionSpec("devices")
+    return jax.shard_map(fn, mesh=mesh, in_specs=tuple(specs), out_specs=out, check_vma=check)
+
+
+def test_devices_with_one_key_get_nan_and_a_private_training_is_refused_there():
+    weights, key = jnp.ones((2, 2)), bam.secret_key()
+    replicated = on_devices(lambda w, key: total(w[0], key)[None], True, False)
+    each = on_devices(lambda w, key: total(w[0], key[0])[None], True, True)
+    for wrap in (lambda fn: fn, jax.jit):
+        assert np.isnan(wrap(replicated)(weights, key)).all()
+        assert np.isfinite(wrap(each)(weights, keys(2))).all()  # the control
+    assert np.isnan(
+        jax.pmap(total, in_axes=(0, None), devices=jax.devices()[:2])(weights, key)
+    ).all()
+    _, tx, state, batch = started()
+    update = on_devices(lambda w, b, s: tx.update(b, s, w[0])[0][None], True, False, False)
+    refused("shard_map or pmap", jax.jit(update), weights, batch, state)
+
+
+def test_two_trainings_of_one_seed_are_warned_of_while_both_exist():
+    first = bam.PrivateTraining(**PLAN, seed=5)
+    with pytest.warns(RuntimeWarning, match="a key of the same words"):
+        bam.PrivateTraining(**PLAN, seed=5)
+    with warnings.catch_warnings(action="error"):
+        bam.PrivateTraining(**PLAN, seed=6)
+        bam.PrivateTraining(**PLAN), bam.PrivateTraining(**PLAN)
+        first.close()
+        bam.PrivateTraining(**PLAN, seed=5)
+
+
+# What JAX and optax would say in many lines.
+
+
+@pytest.mark.parametrize("make", [lambda: started()[0:0], lambda: None], ids=["own loop", "parts"])
+def test_multi_steps_around_a_private_gradient_is_one_line(make):
+    private = bam.PrivateTraining(**PLAN)
+    parts = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    tx = private.gradient(ORACLE) if make() == () else parts
+    refused("optax.MultiSteps cannot go around", optax.MultiSteps(tx, 2).init, W)
+    chained = optax.chain(tx, optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    chained.init(W)  # the control: private gradients may be averaged
+
+
+def test_a_sharding_constraint_in_the_loss_with_a_mesh_is_one_line():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
+    where = NamedSharding(mesh, PartitionSpec("devices"))
+    oracle = bam.dp_sgd(
+        lambda w, x: 0.5 * jnp.sum(jax.lax.with_sharding_constraint(w - x, where) ** 2)
+    )
+    _, tx, state, batch = started(oracle, mesh=mesh)
+    refused("leave sharding constraints out of the loss", tx.update, batch, state, W)
+
+
+def test_parameters_without_an_array_are_one_line():
+    match = "the parameters are a tree without an array"
+    refused(match, bam.PrivateTraining(**PLAN).gradient(ORACLE).init, {})
+    refused(match, bam.privatize(CLIP, 1.0, 4, bam.secret_key()).init, {})
+    refused(match, lambda: bam.clipped_sum(lambda w, x: w, CLIP, {}, ROWS, mask=None))
+
+
+def test_a_key_of_jax_random_is_not_saved_and_its_data_are(tmp_path):
+    private, _, tree = begin()
+    key = jax.random.key(0)
+    refused(r"give jax\.random\.key_data", private.save, tmp_path / "new", (tree, key))
+    assert not (tmp_path / "new").exists()
+    private.save(tmp_path / "new", (tree, jax.random.key_data(key)))
+    private.close()
