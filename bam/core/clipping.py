@@ -7,18 +7,23 @@ quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; t
 gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
 the engine measures the output, the very integers that it adds, and drops an example that breaks the
 promise. A config finds a transform by its name in `bam.training.registry.CLIPS`.
+
+A bound is read when a transform is made, and cannot be changed: noise is scaled to it once, while
+the transform is traced again for each new shape.
 """
 
+import functools
 import math
+import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import pytree
+from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
 
 # What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
@@ -29,12 +34,27 @@ ROUNDING = 1 + 1e-5
 SMALLEST_CLIP_NORM = 1e-12
 
 
+class _Promise(NamedTuple):
+    """What a `BoundedTransformation` was made of, beside its `init`."""
+
+    update: Callable[..., tuple[PyTree, PyTree]]
+    sensitivity: float
+    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
+    is_proved: bool = False
+
+
+# That of each transform's own `update`: not in the transforms, whose attributes could be replaced.
+_promises: weakref.WeakKeyDictionary[Callable[..., Any], _Promise] = weakref.WeakKeyDictionary()
+
+
 class BoundedTransformation(optax.GradientTransformation):
     """An optax transform of *one example's* gradient that promises a bound on its output.
 
     It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with two more
     attributes. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`, of
     `params -> state` and, for one example, `(grads, state, params) -> (bounded grads, state)`.
+    It is what it was made as: attributes cannot be assigned, a copy is itself, it has no pickle,
+    and what `_replace` returns declares no bound.
 
     Attributes:
       sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
@@ -49,9 +69,7 @@ class BoundedTransformation(optax.GradientTransformation):
         own transforms alone.
     """
 
-    sensitivity: float
-    is_proved: bool
-    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
+    __slots__ = ()  # no dictionary that could be written to
 
     def __new__(
         cls,
@@ -61,18 +79,72 @@ class BoundedTransformation(optax.GradientTransformation):
         finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
     ) -> "BoundedTransformation":
         """Makes the pair `(init, update)` and attaches the bound."""
-        if not (sensitivity == 0 or sensitivity >= SMALLEST_CLIP_NORM):
+        bound = scalars.real("sensitivity", sensitivity)
+        if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
             raise ValueError(
                 f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
             )
-        self = super().__new__(cls, init, update)
-        self.sensitivity = float(sensitivity)
-        self.finish = finish
-        self.is_proved = False
+
+        # Another function than that of a transform with the same `update` and another bound.
+        @functools.wraps(update)
+        def bounded_update(*args: Any, **options: Any) -> tuple[PyTree, PyTree]:
+            return update(*args, **options)
+
+        _promises[bounded_update] = _Promise(update, bound, finish)
+        return super().__new__(cls, init, bounded_update)
+
+    def _replace(self, **changed: Any) -> optax.GradientTransformation:
+        """A pair of functions that declares no bound: it was another pair's."""
+        return optax.GradientTransformation(*self)._replace(**changed)
+
+    @property
+    def sensitivity(self) -> float:
+        """S; an AttributeError where none was declared."""
+        return _promise_of(self).sensitivity
+
+    @property
+    def finish(self) -> Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None:
+        """What follows the noise, once per step."""
+        return _promise_of(self).finish
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the bound is proved."""
+        return _promise_of(self).is_proved
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All that it was made of: where these are equal, so is what two of them do."""
+        return (self.init, *_promise_of(self))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        """Refuses another bound: noise may already be scaled to this one."""
+        raise AttributeError(f"{name} of a clip cannot be changed: make another clip")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        """Refuses, as `__setattr__`."""
+        raise AttributeError(f"{name} of a clip cannot be deleted: make another clip")
+
+    def __copy__(self) -> "BoundedTransformation":
+        """Itself, as of everything that cannot change."""
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BoundedTransformation":
+        """Itself."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuses a pickle, which would say nothing of the bound."""
+        raise TypeError("a clip has no pickle: make it anew where it is needed")
 
     # A pair of functions says too little: the same two may be given with another bound.
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+
+
+def _promise_of(clip: BoundedTransformation) -> _Promise:
+    if clip.update not in _promises:
+        raise AttributeError("these functions were not given a bound: make another clip")
+    return _promises[clip.update]
 
 
 def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
@@ -118,13 +190,13 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
       >>> print(clipped["w"], clip.sensitivity)
       [0.6 0.8] 1.0
     """
-    _check_clip_norm(clip_norm)
+    bound = _clip_norm(clip_norm)
 
     def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         norm = pytree.l2_norm(grads)
-        return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
+        return _clip(grads, norm, bound, jnp.isfinite(norm)), state
 
-    return _proved(update, clip_norm)
+    return _proved(update, bound)
 
 
 def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
@@ -151,18 +223,18 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
       >>> [round(float(x), 4) for x in clipped]
       [0.3, 0.4]
     """
-    _check_clip_norm(clip_norm)
-    if math.isinf(clip_norm):
+    bound, floor = _clip_norm(clip_norm), scalars.real("gamma", gamma)
+    if math.isinf(bound):
         raise ValueError("clip_norm must be finite for normalize, got inf")
-    if not SMALLEST_CLIP_NORM <= gamma < math.inf:
+    if not SMALLEST_CLIP_NORM <= floor < math.inf:
         raise ValueError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
 
     def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         norm = pytree.l2_norm(grads)
         # In two steps: for a large C and a small norm their quotient could overflow.
-        return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
+        return _scale(grads, 1 / (norm + floor), jnp.isfinite(norm), bound), state
 
-    return _proved(update, clip_norm)
+    return _proved(update, bound)
 
 
 def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
@@ -188,15 +260,18 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
       >>> print(clipped["w"], clipped["b"])
       [0.6 0.8] [1.]
     """
-    bounds = jax.tree.leaves(clip_norm)
-    for bound in bounds:
-        _check_clip_norm(bound)
+    bounds = tuple(map(_clip_norm, jax.tree.leaves(clip_norm)))
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(clip_norm)
     shared = jax.tree_util.all_leaves([clip_norm])
 
     def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         num_leaves = max(1, len(jax.tree.leaves(grads)))
         share = bounds[0] / math.sqrt(num_leaves) if shared else None
-        leaf_bounds = jax.tree.map(lambda _: share, grads) if shared else clip_norm
+        leaf_bounds: PyTree = (
+            jax.tree.map(lambda _: share, grads)
+            if shared
+            else jax.tree.unflatten(structure, bounds)
+        )
         if str(jax.tree.structure(leaf_bounds)) != str(jax.tree.structure(grads)):
             raise ValueError("clip_norm is neither a number nor a tree of them like the gradient's")
         finite = jnp.isfinite(pytree.l2_norm(grads))
@@ -228,7 +303,7 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
-    last, chained = transforms[-1], optax.chain(*transforms)
+    last, chained = as_declared(transforms[-1]), optax.chain(*transforms)
 
     def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
         private_grad, last_state = finish(last, mean, state[-1])
@@ -236,18 +311,29 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
 
     bounded = BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
     # Of several, the last may scale other numbers than those whose norm it takes.
-    bounded.is_proved = last.is_proved and len(transforms) == 1
-    return bounded
+    return _as_proved(bounded) if last.is_proved and len(transforms) == 1 else bounded
+
+
+def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
+    """A transform with the bound that it declares now, to be kept for as long as that is used.
+
+    Of a pair that somebody has given a `sensitivity`, and can give another, it is read once: here.
+    ValueError if a transform declares none.
+    """
+    if type(clip) is BoundedTransformation and clip.update in _promises:
+        return clip
+    sensitivity = getattr(clip, "sensitivity", None)
+    if sensitivity is None:
+        raise ValueError(
+            "this per-example transform declares no bound, no `sensitivity`: use clip_by_l2_norm, "
+            "normalize or clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
+        )
+    return BoundedTransformation(clip.init, clip.update, sensitivity, getattr(clip, "finish", None))
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
     """A transform's declared L2 sensitivity, at least 0; a ValueError if none, or infinite."""
-    sensitivity = getattr(clip, "sensitivity", None)
-    if sensitivity is None:
-        raise ValueError(
-            "this per-example transform declares no bound: use clip_by_l2_norm, normalize or "
-            "clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
-        )
+    sensitivity = as_declared(clip).sensitivity
     if not math.isfinite(sensitivity):
         raise ValueError(
             f"this per-example transform is not bounded (sensitivity {sensitivity}): "
@@ -273,26 +359,21 @@ class Bound(NamedTuple):
 
 def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
     """The bound of a clip in this state; ValueError if it declares no `sensitivity`."""
-    sensitivity = getattr(clip, "sensitivity", None)
-    if sensitivity is None:
-        raise ValueError(
-            "clipped_sum needs a bounded transform, one with a `sensitivity`: "
-            "clip_by_l2_norm, normalize, clip_per_layer, or a bam.chain that ends in one"
-        )
+    clip = as_declared(clip)
+    sensitivity, update = clip.sensitivity, clip.update
 
     def summand(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         pytree.check_real(grads)
         # What is narrower than 32 bits is bounded in 32: there rounding lifts no norm.
         grads = jax.tree.map(pytree.at_least_float32, grads)
         norm = pytree.l2_norm(grads)
-        clipped, _ = clip.update(grads, clip_state, params)
+        clipped, _ = update(grads, clip_state, params)
         pytree.check_real(clipped)
         # Entries whose squares underflow have a norm of 0, but are not 0.
         keep = jnp.isfinite(norm) & (sensitivity > 0)
         return jax.tree.map(lambda x: jnp.where(keep, x, 0), clipped), norm
 
-    is_proved = isinstance(clip, BoundedTransformation) and clip.is_proved
-    return Bound(summand, float(sensitivity), is_proved)
+    return Bound(summand, sensitivity, clip.is_proved)
 
 
 def is_within(summand: PyTree, limit: float) -> Bool[Array, ""]:
@@ -308,14 +389,20 @@ def _proved(
     update: Callable[..., tuple[PyTree, PyTree]], sensitivity: float
 ) -> BoundedTransformation:
     """A transform without state, whose docstring proves its bound."""
-    bounded = BoundedTransformation(lambda params: optax.EmptyState(), update, sensitivity)
-    bounded.is_proved = True
+    return _as_proved(BoundedTransformation(lambda params: optax.EmptyState(), update, sensitivity))
+
+
+def _as_proved(bounded: BoundedTransformation) -> BoundedTransformation:
+    _promises[bounded.update] = _promise_of(bounded)._replace(is_proved=True)
     return bounded
 
 
-def _check_clip_norm(clip_norm: float) -> None:
-    if not (clip_norm == 0 or clip_norm >= SMALLEST_CLIP_NORM):
+def _clip_norm(clip_norm: float) -> float:
+    """The number that C is now; ValueError if it cannot be one."""
+    bound = scalars.real("clip_norm", clip_norm)
+    if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
         raise ValueError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+    return bound
 
 
 def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:

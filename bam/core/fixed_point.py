@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PyTree, UInt32
 
+from bam.core import scalars
 from bam.core import strategy as strategies
 from bam.core.chacha import Stream, blocks, nonce
 from bam.core.clipping import ROUNDING
@@ -81,6 +82,9 @@ class GaussianNoise:
     drawn: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "std", scalars.real("std", self.std))
+        for name in ("key", "step", "drawn"):
+            object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
         if not (self.std == 0 or LEAST_STD <= self.std <= MOST_STD):
             raise ValueError(
                 f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, Integer, UInt32
 
-from bam.core import fixed_point, pytree
+from bam.core import fixed_point, pytree, scalars
 from bam.core.chacha import check_key, check_step
 from bam.core.clipping import ROUNDING, sensitivity_of
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Params
-from bam.core.strategy import INDEPENDENT, norm
+from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
 
 # With less, ε is in the thousands after a single step, and integers overflow.
@@ -95,7 +95,9 @@ def next_noise(
     is what is fresh. Its rounding moves d entries in b − 1 rows by less than a multiple each, all
     in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
     """
-    std = noise_multiplier * sensitivity * ROUNDING
+    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+    strategy = numbers(strategy)
+    std = noise_multiplier * scalars.real("sensitivity", sensitivity) * ROUNDING
     if not isinstance(state, CorrelatedNoiseState) or std == 0:
         return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
@@ -139,13 +141,14 @@ def gaussian_noise(
       1.00001
     """
     sensitivity = sensitivity_of(clip)
+    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     check_noise(noise_multiplier, sensitivity)
     check_key(key)
     check_step(step)
     if noise_multiplier == 0:
         raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
     check_keys(key, step)
-    state = GaussianNoiseState(key, jnp.asarray(step, jnp.uint32))
+    state = GaussianNoiseState(key, jnp.array(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 from jaxtyping import Array, Float, PyTree
 
-from bam.core import pytree
+from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
 
 # `(params, example) -> scalar loss of one example`
@@ -84,7 +84,7 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
       >>> oracle.grad(at, jnp.array([1.0, 0.0])).tolist()
       [2.0, 0.5]
     """
-    _check_non_negative("radius", radius)
+    radius = _non_negative("radius", radius)
 
     def ascend(params: Params, previous_private_grad: Grads | None) -> Params:
         if previous_private_grad is None or radius == 0:
@@ -132,8 +132,8 @@ def bam_sam(
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.5, 0.0]
     """
-    _check_non_negative("radius", radius)
-    _check_non_negative("ascent_views", ascent_views)
+    radius, mix = _non_negative("radius", radius), scalars.real("mix", mix)
+    ascent_views, ascent_mask = _num_views(ascent_views), _flags(ascent_mask)
     if not 0 <= mix <= 1:
         raise ValueError(f"mix must be between 0 and 1, got {mix}")
     if radius == 0 or mix == 0:
@@ -187,8 +187,8 @@ def bam_exact(
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.5, 0.0]
     """
-    _check_non_negative("penalty", penalty)
-    _check_non_negative("ascent_views", ascent_views)
+    penalty = _non_negative("penalty", penalty)
+    ascent_views, ascent_mask = _num_views(ascent_views), _flags(ascent_mask)
     if penalty == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
@@ -228,7 +228,7 @@ def _choose(
     """The leaves where `mask` is True, and a function that puts others in their place."""
     leaves = jax.tree.leaves(params)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
-    mask = mask(params) if callable(mask) else mask
+    mask = _flags(mask(params)) if callable(mask) else mask
     if mask is None:
         mask = jax.tree.unflatten(structure, [True] * len(leaves))
     flags = jax.tree.leaves(mask)
@@ -264,6 +264,23 @@ def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
     return params
 
 
-def _check_non_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
+def _non_negative(name: str, value: float) -> float:
+    """The number that it is now; ValueError unless finite and at least 0."""
+    read = scalars.real(name, value)
+    if not (math.isfinite(read) and read >= 0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    return read
+
+
+def _num_views(ascent_views: int) -> int:
+    views = scalars.whole("ascent_views", ascent_views)
+    if views < 0:
+        raise ValueError(f"ascent_views must be at least 0, got {views}")
+    return views
+
+
+def _flags(mask: AscentMask) -> AscentMask:
+    """A copy of a tree of bools; a function, or None, as it is."""
+    if callable(mask):
+        return mask
+    return jax.tree.map(lambda flag: scalars.flag("ascent_mask", flag), mask)

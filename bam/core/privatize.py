@@ -4,6 +4,7 @@
 transform of per-example gradients that are in memory.
 """
 
+import dataclasses
 import math
 import os
 import sys
@@ -15,13 +16,13 @@ import jax
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import processes, pytree
+from bam.core import processes, pytree, scalars
 from bam.core.chacha import claimed
-from bam.core.clipping import bound_of, finish, sensitivity_of
+from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
 from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
 from bam.core.pytree import Grads, Params
-from bam.core.strategy import INDEPENDENT
+from bam.core.strategy import INDEPENDENT, numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys
 
@@ -92,12 +93,16 @@ def privatize(
       >>> updates["w"].shape
       (3,)
     """
+    clip, strategy = as_declared(clip), numbers(strategy)
     sensitivity = sensitivity_of(clip)
+    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+    expected_batch_size = scalars.real("expected_batch_size", expected_batch_size)
     check_noise(noise_multiplier, sensitivity)
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
     check_strategy(strategy)
     check_start, process = claimed(key), os.getpid()
+    key = scalars.unchanging(key)
 
     @jax.jit
     def private_gradient(
@@ -166,12 +171,19 @@ def check_not_accumulated() -> None:
             )
 
 
-class NoisedMean(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class NoisedMean:
     """What is public of a private mean: σ, l, and the strategy that correlates its noise."""
 
     noise_multiplier: float
     expected_batch_size: float
     strategy: Sequence[float] = INDEPENDENT
+
+    def __post_init__(self) -> None:
+        """Copies the numbers; ValueError for what is none."""
+        for name in ("noise_multiplier", "expected_batch_size"):
+            object.__setattr__(self, name, scalars.real(name, getattr(self, name)))
+        object.__setattr__(self, "strategy", numbers(self.strategy))
 
 
 def private_mean(
@@ -192,6 +204,7 @@ def private_mean(
     `grad` at the weights that its `ascend` gives. Returns the mean, the norms of `clipped_sum`,
     which are NOT private, and the next step's state.
     """
+    clip = as_declared(clip)
     sensitivity = sensitivity_of(clip)
     noise, noise_state = next_noise(state.noise, by.noise_multiplier, sensitivity, by.strategy)
     noised, norms = clipped_sum(

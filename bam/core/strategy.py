@@ -26,6 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import signal
 
+from bam.core import scalars
+
 INDEPENDENT = (1.0,)
 UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
 # Σ|c_j| times what C^-1 can lengthen the largest entry of z by, which is below 2^24.1; with less
@@ -44,10 +46,18 @@ def square_root(bands: int) -> tuple[float, ...]:
       >>> square_root(4)
       (1.0, 0.5, 0.375, 0.3125)
     """
+    bands = scalars.whole("bands", bands)
     if not 1 <= bands <= UNITS:
         raise ValueError(f"bands must be from 1 to {UNITS}, got {bands}")
     coefficients = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, bands))])
     return tuple(float(c) for c in np.round(coefficients * UNITS) / UNITS)
+
+
+def numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    """A copy of a strategy, of Python's own numbers; ValueError for what is none."""
+    if not hasattr(strategy, "__len__") or isinstance(strategy, str | dict):
+        raise ValueError(f"a strategy is a sequence of numbers, got {strategy!r}")
+    return tuple(scalars.real("every number of a strategy", c) for c in strategy)
 
 
 def norm(strategy: Sequence[float] | np.ndarray) -> float:

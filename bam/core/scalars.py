@@ -1,0 +1,107 @@
+"""Numbers of a caller, read when they are given: what changes later changes nothing.
+
+A NumPy array of no axes, or a float of somebody's own class, can be another number tomorrow. A
+bound that was read from it once, and is read again in each step, would then be two bounds. So what
+a public function keeps are numbers of Python's own, which nobody can change.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+KINDS = ((np.bool_, bool), (np.integer, int), (np.floating, float))
+
+
+def number(name: str, value: Any) -> int | float:
+    """`value` as an int or a float of Python's own, as it is one or the other.
+
+    It may be Python's, NumPy's or JAX's, or an array of no axes. A ValueError, in one line that
+    begins with `name`, refuses all else: bools, text, complex numbers, longer arrays, and what JAX
+    traces.
+
+    Examples:
+      >>> import numpy as np
+      >>> number("radius", np.array(0.5)), number("bands", np.int64(3))
+      (0.5, 3)
+    """
+    read = _read(name, value)
+    if isinstance(read, bool) or not isinstance(read, int | float):
+        raise _wrong(name, float, value)
+    return read
+
+
+def real(name: str, value: Any) -> float:
+    """The same as a float."""
+    read = number(name, value)
+    try:
+        return float(read)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond what floats hold") from None
+
+
+def whole(name: str, value: Any) -> int:
+    """The same of what is an integer; a float is refused, too."""
+    read = _read(name, value)
+    if isinstance(read, bool) or not isinstance(read, int):
+        raise _wrong(name, int, value)
+    return read
+
+
+def count(name: str, value: Any) -> int:
+    """The same of what is an integer, or a float that is equal to one."""
+    read = number(name, value)
+    if not (math.isfinite(read) and read == int(read)):
+        raise ValueError(f"{name} must be an integer, got {read}")
+    return int(read)
+
+
+def flag(name: str, value: Any) -> bool:
+    """The same of True and False alone."""
+    read = _read(name, value)
+    if not isinstance(read, bool):
+        raise _wrong(name, bool, value)
+    return read
+
+
+def option(name: str, value: Any) -> bool | int | float | str | None:
+    """The same of whatever one value of a config may be."""
+    if isinstance(value, str):
+        return "".join(value)  # of Python's own class
+    read = _read(name, value)
+    if not (read is None or isinstance(read, bool | int | float)):
+        raise ValueError(f"{name} must be a number, a text or None, got {value!r}")
+    return read
+
+
+def unchanging(value: Any) -> Any:
+    """A copy of an array of NumPy's that cannot be written to; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    return value
+
+
+def _read(name: str, value: Any) -> Any:
+    """A number or a bool as Python's own; what is neither as it is."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            f"{name} must be a number, not traced: privacy and compiled programs rest on its value"
+        )
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        if value.shape:
+            raise ValueError(f"{name} must be one number, got an array of shape {value.shape}")
+        for dtype, kind in KINDS:
+            if jnp.issubdtype(value.dtype, dtype):
+                return kind(np.asarray(value))
+        return value
+    for _, kind in KINDS:
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _wrong(name: str, kind: type, value: Any) -> ValueError:
+    return ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
