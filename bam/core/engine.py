@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import fixed_point, places, pytree
+from bam.core import fixed_point, places, pytree, scalars
 from bam.core.chacha import check_step
-from bam.core.clipping import Bound, bound_of, is_within
+from bam.core.clipping import Bound, as_declared, bound_of, is_within
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
@@ -98,8 +98,8 @@ def clipped_sum(
       [0.6 1.3] [5.  0.5 0. ]
     """
     pytree.check_has_arrays(params)
+    clip, microbatch_size = as_declared(clip), scalars.count("microbatch_size", microbatch_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
-    bound_of(clip, clip_state)
     if noise is not None:
         check_step(noise.step)
         check_keys(noise.key, noise.step)
@@ -160,6 +160,7 @@ def plain_sum(
     `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
     float32 or wider.
     """
+    microbatch_size = scalars.count("microbatch_size", microbatch_size)
     total = compiled_once(_plain_sum, loss_fn=loss_fn, microbatch_size=microbatch_size, mesh=mesh)
     return total(params, batch, mask)
 

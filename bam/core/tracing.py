@@ -43,24 +43,32 @@ def _program(fn: Callable[..., Any], /, **static: "_Same") -> Callable[..., Any]
 
 
 class _Same(Hashable):
-    """A value that is equal to itself alone: two clips of equal functions may have other bounds.
+    """A value with what makes it another one: an object is equal to itself alone.
 
-    Numbers and meshes are compared as such, and a method by its object and its function.
+    Numbers, NumPy's too, and meshes are compared as such, a method by its object and its function,
+    and a clip by its functions, its bound and whether that is measured: a program has all of them.
     """
 
     def __init__(self, value: Any) -> None:
-        self.value = value
-        self.identity: Hashable = ("object", id(value))
-        if isinstance(value, int | float | jax.sharding.Mesh):
-            self.identity = value
-        elif isinstance(value, types.MethodType):
-            self.identity = ("method", id(value.__self__), id(value.__func__))
+        self.value = value.item() if isinstance(value, np.generic) else value
+        self.identity = _identity(self.value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)
+
+
+def _identity(value: Any) -> Hashable:
+    if isinstance(value, int | float | jax.sharding.Mesh):
+        return type(value), value
+    if isinstance(value, types.MethodType):
+        return "method", id(value.__self__), id(value.__func__)
+    if isinstance(value, tuple) and hasattr(value, "sensitivity"):
+        named = (*value, value.sensitivity, getattr(value, "finish", None))
+        return "clip", *map(_Same, getattr(value, "parts", named))  # which keep them alive
+    return "object", id(value)
 
 
 def check_keys(key: PyTree, step: PyTree = 0) -> None:
