@@ -16,6 +16,7 @@ from absl import logging as absl_logging
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize
 
+from bam.core import scalars
 from bam.privacy import pld, tradeoff
 
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
@@ -43,6 +44,9 @@ def poisson_event(
     noise_multiplier: float, sampling_prob: float, num_steps: int
 ) -> dp_accounting.SelfComposedDpEvent:
     """The same as dp-accounting's event."""
+    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+    sampling_prob = scalars.real("sampling_prob", sampling_prob)
+    num_steps = scalars.count("num_steps", num_steps)
     step = dp_accounting.GaussianDpEvent(noise_multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
     return dp_accounting.SelfComposedDpEvent(sampled, num_steps)
@@ -102,10 +106,11 @@ def epsilon(
       (6.769, 7.329)
     """
     # Of NumPy's narrow numbers, which are equal to Python's, dp-accounting computes in fewer bits.
-    sigma, prob = float(noise_multiplier), float(sampling_prob)
-    check_mechanism(prob, num_steps, delta, accountant)
+    sigma = scalars.real("noise_multiplier", noise_multiplier)
+    prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
+    check_mechanism(prob, steps, delta, accountant)
     check_noise_multiplier(sigma)
-    return _epsilon(accountant, sigma, prob, int(num_steps), float(delta))
+    return _epsilon(accountant, sigma, prob, steps, delta)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -125,6 +130,9 @@ def deltas(
     The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
     ValueError says so. With `tradeoff.profile_tradeoff` it is the mechanism's trade-off function.
     """
+    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+    epsilons = [scalars.real("epsilons", x) for x in epsilons]
+    sampling_prob, num_steps, _ = read_steps(sampling_prob, num_steps, 0.5)
     check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
         raise ValueError(
@@ -170,10 +178,11 @@ def noise_multiplier(
       >>> epsilon(noise_multiplier=sigma, **steps) <= 2.0, round(sigma, 2)
       (True, 1.19)
     """
-    check_mechanism(sampling_prob, num_steps, delta, accountant)
-    check_search(target_epsilon, sampling_prob, num_steps)
-    steps = float(sampling_prob), int(num_steps), float(delta)
-    return _noise_multiplier(accountant, float(target_epsilon), *steps)
+    target = scalars.real("target_epsilon", target_epsilon)
+    prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
+    check_mechanism(prob, steps, delta, accountant)
+    check_search(target, prob, steps)
+    return _noise_multiplier(accountant, target, prob, steps, delta)
 
 
 @functools.lru_cache(maxsize=256)
@@ -302,6 +311,15 @@ def _check_room(sigma: float, prob: float, num_steps: int, delta: float) -> None
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
             "nobody: more noise, fewer steps, or accountant rdp"
         )
+
+
+def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[float, int, float]:
+    """q, T and δ as numbers of Python's own; a ValueError names one that is no number."""
+    return (
+        scalars.real("sampling_prob", sampling_prob),
+        scalars.count("num_steps", num_steps),
+        scalars.real("delta", delta),
+    )
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:

@@ -13,7 +13,7 @@ from dp_accounting import DpEvent
 from jaxtyping import Int64
 
 from bam import named
-from bam.core import sampling
+from bam.core import sampling, scalars
 from bam.core import strategy as strategies
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
@@ -70,6 +70,13 @@ class Mechanism:
     strategy: tuple[float, ...] = strategies.INDEPENDENT
     period: int = 1
 
+    def __post_init__(self) -> None:
+        """Copies the numbers; ValueError for what is none."""
+        read = scalars.real("sampling_prob", self.sampling_prob)
+        object.__setattr__(self, "sampling_prob", read)
+        object.__setattr__(self, "strategy", strategies.numbers(self.strategy))
+        object.__setattr__(self, "period", scalars.whole("period", self.period))
+
     @property
     def noise(self) -> str:
         """What a release says of the noise."""
@@ -85,6 +92,8 @@ class Mechanism:
         self, *, noise_multiplier: float, num_steps: int, delta: float, accountant: str
     ) -> float:
         """ε of T steps, an upper bound; ValueError for an accountant that has none."""
+        noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+        num_steps = scalars.count("num_steps", num_steps)
         accounting.check_noise_multiplier(noise_multiplier)
         event = self.event(noise_multiplier, num_steps)
         if steps := poisson_steps(event):
@@ -150,8 +159,19 @@ def make(
       ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
     check_name(name)
-    given = options or {}
+    given = read_options(options or {})
     return named.call(f"mechanism {name}", MECHANISMS[name], num_examples, batch_size, **given)
+
+
+def read_options(options: JsonMapping) -> JsonObject:
+    """A copy of a mechanism's options; ValueError for what is no number, text or None."""
+    return {str(key): scalars.option(f"mechanism.{key}", x) for key, x in options.items()}
+
+
+def _counts(num_examples: int, batch_size: int) -> tuple[int, int]:
+    """N and l as integers of Python's own."""
+    read = scalars.whole
+    return read("num_examples", num_examples), read("expected_batch_size", batch_size)
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
@@ -159,6 +179,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 
     The same noise earns the smallest ε that is known with this one.
     """
+    num_examples, batch_size = _counts(num_examples, batch_size)
     prob = batch_size / num_examples
     return Mechanism(
         sampling_prob=prob,
@@ -184,6 +205,8 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size
     and given; here what part the others are in does not depend on an example that is added.
     """
+    num_examples, batch_size = _counts(num_examples, batch_size)
+    bands = scalars.whole("mechanism.bands", bands)
     if not 2 <= bands <= strategies.UNITS:
         raise ValueError(
             f"mechanism banded needs mechanism.bands from 2 to {strategies.UNITS}, got {bands}"
@@ -219,6 +242,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
     Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
     vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
     """
+    num_examples, batch_size = _counts(num_examples, batch_size)
     batches = num_examples // batch_size
     if batches < 2:
         raise ValueError(
@@ -240,6 +264,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     """Every batch is all of the data: nothing is random but the noise."""
+    num_examples, batch_size = _counts(num_examples, batch_size)
     if batch_size != num_examples:
         raise ValueError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import math
+import types
 import typing
 import warnings
+from typing import Any
 
-import numpy as np
-
+from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
@@ -21,7 +22,7 @@ from bam.privacy.selection import Selection
 LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
-NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating), bool: (bool,)}
+READERS = {int: scalars.whole, float: scalars.number, bool: scalars.flag}
 # What a plan.json has, beside the mechanism's name.
 RECORDED = (
     *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
@@ -54,8 +55,8 @@ class Population:
     num_examples_given: bool = False
 
     def __post_init__(self) -> None:
-        """ValueError for what is not of its type or below 0."""
-        _check_numbers(self)
+        """Copies the numbers; ValueError for what is not of its type or below 0."""
+        _read_numbers(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class PrivacyPlan:
       delta: δ.
       accountant: "pld" or "rdp".
       mechanism_config: how batches are drawn: its name in `mechanisms.MECHANISMS`, with its
-        options, as in a config's `mechanism` section.
+        options, as in a config's `mechanism` section; a copy that cannot be written to.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
       sensitivity: S of the clip: the noise on a step's sum has deviation σS; 0: not recorded.
@@ -87,14 +88,19 @@ class PrivacyPlan:
     epsilon: float
     delta: float
     accountant: str
-    mechanism_config: JsonMapping
+    mechanism_config: JsonMapping = dataclasses.field(hash=False)
     selection: Selection | None = None
     sensitivity: float = 0.0
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """ValueError for what is not of its type or below 0, or noise that floats cannot hold."""
-        _check_numbers(self)
+        """Copies what it is given; ValueError for what is not of its type or below 0.
+
+        Another is for noise that floats cannot hold.
+        """
+        _read_numbers(self)
+        config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
+        object.__setattr__(self, "mechanism_config", config)
         if self.private and self.noise_multiplier > accounting.LARGEST_NOISE:
             raise ValueError(f"noise_multiplier must be at most 1e6, got {self.noise_multiplier}")
         if not self.spare_steps < max(1, self.num_steps):
@@ -107,6 +113,12 @@ class PrivacyPlan:
                 f"clip_norm {self.clip_norm} would need noise of {least:.1g}, which 32-bit floats "
                 "cannot hold; choose one nearer to 1"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what a pickle has, is made anew of the fields: nothing else is kept."""
+        fields = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}
+        fields["mechanism_config"] = dict(self.mechanism_config)
+        return functools.partial(type(self), **fields), ()
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
@@ -347,6 +359,7 @@ def make_plan(
       >>> plan.sampling_prob, plan.epsilon_after(5) < plan.epsilon <= 2.0
       (0.1, True)
     """
+    target_epsilon = scalars.number("epsilon", target_epsilon)
     if not target_epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {target_epsilon}")
     if not isinstance(num_examples, Population):
@@ -365,7 +378,8 @@ def make_plan(
         sensitivity=clip_norm if target_epsilon < math.inf else 0.0,
     )
     _check(plan)
-    steps: JsonObject = {"num_steps": num_steps, "delta": delta - plan.overflow}
+    num_steps = plan.num_steps
+    steps: JsonObject = {"num_steps": num_steps, "delta": plan.delta - plan.overflow}
     sigma = 0.0
     if selection:
         sigma = selecting.noise_multiplier(
@@ -420,14 +434,16 @@ def _check(plan: PrivacyPlan) -> None:
         )
 
 
-def _check_numbers(record: PrivacyPlan | Population) -> None:
-    """ValueError for a field that is not of its type or below 0."""
+def _read_numbers(record: PrivacyPlan | Population) -> None:
+    """Makes the numbers Python's own; ValueError for one that is not of its type or below 0."""
     for name, kind in typing.get_type_hints(type(record)).items():
-        value, kinds = getattr(record, name), NUMBERS.get(kind, ())
-        has_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
+        if kind not in READERS:
+            continue
+        value = READERS[kind](name, getattr(record, name))
         most = math.inf if isinstance(value, float) else 2**31 - 2
-        if kinds and not (has_kind and 0 <= value <= most):
-            raise ValueError(f"{name} must be of {kind}, got {value!r}")
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} must be of type {kind.__name__} from 0, got {value!r}")
+        object.__setattr__(record, name, value)
 
 
 def _fields_of(cls: type[PrivacyPlan] | type[Population], record: JsonMapping) -> JsonObject:

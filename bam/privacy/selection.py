@@ -24,6 +24,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
+from bam.core import scalars
+from bam.files import JsonObject
 from bam.privacy import accounting
 
 # Below, the choice is none; beyond, nobody waits for the trials.
@@ -53,6 +55,9 @@ class Selection:
     score_noise_multiplier: float
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            read = scalars.number(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, read)
         if not LEAST_TRIALS_MEAN <= self.trials_mean <= MOST_TRIALS_MEAN:
             raise ValueError(
                 f"trials_mean must be from {LEAST_TRIALS_MEAN} to {MOST_TRIALS_MEAN}, got "
@@ -92,7 +97,6 @@ class Selection:
         return k
 
 
-@functools.lru_cache(maxsize=4096)
 def epsilon(
     selection: Selection,
     *,
@@ -114,8 +118,22 @@ def epsilon(
       >>> round(epsilon(Selection(8, 1, 10), **run), 2)
       4.58
     """
-    accounting.check_mechanism(sampling_prob, num_steps, delta, "rdp")
-    accounting.check_noise_multiplier(noise_multiplier)
+    steps = accounting.read_steps(sampling_prob, num_steps, delta)
+    accounting.check_mechanism(*steps, "rdp")
+    sigma = scalars.real("noise_multiplier", noise_multiplier)
+    accounting.check_noise_multiplier(sigma)
+    return _epsilon(selection, sigma, *steps, orders)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(
+    selection: Selection,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    orders: tuple[float, ...] | None,
+) -> float:
     if noise_multiplier == 0 and sampling_prob > 0 and num_steps > 0:
         return math.inf
     score_noise = selection.score_noise_multiplier
@@ -139,7 +157,9 @@ def noise_multiplier(
     `accounting.noise_multiplier`, and if drawing trials and scoring them leaves training less than
     a tenth of the target.
     """
-    steps = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
+    target_epsilon = scalars.real("target_epsilon", target_epsilon)
+    sampling_prob, num_steps, delta = accounting.read_steps(sampling_prob, num_steps, delta)
+    steps: JsonObject = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
     accounting.check_search(target_epsilon, sampling_prob, num_steps)
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
