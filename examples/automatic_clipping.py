@@ -17,6 +17,7 @@ import bam
 
 def clip(plan, gamma=0.01):
     """Scales a gradient to norm just below C; one that is not finite becomes zero."""
+    gamma = float(gamma)  # as it is now, should the caller's be an array
 
     def normalise(grads, state, params=None):
         norm = optax.tree.norm(grads)

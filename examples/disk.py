@@ -26,6 +26,7 @@ import bam
 
 def oracle(loss_fn, kappa, gamma, learning_rate):
     """`learning_rate` is η of the optimizer, which is SGD; the gradient that it is given is g."""
+    kappa, gamma, learning_rate = float(kappa), float(gamma), float(learning_rate)
     if not (0 < kappa <= 1 and gamma > 0):
         raise ValueError(f"kappa must be in (0, 1] and gamma above 0, got {kappa} and {gamma}")
     ahead = (1 - kappa) / (kappa * gamma)
@@ -43,7 +44,7 @@ def oracle(loss_fn, kappa, gamma, learning_rate):
 
 def clip(plan, kappa):
     """Clips at C; what is released of a step is the running mean."""
-    to_norm = bam.clip_by_l2_norm(plan.clip_norm)
+    kappa, to_norm = float(kappa), bam.clip_by_l2_norm(plan.clip_norm)
 
     def update(grads, running, params=None):
         return to_norm.update(grads, None)[0], running

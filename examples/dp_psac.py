@@ -20,6 +20,7 @@ import bam
 
 def clip(plan, r=0.1):
     """Scales a gradient to a norm below C; one that is not finite becomes zero."""
+    r = float(r)
     if not r > 0:
         raise ValueError(f"r must be positive, got {r}")
 

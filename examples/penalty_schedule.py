@@ -20,6 +20,7 @@ from bam.core import pytree
 
 def oracle(loss_fn, radius, last_step, linear=True):
     """`example["step"]` is the number of steps taken."""
+    radius, last_step = float(radius), int(last_step)
     if not radius >= 0 or last_step < 1:
         raise ValueError("radius must be at least 0, last_step at least 1")
     if radius == 0:

@@ -19,6 +19,7 @@ import bam
 
 def oracle(loss_fn, radius):
     """`example["key"]` is a random key of the example's own, new in every step."""
+    radius = float(radius)
     if not radius >= 0:
         raise ValueError(f"radius must be at least 0, got {radius}")
 

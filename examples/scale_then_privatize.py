@@ -22,6 +22,7 @@ import bam
 
 def clip(plan, floor=0.01, decay=0.999):
     """Clips gradients that are scaled by what was released; C is the plan's `clip_norm`."""
+    floor, decay = float(floor), float(decay)
     if not (floor > 0 and 0 <= decay < 1):
         raise ValueError(f"floor must be positive and decay in [0, 1), got {floor} and {decay}")
     to_norm = bam.clip_by_l2_norm(plan.clip_norm)

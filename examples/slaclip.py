@@ -27,6 +27,8 @@ import bam
 
 def clip(plan, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
     """Clips to a norm that adapts, between `least` and `most`; everything is in units of C_t."""
+    num_slots, learning_rate, beta = int(num_slots), float(learning_rate), float(beta)
+    least, most = float(least), float(most)
     if num_slots < 1 or not 0 < least <= most:
         raise ValueError("num_slots must be at least 1, and least above 0 and at most `most`")
     to_unit = bam.clip_by_l2_norm(1.0)

@@ -64,7 +64,7 @@ def first_noise(
 ) -> NoiseState:
     """The state before the first step, for sums of what `clip` makes of gradients."""
     check_key(key)
-    step = jnp.zeros((), jnp.int32)
+    key, step = scalars.unchanging(key), jnp.zeros((), jnp.int32)
     if len(strategy) == 1:
         return GaussianNoiseState(key, step)
     summand = jax.eval_shape(lambda x: clip.update(x, clip.init(x), x)[0], params)

@@ -1,6 +1,8 @@
 """The check of a per-example transform."""
 
+import inspect
 import math
+import types
 from collections.abc import Iterator
 
 import jax
@@ -37,6 +39,8 @@ def check_transform(
     * its output depends on the one gradient it is given: called again it is the same, its state
       does not remember an example, and `vmap` over a batch is a loop over its rows;
     * compiled and not compiled are the same;
+    * it keeps no array of NumPy's, dict or list that its caller can change afterwards: numbers are
+      to be copied when it is made;
     * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
       most the sensitivity.
 
@@ -91,6 +95,12 @@ def check_transform(
             later = _later_state(transform, state, outputs[0], mean)
             when = f" after {NUM_LATER_STEPS} steps with means of {mean:g}"
             _check_bound(transform, params, later, sensitivity, when)
+    for name in _changeable(transform):
+        require(
+            False,
+            f"it keeps {name}, which its caller can change afterwards: copy numbers when it is "
+            "made, as by float(…)",
+        )
     if not keeps_structure:
         private_grad, next_state = finish(transform, outputs[0], state)
         require(
@@ -101,6 +111,29 @@ def check_transform(
             pytree.same_structure(next_state, state),
             "its finish returns a state of another structure",
         )
+
+
+def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
+    """What its functions close over that can be written to, by name and type."""
+    left, seen = [transform.init, transform.update, getattr(transform, "finish", None)], set()
+    while left:
+        function = left.pop()
+        function = inspect.unwrap(function) if callable(function) else None
+        if not isinstance(function, types.FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            try:
+                kept = cell.cell_contents
+            except ValueError:  # not assigned
+                continue
+            is_array = isinstance(kept, np.ndarray) and kept.flags.writeable
+            if is_array or isinstance(kept, dict | list | set):
+                yield f"{name}, of type {type(kept).__name__}"
+            # Of a chain the bound is that of the last alone, which its `finish` keeps.
+            parts = kept if isinstance(kept, optax.GradientTransformation) else (kept,)
+            left.extend(parts)
 
 
 def _check_bound(

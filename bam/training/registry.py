@@ -33,6 +33,7 @@ from bam import models, named
 from bam.core import oracles, pytree
 from bam.core.clipping import (
     BoundedTransformation,
+    as_declared,
     clip_by_l2_norm,
     clip_per_layer,
     normalize,
@@ -211,7 +212,7 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
     The plan of a non-private run is not called upon. ValueError as `make_oracle`, or if the
     transform declares no finite bound.
     """
-    clip: BoundedTransformation = make("clip", CLIPS, section.to_dict(), plan)
+    clip = as_declared(make("clip", CLIPS, section.to_dict(), plan))
     sensitivity_of(clip)
     return clip
 
