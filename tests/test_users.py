@@ -13,9 +13,10 @@ import pytest
 
 import bam
 from bam.audit import canary, checks, one_run, whole_run
-from bam.data import datasets, users
+from bam.data import datasets, importing, listing, pixels, users
 from bam.data.sources import parquet
 from bam.privacy import statement
+from bam.privacy import users as own_users
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
@@ -353,6 +354,56 @@ def test_ids_that_are_no_integer_for_each_row_are_refused(ids, tmp_path):
     np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(ValueError, match="expected an integer for each of the 12"):
         users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
+
+
+NAN = float("nan")
+NOBODY = [
+    ["a", "b", NAN], ["a", "b", None], [1, 2, NAN], [1, 2, None], ["a", "b", ""], ["a", "b", " "],
+    ["a", "b", np.datetime64("NaT")], ["a", "b", "<NA>"], np.array([b"a", b"b", b"nan"]),
+    np.array(["2020-01-01", "2020-01-02", "NaT"], "M8[D]"), [1, 2, -1],
+    np.array(["2020-01-01", "2020-01-02", "NaT"], "M8[D]").astype(int),
+    np.ma.masked_array([1, 2, 3], [0, 0, 1]), ["a", "b", np.ma.masked],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", NOBODY, ids=repr)
+def test_rows_without_an_id_are_no_user_and_refused_by_name(ids):
+    rows_of_three = Population(3, 2)
+    with pytest.raises(ValueError, match=r"row 2 \(from 0\) has no user: its id is ") as error:
+        own_users.checked(ids, rows_of_three)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ids", [["a", "b", "Nat"], [1, 0, -2], ["no", "x", "n a"]], ids=repr)
+def test_ids_that_only_look_odd_are_users(ids):  # the control
+    assert sorted(own_users.checked(ids, Population(3, 2)).tolist()) == [0, 1, 2]
+
+
+def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):
+    ids = np.where(IDS == 3, -1, IDS)
+    masked = np.ma.masked_array(IDS, IDS == 3)
+    for given in (ids, masked):
+        with pytest.raises(ValueError, match=r"row 11 \(from 0\) has no user"):
+            users.grouped(IMAGES._replace(users=given), 3)
+    np.save(tmp_path / "ids.npy", ids)
+    with pytest.raises(ValueError, match=r"row 11 \(from 0\) has no user"):
+        users.grouped(users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None), 3)
+    users.grouped(IMAGES._replace(users=IDS), 3)  # the control
+
+
+@pytest.mark.parametrize("nobody", ["", "nan", "None"])
+def test_a_column_or_an_import_with_a_row_of_nobody_is_refused(nobody, tmp_path):
+    texts = pa.array(["a", nobody, "b", "a"])
+    write_parquet(tmp_path / "train.parquet", IMAGES.train.images[:4], [0, 1, 0, 1], who=texts)
+    with pytest.raises(ValueError, match="column who has rows of no user: "):
+        parquet.read_ids(tmp_path, "who")
+    images = [
+        listing.Example(f"{i}.png", "AB"[i % 2], x) for i, x in enumerate([nobody, *"abcdef"])
+    ]
+    options = importing.Options(pixels.Preprocessing((8, 8), 1), ("A", "B"), 0.5, strict=False)
+    with pytest.raises(ValueError, match=r"0\.png: has no user.*, others have"):
+        importing.check(images, options)
+    importing.check([x._replace(user=x.user or "g") for x in images[1:]], options)  # the control
 
 
 def test_a_file_of_ids_that_is_damaged_or_holds_code_is_refused(tmp_path):

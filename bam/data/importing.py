@@ -19,6 +19,7 @@ from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.listing import SPLITS, Example
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.privacy.users import MISSING
 
 with needs("data"):
     import pyarrow as pa
@@ -125,15 +126,20 @@ def run(
 
 
 def check(examples: Sequence[Example], options: Options) -> None:
-    """DataError for labels that are no class, and for users, or a split, in the wrong place."""
+    """DataError for labels that are no class, and for users, or a split, in the wrong place.
+
+    Where one image names a user, each must: those that do not would together be one user.
+    """
     _check_labels(examples, options)
     if wrong := {x.split for x in examples} - {"", *SPLITS}:
         raise DataError(f"split {min(wrong)!r} is neither train nor test")
     sides: dict[str, tuple[str, str]] = {}
+    have_users = any(x.user for x in examples)
     for example in examples:
         side = split_of(example, options.test_share)
-        if not example.user and examples[0].user:
-            raise DataError(f"{example.place}: has no user, others have")
+        if have_users and example.user.strip() in MISSING:
+            instead = f" but {example.user!r}" if example.user else ""
+            raise DataError(f"{example.place}: has no user{instead}, others have")
         other, place = sides.setdefault(example.user or example.file, (side, example.place))
         if other != side:
             raise DataError(

@@ -17,7 +17,7 @@ from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
-from bam.privacy.users import EMPTY, table
+from bam.privacy.users import EMPTY, table, with_id
 
 
 def column(folder: Path | None) -> str:
@@ -63,6 +63,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
 
     Raises:
       DataError: for ids without a size, a size without ids, or more than the memory holds.
+      ValueError: for a row without an id.
     """
     ids = getattr(dataset, "users", None)
     if ids is None and size:
@@ -77,11 +78,12 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
             "the data have ids of users: set dataset.group_size, the most examples used of each"
         )
     images, labels = dataset.train
+    ids = with_id(ids)
     num_users = len(np.unique(ids))
     if not datasets.streams(dataset):
         num_bytes = num_users * size * images[0].nbytes
         check_memory(num_bytes, f"{num_users} users of {size} examples each")
-    rows = table(np.asarray(ids), size)
+    rows = table(ids, size)
     own = np.where(rows == EMPTY, rows[:, :1], rows)
     missing = (rows == EMPTY).reshape(*rows.shape, *(1,) * (labels.ndim - 1))
     empty = np.nan if np.issubdtype(labels.dtype, np.floating) else EMPTY

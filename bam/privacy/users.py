@@ -1,6 +1,6 @@
 """A user as the unit of privacy: at most k rows, drawn together, and one gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -16,6 +16,10 @@ from bam.privacy.plan import Population
 GradFn: TypeAlias = Callable[[Params, PyTree], Grads]
 
 EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
+# What NumPy, pandas and Python write in place of a text that is missing.
+MISSING = {"", "nan", "NaN", "NaT", "None", "<NA>", "--"}
+# In place of an integer: pandas' code of a missing value, and NaN or NaT made an integer.
+MISSING_NUMBERS = (-1, -(2**31), -(2**63))
 
 
 def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
@@ -41,11 +45,13 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     return np.where(place < count, rows, EMPTY).astype(np.int64)
 
 
-def checked(groups: np.ndarray | None, population: Population) -> Int64[np.ndarray, " rows"]:
+def checked(
+    groups: np.ndarray | Sequence[object] | None, population: Population
+) -> Int64[np.ndarray, " rows"]:
     """The user of each row, as numbers in the order of the ids; ValueError if there are not N."""
-    ids = np.asarray(groups)
     if groups is None or not population.group_size:
         raise ValueError("groups, the user of each row, and group_size, the most rows used of each")
+    ids = with_id(groups)
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
         raise ValueError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
     different, numbers = np.unique(ids, return_inverse=True)
@@ -53,6 +59,41 @@ def checked(groups: np.ndarray | None, population: Population) -> Int64[np.ndarr
     if not (1 if population.num_examples_given else most) <= num <= most:
         raise ValueError(f"num_examples is {most}, the users in groups are {num}")
     return numbers
+
+
+def with_id(groups: object) -> np.ndarray:
+    """The ids as an array; ValueError, in one line, if a row has none.
+
+    All rows whose id is missing would pass for one user, whoever they are of. Missing is what is
+    masked, NaN, NaT or None, and what of these is left in an array of texts or of integers.
+    """
+    ids = np.asarray(groups)
+    missing, is_masked = np.zeros(ids.shape, bool), isinstance(groups, np.ma.MaskedArray)
+    if isinstance(groups, np.ma.MaskedArray):
+        missing |= np.ma.getmaskarray(groups)
+    elif isinstance(groups, list | tuple) and ids.ndim == 1:
+        missing |= [x is np.ma.masked for x in groups]  # an array has a 0 there
+    if ids.dtype.kind == "i":
+        missing |= np.isin(ids, MISSING_NUMBERS)
+    elif ids.dtype.kind in "fc":
+        missing |= np.isnan(ids)
+    elif ids.dtype.kind in "mM":
+        missing |= np.isnat(ids)
+    elif ids.dtype.kind in "USO":
+        missing |= np.vectorize(_is_missing, otypes=[bool])(ids)
+    if missing.any():
+        row = np.flatnonzero(missing)[0]
+        instead = "masked" if is_masked else repr(ids.ravel()[row : row + 1].tolist()[0])
+        raise ValueError(
+            f"row {row} (from 0) has no user: its id is {instead}, and all such rows would be one "
+            "user. Give every user an id, or leave such rows out"
+        )
+    return ids
+
+
+def _is_missing(value: object) -> bool:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text.strip() in MISSING
 
 
 def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:

@@ -32,6 +32,7 @@ from bam.data.common import (
 from bam.data.stream import StoredImages
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.privacy.users import MISSING
 
 with needs("data"):
     import pyarrow as pa
@@ -126,7 +127,10 @@ def _file_ids(file: Path, column: str) -> list[np.ndarray]:
             if values.null_count:
                 raise DataError(f"{file}: column {column} has rows without a value")
             for coded in (part.dictionary_encode() for part in values.chunks):
-                different = [_number(x) for x in coded.dictionary.to_pylist()]
+                names = coded.dictionary.to_pylist()
+                if nobody := [x for x in names if isinstance(x, str) and x.strip() in MISSING]:
+                    raise DataError(f"{file}: column {column} has rows of no user: {nobody[0]!r}")
+                different = [_number(x) for x in names]
                 ids.append(np.array(different, np.int64)[coded.indices.to_numpy()])
     return ids
 
