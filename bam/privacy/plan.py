@@ -311,7 +311,7 @@ class PrivacyPlan:
         at_most = "at most " if self.num_examples_given else ""
         has_norm = self.clip_norm < math.inf
         bound = ("clip norm", self.clip_norm) if has_norm else ("sensitivity", self.sensitivity)
-        mu = f"\nGaussian DP: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
+        mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
         best = " for the best of a random number of such runs, {:g} on average"
         best = best.format(self.selection.trials_mean) if self.selection else ""
         return (
