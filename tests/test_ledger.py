@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from bam import files
+from bam import files, provenance
 from bam.core import sampling
+from bam.privacy import ledger
 from bam.privacy.ledger import Ledger
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
@@ -516,6 +517,92 @@ def test_killed_at_random_moments_a_run_shows_no_more_steps_than_its_ledger_has(
     assert computed > summary["steps_taken"]  # the kills did lose some
     assert summary["steps_begun"] == begun(workdir)
     assert summary["steps_taken"] == min(500, 650 - (begun(workdir) - summary["steps_taken"]))
+
+
+# What took the steps.
+
+
+def processes_of(workdir):
+    """First step and commit of each line."""
+    path = workdir / "processes.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(row["first_step"], row["commit"]) for row in map(json.loads, lines)]
+
+
+def at_commits(monkeypatch, *commits):
+    """Each process, that is each call of `loop.train`, is at the next commit."""
+    left = iter(commits)
+    current = []
+    init = RunFiles.__init__
+
+    def enter(*arguments):
+        current[:] = [next(left)]
+        init(*arguments)
+
+    monkeypatch.setattr(RunFiles, "__init__", enter)
+    monkeypatch.setattr(provenance, "git_commit", lambda: current[0])
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_process_is_on_the_disk_before_its_first_step_is_counted(
+    steps, tmp_path, monkeypatch, seed
+):
+    lines, count = [], Ledger._count
+    monkeypatch.setattr(
+        Ledger, "_count", lambda x: (lines.append(processes_of(tmp_path)), count(x))
+    )
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, seed, kill=("computed", 1))
+    assert lines == [[(1, provenance.git_commit())]]
+    monkeypatch.setattr(ledger, "add_process", lambda *_: None)  # the control
+    with pytest.raises(KilledError):
+        steps.run(tmp_path / "late", seed, kill=("computed", 1))
+    assert processes_of(tmp_path / "late") == []
+
+
+def test_a_run_that_stands_at_its_end_is_of_those_that_took_its_steps(steps, tmp_path, monkeypatch):
+    at_commits(monkeypatch, "aaa", "bbb", "ccc")
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, kill=("saved", 3))
+    assert [x["commit"] for x in steps.run(tmp_path).summary["processes"]] == ["aaa"]
+    (alone,) = steps.run(None).summary["processes"]  # in memory
+    assert alone["first_step"] == 1
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_changed(
+    steps, tmp_path, seed
+):
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, seed, kill=("shown", 4))
+    path, whole = tmp_path / "processes.jsonl", (tmp_path / "processes.jsonl").read_text()
+    other = json.dumps(json.loads(whole) | {"commit": "another"}) + "\n"
+    for content, message in (
+        (None, "is missing"),
+        ("", "has other lines than the run's other records"),
+        (other, "has other lines than the run's other records"),
+        (whole[:-9], "is damaged"),
+        ("{}\n", "is damaged"),
+        ("\0" * 99, "is damaged"),
+        (whole.replace('"first_step": 1', '"first_step": 0'), "is damaged"),
+    ):
+        path.unlink(missing_ok=True)
+        path.write_text(content) if content is not None else None
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        with pytest.raises(ValueError, match=rf"processes\.jsonl {message}: what took") as error:
+            steps.run(tmp_path, seed)
+        assert "\n" not in str(error.value)
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    path.write_text(whole)  # the control
+    assert steps.run(tmp_path, seed).summary["steps_taken"] >= NUM_STEPS - 2
+
+
+def test_a_new_run_takes_no_list_of_another(steps, tmp_path):
+    (tmp_path / "processes.jsonl").write_text("")
+    for seed in (None, 0):
+        with pytest.raises(ValueError, match=r"has processes\.jsonl of a run that is gone"):
+            steps.run(tmp_path, seed)
+    assert not (tmp_path / "config.json").exists()
 
 
 @pytest.mark.parametrize("seed", [None, 0])

@@ -188,3 +188,8 @@ def test_a_trainer_is_not_built_on_a_plan_of_a_larger_epsilon(now):
         loop.build(config, plan=now.plan)
     config.epsilon = 2 * now.plan.epsilon  # a smaller one may be taken
     assert loop.build(config, plan=now.plan).plan == now.plan
+
+
+def test_the_printed_plan_says_that_mu_is_but_for_delta(now):
+    (line,) = [x for x in now.plan.describe().splitlines() if "mu = " in x]
+    assert line.startswith("Gaussian DP, but for delta: mu = ")

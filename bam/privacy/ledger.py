@@ -15,17 +15,27 @@ Those steps count as begun.
 
 With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
 the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
+
+Beside the ledger `processes.jsonl` has a line for each process that took steps, with a seed or not:
+the first step that it began, its code, libraries and devices. The line is on the disk before that
+step begins, so a statement names every code that steps were taken by, and not the last alone.
 """
 
+import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeGuard
 
+import jax
 import numpy as np
 
-from bam import files
+from bam import files, provenance
 from bam.core import processes
+from bam.files import JsonObject
 from bam.privacy.plan import PrivacyPlan
+
+PROCESSES = "processes.jsonl"
 
 
 def create(path: Path) -> None:
@@ -42,7 +52,14 @@ def create(path: Path) -> None:
 class Ledger:
     """Counts the steps a run begins, lost ones included: `begun`. One process of several writes."""
 
-    def __init__(self, path: Path | None, plan: PrivacyPlan, step: int, at_least: int) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        plan: PrivacyPlan,
+        step: int,
+        at_least: int,
+        before_first: Callable[[int], None] = lambda step: None,
+    ) -> None:
         """Reads what was begun before.
 
         Args:
@@ -51,8 +68,11 @@ class Ledger:
           step: the step that the run goes on from; 0 for a fresh start.
           at_least: steps begun that some record knows of: a checkpoint, the metrics. A file that is
             missing, or has fewer, is refused with a ValueError.
+          before_first: called once, with the number of the first step that `begin` is about to
+            count: that is where `add_process` belongs.
         """
         self._plan, self._path, self._file = plan, path, None
+        self._before_first: Callable[[int], None] | None = before_first
         self.begun = step
         if path is None:
             return
@@ -91,6 +111,12 @@ class Ledger:
         process counts in the same file, and OSError if it cannot be written.
         """
         self._plan.check_steps(self.begun + 1)
+        if self._before_first:
+            self._before_first(self.begun + 1)
+            self._before_first = None
+        self._count()
+
+    def _count(self) -> None:
         if self._file and self._path:
             self._check_in_place(self._file, self._path)
             try:
@@ -118,7 +144,7 @@ class Ledger:
         if not self._path or not self.begun:
             return
         while self.begun % length and self.begun < self._plan.num_steps:
-            self.begin()
+            self._count()  # of the process before: this one takes none of them
 
     def force(self) -> None:
         """Returns when all steps begun are on the disk, where a power cut keeps the count, too.
@@ -139,3 +165,87 @@ def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
         f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
         f"for that with --config.spare_steps={lost}"
     )
+
+
+def this_process(first_step: int, num_devices: int) -> JsonObject:
+    """What is recorded of this process: its code, libraries and devices.
+
+    Args:
+      first_step: the first step that it begins, counted as the ledger counts them.
+      num_devices: that share the examples of a step.
+    """
+    return {
+        "first_step": first_step,
+        "commit": provenance.git_commit(),
+        "device": jax.devices()[0].device_kind,
+        "num_devices": num_devices,
+        "num_processes": jax.process_count(),
+        "versions": provenance.versions(),
+    }
+
+
+def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
+    """Whether a value, which may be a stranger's, is a list of what `this_process` returns."""
+    kinds = {"commit": str, "device": str, "versions": dict}
+    counts = ("first_step", "num_devices", "num_processes")
+    return isinstance(value, list) and all(
+        isinstance(row, dict)
+        and all(type(row.get(key)) is kind for key, kind in kinds.items())
+        and all(type(row.get(key)) is int and 0 < row[key] < 2**31 for key in counts)
+        for row in value
+    )
+
+
+def check_no_processes(folder: Path) -> None:
+    """ValueError for a folder where a run is to begin, and processes of another took steps."""
+    if (folder / PROCESSES).exists():
+        raise ValueError(f"{folder} has {PROCESSES} of a run that is gone; choose another folder")
+
+
+def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
+    """The processes that took the steps of the run in a folder, the earliest first.
+
+    Empty if the folder has no file of them, as one of an earlier version: then nothing is known of
+    the steps that were begun before the first one that is added.
+
+    Args:
+      folder: of the run; None: there is none.
+      at_least: those that another record of the run knows of, such as a checkpoint. A ValueError
+        refuses a file that is missing or does not begin with them, and one that is damaged.
+    """
+    path = folder and folder / PROCESSES
+    if path is None:
+        return []
+    rows: object = []
+    if path.exists():
+        try:
+            rows = [json.loads(line) for line in files.read_bytes(path).splitlines()]
+        except ValueError:
+            rows = None
+    unknown = "what took this run's steps is not known; put the file back, or choose another folder"
+    if not are_processes(rows):
+        raise ValueError(f"{path} is damaged: {unknown}")
+    if rows[: len(at_least)] != list(at_least):
+        what = "has other lines than the run's other records" if path.exists() else "is missing"
+        raise ValueError(f"{path} {what}: {unknown}")
+    return rows
+
+
+def add_process(folder: Path | None, process: JsonObject) -> None:
+    """Adds a process to a folder's file, on the disk when this returns; lines before it stay.
+
+    To be called before the first step of the process begins (`before_first` of `Ledger`), after
+    which it may be killed at any time. The file is replaced all or nothing, so no line is ever half
+    there. One process of several writes, and none where there is no folder.
+    """
+    if folder is None or not processes.writes():
+        return
+    path = folder / PROCESSES
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    files.write_text(path, "\n".join([*lines, json.dumps(process)]) + "\n")
+
+
+def processes_with(folder: Path | None, process: JsonObject) -> list[JsonObject]:
+    """The processes of a folder's file, and this one at their end if it is not there already."""
+    rows = read_processes(folder)
+    return rows if process in rows[-1:] else [*rows, process]

@@ -83,13 +83,13 @@ def train(
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
       ValueError: if the run in `workdir` is of another config, plan or data set, or began from
-        other weights, its checkpoint cannot be read or is of another step, or its ledger is not
-        whole.
+        other weights, its checkpoint cannot be read or is of another step, or its ledger or the
+        list of its processes is not whole.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written; also before the first step, should there be no room
         for a checkpoint.
     """
-    git_commit()  # now: by the end the files may be others
+    git_commit()  # now: by the first step the files may be others
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
     files = RunFiles(workdir, config, trainer.plan)
@@ -190,7 +190,8 @@ class _Run:
     def to_save(self) -> tuple[TrainState, JsonObject]:
         """What a checkpoint holds: no secret randomness, and the facts that resuming needs."""
         state = without_noise_key(self.state) if self._secret else self.state
-        return state, self.facts | {"steps_begun": self._ledger.begun}
+        begun = {"steps_begun": self._ledger.begun, "processes": self._files.processes}
+        return state, self.facts | begun
 
     def finish(self, seed: int | None) -> Result:
         """Writes the summary, after the last row if that was lost, or steps that count were."""
@@ -200,7 +201,7 @@ class _Run:
             last = self.add_row(self.end, self._judge())
         elif self._outputs is None:  # resumed after the last step
             self._judge()
-        summary = summarize(self._trainer, seed, last, self._outputs)
+        summary = summarize(self._trainer, seed, last, self._outputs, self._files.processes)
         self._files.finish(summary)
         return Result(self.state, rows, summary)
 

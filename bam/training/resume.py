@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bam.data import datasets
 from bam.files import JsonObject
-from bam.privacy.ledger import Ledger, lost_in_words
+from bam.privacy.ledger import PROCESSES, Ledger, lost_in_words
 from bam.training.checkpoint import Checkpoints
 from bam.training.rundir import RunFiles, check_plan
 from bam.training.step import TrainState
@@ -47,20 +47,24 @@ def resume(
 ) -> Start:
     """Stands after the newest checkpoint; without one, before the first step of `first_state`.
 
-    `log` is called with a line if steps were lost and count. Raises ValueError for a checkpoint of
-    another run, plan, data set or step, and for a ledger that is not whole.
+    `log` is called with a line if steps were lost and count, and if it is not known what took those
+    before. Raises ValueError for a checkpoint of another run, plan, data set or step, and for a
+    ledger or a list of processes that is not whole.
     """
     plan = trainer.plan
     data = files.checkpoints and datasets.fingerprint(files.data_key(), trainer.dataset.train)
     identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
     done, state, seconds, steps_begun, same_data = -1, first_state, 0.0, 0, True
+    processes: list[JsonObject] = []
     if restored := checkpoints.restore(first_state):
         done, state, facts = restored
         _check_restored(files.checkpoints, done, state, facts["identity"], trainer)
         same_data = facts["identity"]["data"] == data
         seconds, steps_begun = facts["seconds"], facts["steps_begun"]
+        processes = facts.get("processes", [])  # of a version that recorded none
     taken = max(0, done)
-    ledger = files.open_ledger(taken, steps_begun)
+    num_devices = trainer.mesh.size if trainer.mesh else 1
+    ledger = files.open_ledger(taken, steps_begun, processes, num_devices)
     ledger.end_period(plan.mechanism.period)
     end = ledger.last_step(taken)
     if taken < end and not same_data:
@@ -70,6 +74,8 @@ def resume(
         )
     if ledger.begun > taken:
         log(lost_in_words(plan, ledger.begun - taken, end))
+    if ledger.begun and not files.processes:
+        log(f"what took steps 1 to {ledger.begun} is not known: the run has no {PROCESSES}")
     return Start(done, end, state, {"seconds": seconds, "identity": identity}, ledger)
 
 

@@ -44,12 +44,13 @@ METRICS = "metrics.jsonl"
 class RunFiles:
     """Writes the files of one run, whose metrics are its `rows`; a context manager.
 
-    They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), `metrics.jsonl`,
-    TensorBoard events, checkpoints, `data_key` until the end, and then `summary.json`. A folder
-    that it makes is its owner's alone, as `data_key` is in any; one that was there keeps its
-    permissions. With `workdir=None` it writes nothing, and of several processes only the first
-    does: the others check and read. The folder of a finished run, of another run and of one that is
-    going on are refused, so that no result is ever overwritten.
+    They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), the `processes`
+    that took its steps (`processes.jsonl`), `metrics.jsonl`, TensorBoard events, checkpoints,
+    `data_key` until the end, and then `summary.json`. A folder that it makes is its owner's alone,
+    as `data_key` is in any; one that was there keeps its permissions. With `workdir=None` it writes
+    nothing, and of several processes only the first does: the others check and read. The folder of
+    a finished run, of another run and of one that is going on are refused, so that no result is
+    ever overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
@@ -59,6 +60,7 @@ class RunFiles:
         `FinishedError`, and BlockingIOError if another process is writing there.
         """
         self.rows: list[JsonObject] = []
+        self.processes: list[JsonObject] = []
         self._workdir = workdir
         self._plan = plan
         self._writes = workdir is not None and processes.writes()
@@ -74,8 +76,10 @@ class RunFiles:
         with contextlib.ExitStack() as on_error:
             self._lock = on_error.enter_context(lock(workdir))
             self._check(workdir, config)  # once more: it may have begun or finished meanwhile
-            if self._ledger_path and not (workdir / "config.json").exists():
-                ledger.create(self._ledger_path)  # first: a run without its ledger is refused
+            if not (workdir / "config.json").exists():
+                if self._ledger_path:
+                    ledger.create(self._ledger_path)  # first: a run without its ledger is refused
+                ledger.check_no_processes(workdir)
             write_json(workdir / "config.json", as_json(config))
             write_json(workdir / "plan.json", plan.to_json())
             on_error.pop_all()
@@ -86,14 +90,25 @@ class RunFiles:
         if path.exists():
             check_plan(path, read_json(path), self._plan)
 
-    def open_ledger(self, step: int, at_least: int) -> ledger.Ledger:
+    def open_ledger(
+        self, step: int, at_least: int, processes: list[JsonObject], num_devices: int
+    ) -> ledger.Ledger:
         """The run's ledger, as `Ledger` takes them; it has a file if lost steps count.
 
-        It must have as many steps as any row of the metrics knows of, later than `step` or not.
+        It must have as many steps as any row of the metrics knows of, later than `step` or not, and
+        the list of processes those that a checkpoint knows of. This one joins them before its first
+        step, with its number of devices.
         """
         rows = read_rows(self._workdir) if self._workdir else []
         at_least = max(at_least, *(row.get("steps_begun", 0) for row in rows), 0)
-        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least)
+        self.processes = ledger.read_processes(self._workdir, processes)
+
+        def join(first_step: int) -> None:
+            process = ledger.this_process(first_step, num_devices)
+            ledger.add_process(self._workdir, process)
+            self.processes.append(process)
+
+        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least, join)
         return self._ledger
 
     def data_key(self) -> bytes:

@@ -1,5 +1,7 @@
 """What a finished run says of itself: the facts in `summary.json`, which a release states again."""
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -10,11 +12,21 @@ from bam.training.trainer import Trainer
 
 
 def summarize(
-    trainer: Trainer, seed: int | None, last_row: JsonObject, outputs: np.ndarray | None = None
+    trainer: Trainer,
+    seed: int | None,
+    last_row: JsonObject,
+    outputs: np.ndarray | None = None,
+    processes: Sequence[JsonObject] = (),
 ) -> JsonObject:
     """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private.
 
-    `outputs` are those of the test images; None: no figures are made of them.
+    Args:
+      trainer: of the run.
+      seed: of the run.
+      last_row: of its metrics.
+      outputs: of the test images; None: no figures are made of them.
+      processes: that took its steps, as `bam.privacy.ledger.read_processes` gives them. The device,
+        versions and commit beside them are those of the process that ended the run.
     """
     plan = trainer.plan.to_json()
     classes = [str(name) for name in trainer.dataset.classes]
@@ -44,6 +56,7 @@ def summarize(
         "sampling": trainer.plan.mechanism.sampling,
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
+        "processes": list(processes),
         **{"test_accuracy": None}
         | {key: value for key, value in last_row.items() if key.startswith("test_")},
         **_figures(trainer, outputs),
