@@ -16,11 +16,13 @@ import pytest
 import safetensors.numpy
 from flax import traverse_util
 
-from bam import files, models, provenance
-from bam.privacy import statement
+import bam
+from bam import files, models, named, provenance
+from bam.privacy import ledger, statement
 from bam.privacy.plan import PrivacyPlan
-from bam.release import export
-from bam.training import checkpoint, loop, summary
+from bam.release import export, page
+from bam.release import records as records_of
+from bam.training import checkpoint, loop, registry, summary
 from bam.training import config as base
 from bam.training.rundir import flat
 from configs import digits
@@ -182,7 +184,9 @@ def write_run(workdir, experiment, state):
     workdir.mkdir()
     files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
     files.write_json(workdir / "plan.json", plan)
-    files.write_json(workdir / "summary.json", summary.summarize(experiment, None, facts))
+    processes = [ledger.this_process(1, 1)]
+    said = summary.summarize(experiment, None, facts, processes=processes)
+    files.write_json(workdir / "summary.json", said)
     with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(
             int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}
@@ -435,7 +439,7 @@ def plan_of(accountant="rdp"):
     })  # fmt: skip
 
 
-def records(accountant="rdp", **changes):
+def records(accountant="rdp", recorded=None, **changes):
     """The statement of a plan, a config and a summary without a run."""
     summary = {
         "sensitivity": 1.0, "seed": None, "noise_key": "operating system", "noise": "N(0, σ²)",
@@ -447,7 +451,7 @@ def records(accountant="rdp", **changes):
         section, _, last = key.partition("__")
         config[section][last] = value
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    return statement.privacy(config, plan_of(accountant), summary, **words)
+    return statement.privacy(config, plan_of(accountant), summary | (recorded or {}), **words)
 
 
 def row_of(text, name):
@@ -587,3 +591,186 @@ def test_a_model_of_ones_own_is_released_and_read_by_whoever_names_it(tmp_path, 
     (tmp_path / "out/model.json").write_text(json.dumps(facts))
     released = export.load(tmp_path / "out", "examples.own_model:mlp")
     assert_same_bits(released.params, jax.tree.map(jnp.asarray, result.state.averaged))
+
+
+# Code that is not bam's, and what took the steps.
+
+
+class ImportedError(Exception):
+    """Stands for the import of a MODULE:FUNCTION."""
+
+
+def importing_keys(monkeypatch):
+    """The keys of a config whose MODULE:FUNCTION is imported when a run is built."""
+
+    def imported(what, name):
+        raise ImportedError
+
+    monkeypatch.setattr(named, "imported", imported)
+    for key in base.KEYS:
+        if not (isinstance(key.default, str) or key.kind is str):
+            continue
+        config = tiny(num_steps=1)
+        if key.name.startswith("public_clip."):
+            config.update_from_flattened_dict({"public_clip.quantile": 0.5})
+            config.public_clip.dataset = "digits"
+            config.dataset.path = ""
+        elif key.name.startswith("features."):
+            config.features.name = "backbone"
+        config.update_from_flattened_dict({key.name: "nowhere:part"})
+        try:
+            loop.build(config, None if key.name.startswith("dataset.") else own_data())
+        except ImportedError:
+            yield key.name
+        except (ValueError, OSError):
+            pass  # it takes no such name
+
+
+def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
+    keys = set(importing_keys(monkeypatch)) | {"features.name"}  # of a run that loads its data
+    in_table = {key for key in statement.PROMISES if "." in key}
+    assert keys == in_table == {f"{x}.name" for x in registry.RETURNED} | {"public_clip.dataset"}
+    for key in in_table:
+        config = base.get_config().to_dict()
+        section, _, name = key.partition(".")
+        config[section][name] = "nowhere:part"
+        said = statement.promises(statement.parts_of(config))
+        assert "`nowhere:part`" in said and statement.PROMISES[key] in said
+    monkeypatch.delitem(statement.PROMISES, "loss.name")  # the control
+    assert keys != {key for key in statement.PROMISES if "." in key}
+
+
+def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp_path):
+    def name_parts(config):
+        config["loss"]["name"] = "mine:weighted"
+        config["dataset"]["name"] = f"{OWN_NAME}:patients"
+        config["optimizer"]["name"] = "/home/me:opt"
+
+    edit(run / "config.json", name_parts)
+    export.export(run, tmp_path / "out")
+    text = (tmp_path / "out/PRIVACY.md").read_text()
+    html = page.page(records_of.read(run), public=True, made_by="bam")
+    for said in (text, html):
+        assert "rows that are examples" in said and "mine:weighted" in said
+        assert "optimizer, which must be: post-processing" in said
+        assert OWN_NAME not in said and "/home/me" not in said
+
+
+def test_parts_of_ones_own_are_in_every_row_that_rests_on_them():
+    quiet, rows = records(), {
+        "code by others than bam": (
+            "loss `mine:loss`, which must be", "no statistic of a batch", "features `mine:map`",
+            "private gradients alone", "data set `mine:data`", "public_clip's data set `mine:pub`",
+        ),
+        "weights of the classes": ("not known to this file: the loss `mine:loss` is",),
+        "weights before training": ("**as `mine:net` makes them**",),
+    }  # fmt: skip
+    text = records(
+        loss__name="mine:loss", model__name="mine:net", features__name="mine:map",
+        optimizer__name="mine:opt", dataset__name="mine:data", public_clip__dataset="mine:pub",
+    )  # fmt: skip
+    for row, said in rows.items():
+        assert all(words in row_of(text, row) for words in said)
+        assert not any(words in row_of(quiet, row) for words in said)
+
+
+def own_loop(tmp_path, clip, take=0, **changes):
+    """The statement of a loop of one's own."""
+    given = {"num_examples": 6, "expected_batch_size": 3, "num_epochs": 1, "epsilon": 3.0}
+    given |= {"delta": 1e-3, "accountant": "rdp", "clip": clip} | changes
+    private = bam.PrivateTraining(**given)
+    for _, _ in zip(range(take), private.batches(np.zeros((6, 2))), strict=False):
+        pass
+    private.write_statement(tmp_path / "PRIVACY.md", "six points")
+    return (tmp_path / "PRIVACY.md").read_text()
+
+
+def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is(tmp_path):
+    proved = bam.clip_by_l2_norm(1.0)
+    own = bam.BoundedTransformation(proved.init, proved.update, 1.0)
+    for clip, is_own in ((proved, False), (own, True)):
+        text = own_loop(tmp_path, clip, take=2)
+        row = row_of(text, "code by others than bam")
+        assert "oracle, which must be: the gradient of one example" in row
+        assert ("clip, which must be: an L2 norm of at most S" in row) == is_own
+        bounded = row_of(text, "the oracle's gradient of each example is")
+        assert ("one of bam's own clips, whose bound is proved" in bounded) != is_own
+        assert row_of(text, "commit of bam's code") == f"| commit of bam's code | {COMMIT} | |"
+
+
+def test_a_user_s_gradient_is_called_what_each_door_computes(tmp_path):
+    users = {"num_examples": 3, "expected_batch_size": 1, "groups": np.array([1, 1, 2, 2, 3, 3])}
+    text = own_loop(tmp_path, bam.clip_by_l2_norm(1.0), group_size=2, **users)
+    row_of(text, "the mean of the oracle's gradients of each user's examples is")
+    assert "mean loss" not in text
+    assert "the method's gradient of each example's loss is" in records()
+
+
+COMMIT = provenance.git_commit()
+
+
+def process(first_step, commit="a", **changes):
+    return ledger.this_process(first_step, 1) | {"commit": commit} | changes
+
+
+def shares(begun, *processes, seed=None):
+    """The shares as `(first, last, commit)`."""
+    record = {"seed": seed, "steps_begun": begun, "processes": list(processes)}
+    return [(x.first, x.last, (x.process or {}).get("commit")) for x in statement.shares_of(record)]
+
+
+def test_every_step_that_was_begun_is_of_the_process_that_began_it():
+    a, b = process, lambda first: process(first, "b")
+    assert shares(4, a(1)) == [(1, 4, "a")]
+    assert shares(4, a(1), b(3)) == [(1, 2, "a"), (3, 4, "b")]
+    assert shares(4, a(1), a(2), b(3), b(4)) == [(1, 2, "a"), (3, 4, "b")]  # equal ones are one
+    assert shares(4, a(1), b(3), a(4)) == [(1, 2, "a"), (3, 3, "b"), (4, 4, "a")]
+    assert shares(4, a(1), b(3), a(3)) == [(1, 4, "a")]  # b was killed before its first step
+    assert shares(4, b(3)) == [(1, 2, None), (3, 4, "b")]  # begun by an earlier version
+    assert shares(4) == [(1, 4, None)]
+    assert shares(0, a(1)) == [(1, 0, "a")]
+    assert shares(4, a(1), b(5)) == [(1, 4, "a")]
+    other = {"versions": {"jax": "0.1"}}, {"device": "gpu"}, {"num_devices": 2}
+    for change in other:
+        assert len(shares(4, a(1), process(3, **change))) == 2
+    # With a seed steps are taken again: those of the last count, and no process is left out.
+    assert shares(4, a(1), b(3), seed=1) == [(1, 2, "a"), (3, 4, "b")]
+    assert shares(4, a(1), b(1), seed=1) == [(1, 0, "a"), (1, 4, "b")]
+    assert shares(4, a(1), a(3), b(2), seed=1) == [(1, 1, "a"), (2, 4, "b")]
+
+
+def test_a_statement_of_several_processes_has_a_row_for_each():
+    two = [process(1), process(3, "b", device="gpu", num_devices=8, num_processes=2)]
+    record = {"seed": None, "steps_begun": 4}
+    text = statement.taken_by(record | {"processes": two})
+    assert "by bam's code at commit a; on cpu; with python" in row_of(text, "steps 1 to 2")
+    assert "commit b; on 8 × gpu, in 2 processes at once; with" in row_of(text, "steps 3 to 4")
+    assert text.count("\n") == 1
+    one = statement.taken_by(record | {"processes": two[:1]})
+    assert row_of(one, "commit") == "| commit of bam's code | a | |" and "steps" not in one
+    old = statement.taken_by(record | {"device": "cpu", "commit": "a", "versions": {"jax": "1"}})
+    for row in ("device | cpu", "libraries | jax 1", "commit of bam's code | a"):  # of the last
+        assert "whether others took steps before: not recorded" in row_of(old, row)
+    late = statement.taken_by(record | {"processes": [process(2)]})
+    assert row_of(late, "step 1, of those begun").endswith("| not recorded | |")
+    again = record | {"seed": 1, "processes": [process(1), process(1, "b")]}
+    row_of(statement.taken_by(again), "steps from 1 on, all taken again later")
+    assert "at each commit that it names" in records(recorded=record | {"processes": two})
+    assert "at that commit" in records(recorded=record | {"processes": two[:1]})
+
+
+DAMAGED = [
+    None, {}, "x", [1], [{}], [{"first_step": 1}], [process(0)], [process(1, commit=None)],
+    [process(1, versions=[])], [process(1, num_devices="8")], [process(2**40)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_stranger_s_processes_that_are_none_are_a_fault_and_no_release(damaged, run, tmp_path):
+    damage = "processes is no list of what took the steps"
+    assert not any(damage in fault for fault in records_of.read(run).faults())  # the control
+    edit(run / "summary.json", lambda summary: summary.update(processes=damaged))
+    with pytest.raises(ValueError, match=damage):
+        export.export(run, tmp_path / "out")
+    said = statement.taken_by(records_of.read(run).summary)
+    assert "not recorded" in row_of(said, "commit of bam's code")

@@ -19,8 +19,9 @@ from tensorboardX.proto import event_pb2
 
 from bam import files, provenance
 from bam.core import sampling
-from bam.privacy import ledger
+from bam.privacy import ledger, statement
 from bam.privacy.ledger import Ledger
+from bam.release import export
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
 from bam.training.rundir import RunFiles
@@ -560,6 +561,27 @@ def test_a_process_is_on_the_disk_before_its_first_step_is_counted(
     assert processes_of(tmp_path / "late") == []
 
 
+def test_a_run_that_was_killed_and_resumed_elsewhere_names_every_code(steps, tmp_path, monkeypatch):
+    at_commits(monkeypatch, "aaa", "bbb", "bbb", "ccc", "ccc")
+    kills = [("shown", 1), ("computed", 1), ("saved", 1)]
+    summary = steps.run_killed(tmp_path / "run", kills)
+    firsts = [(x["first_step"], x["commit"]) for x in summary["processes"]]
+    assert firsts == processes_of(tmp_path / "run")
+    assert firsts == [(1, "aaa"), (2, "bbb"), (3, "bbb"), (5, "ccc")]
+    assert summary["steps_begun"] == NUM_STEPS
+    export.export(tmp_path / "run", tmp_path / "out")
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    for steps_of, commit in (("step 1", "aaa"), ("steps 2 to 4", "bbb"), ("step 5", "ccc")):
+        assert f"| {steps_of}, of those begun | by bam's code at commit {commit};" in text
+
+
+def test_with_a_seed_every_process_is_named_too(steps, tmp_path, monkeypatch):
+    at_commits(monkeypatch, "aaa", "bbb")
+    summary = steps.run_killed(tmp_path, [("shown", 3)], seed=0)
+    assert processes_of(tmp_path) == [(1, "aaa"), (3, "bbb")]
+    assert [x.process["commit"] for x in statement.shares_of(summary)] == ["aaa", "bbb"]
+
+
 def test_a_run_that_stands_at_its_end_is_of_those_that_took_its_steps(steps, tmp_path, monkeypatch):
     at_commits(monkeypatch, "aaa", "bbb", "ccc")
     with pytest.raises(KilledError):
@@ -595,6 +617,17 @@ def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_c
         assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     path.write_text(whole)  # the control
     assert steps.run(tmp_path, seed).summary["steps_taken"] >= NUM_STEPS - 2
+
+
+def test_steps_of_a_version_that_recorded_no_process_are_said_to_be_not_recorded(steps, tmp_path):
+    with pytest.raises(KilledError):
+        steps.run(tmp_path, kill=("unsaved", 2))  # after step 1, before a checkpoint knows of it
+    (tmp_path / "processes.jsonl").unlink()
+    lines = []
+    summary = steps.run(tmp_path, log=lines.append).summary
+    assert "what took steps 1 to 1 is not known: the run has no processes.jsonl" in lines
+    first, rest = statement.shares_of(summary)
+    assert first == (1, 1, None) and rest[:2] == (2, NUM_STEPS)
 
 
 def test_a_new_run_takes_no_list_of_another(steps, tmp_path):

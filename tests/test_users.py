@@ -219,7 +219,7 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
         "| adjacency | one user replaced by nothing, its place left empty (zero-out) |",
         "| N, number of users | | 360 |",
         "each user is in each batch independently",
-        "| the gradient of each user's mean loss is | scaled down",
+        "| the method's gradient of each user's mean loss is | scaled down",
         "on data with one id per person if that is claimed",
     ):
         assert words in text

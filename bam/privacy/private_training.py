@@ -584,10 +584,14 @@ class PrivateTraining:
             "sampling": mechanism.sampling,
             "noise": mechanism.noise,
             "noise_key": "operating system" if self._given_seed is None else "seed",
-            "device": jax.devices()[0].device_kind,
-            "versions": versions,
-            "commit": commit,
             "steps_begun": self.steps_begun,
+            "processes": ledger.processes_with(
+                self._path,
+                ledger.this_process(self._first + 1, self._mesh.size if self._mesh else 1),
+            ),
+            "bounded": statement.OF_OWN_LOOP[self.plan.unit],
+            "own_parts": {"oracle": ""}
+            | ({} if getattr(self._clip, "is_proved", False) else {"clip": ""}),
         }
         text = statement.of_training(
             self.plan,

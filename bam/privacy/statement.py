@@ -9,12 +9,13 @@ claims less: ε, δ and q up, noise down.
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from dp_accounting import dp_event
 
-from bam.files import JsonMapping
-from bam.privacy import accounting, pld, random_allocation, tradeoff
+from bam.files import JsonMapping, JsonObject
+from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
@@ -31,6 +32,33 @@ CLIPS = {
     "l2": "scaled down to an L2 norm of at most C",
     "normalize": "scaled, up or down, to an L2 norm of at most C",
     "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
+}
+# What code that is not bam's must do for ε to hold: each key of a config that can name a
+# MODULE:FUNCTION, and the two parts that a loop of one's own brings.
+PROMISES = {
+    "method.name": "the gradient of one example, from that example and what is private already",
+    "clip.name": "an L2 norm of at most S, whatever it is given (what is longer is dropped)",
+    "loss.name": "a function of one example, whose constants, such as weights of classes, were not "
+    "computed from the training data",
+    "model.name": "each example's output from that example alone, no statistic of a batch, and "
+    "nothing in it that was computed from the training data",
+    "features.name": "a map of each example alone, made without the training data",
+    "dataset.name": "rows that are examples, each made from one original alone (of users: with the "
+    "id of the one that it is of), and constants that were not computed from them",
+    "optimizer.name": "post-processing: of the data it sees private gradients alone",
+    "public_clip.dataset": "public data, which share no example with the training data",
+    "oracle": "the gradient of one example, from that example and what is private already, by "
+    "constants that were not computed from the training data",
+    "clip": "an L2 norm of at most S, whatever it is given (what is longer is dropped)",
+}
+# What of a unit of privacy is bounded, by who takes the gradient.
+OF_TRAIN = {
+    "example": "the method's gradient of each example's loss",
+    "user": "the method's gradient of each user's mean loss",
+}
+OF_OWN_LOOP = {
+    "example": "the oracle's gradient of each example",
+    "user": "the mean of the oracle's gradients of each user's examples",
 }
 NOMINAL = """\
 **The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
@@ -69,17 +97,32 @@ def privacy(
     summary: JsonMapping,
     *,
     diagnosed: bool,
+    own_parts: Mapping[str, str] | None = None,
     **words: str,
 ) -> str:
-    """The statement of a finished run.
+    """The statement of a finished run of `bam train`.
 
     `config` has the settings that may be published; `summary` is `summary.json`; `diagnosed`:
-    whether the records hold figures of training examples; `words` are `data`, `exported_by` and
-    `released` of `of_training`.
+    whether the records hold figures of training examples; `own_parts` are those of `of_training`,
+    None: of `config`; `words` are `data`, `exported_by` and `released` of `of_training`.
     """
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     looked_at = unaccounted(config, summary, diagnosed)
-    return of_training(plan, summary, looked_at=looked_at, **names, **words)
+    own = parts_of(config) if own_parts is None else own_parts
+    record = {**summary, "own_parts": own, "bounded": OF_TRAIN[plan.unit]}
+    return of_training(plan, record, looked_at=looked_at, **names, **words)
+
+
+def parts_of(config: JsonMapping) -> dict[str, str]:
+    """The config's keys, of `PROMISES`, that name a MODULE:FUNCTION, with the name."""
+    named = {}
+    for key in PROMISES:
+        section, _, name = key.partition(".")
+        options = config.get(section)
+        value = options.get(name) if name and isinstance(options, Mapping) else ""
+        if isinstance(value, str) and ":" in value:
+            named[key] = value
+    return named
 
 
 def of_training(
@@ -97,8 +140,11 @@ def of_training(
 
     Args:
       plan: of the training.
-      record: what it recorded: seed, sensitivity, sampling, noise, noise_key, device, versions,
-        commit, and the steps begun and taken.
+      record: what it recorded: seed, sensitivity, sampling, noise, noise_key, the steps begun and
+        taken, and the `processes` that took them (`bam.privacy.ledger`; of a run that recorded
+        none, `device`, `versions` and `commit` of the last). What its caller knows: `own_parts`,
+        keys of `PROMISES` with the name of what is not bam's own there, or ""; and `bounded`, the
+        gradient that the clip is given, in words: `OF_TRAIN` or `OF_OWN_LOOP`.
       data: the data set, in words that may be published.
       method: its name.
       clip: its name.
@@ -108,6 +154,7 @@ def of_training(
     """
     nominal = record["seed"] is not None
     epsilon, delta = rounded(plan.epsilon), rounded(plan.delta)
+    commits = "that commit" if len(shares_of(record)) == 1 else "each commit that it names"
     each, folder, chosen = "each single training example", "", ""
     if plan.unit == "user":
         each = "each single user, for all training examples\nof that user together"
@@ -144,7 +191,7 @@ privacy for {each}.{folder}{chosen}
 {recomputation(plan)}
 
 What q is, and that the noise is σ times S, stands in the table. That the program does what the
-table says can be read, and tested, in its code at that commit (where it says "modified", with
+table says can be read, and tested, in its code at {commits} (where it says "modified", with
 changes that are in no commit).
 
 ## What this file cannot show
@@ -253,7 +300,7 @@ The same on both sides would be perfect privacy; 100 on the right, none. {rests_
 
 def facts(plan: PrivacyPlan, record: JsonMapping, method: str, clip: str) -> str:
     """Every number and choice that the guarantee rests on."""
-    unit, given, versions = plan.unit, plan.num_examples_given, record["versions"]
+    unit, given = plan.unit, plan.num_examples_given
     sigma, std = plan.noise_multiplier, plan.noise_multiplier * record["sensitivity"]
     neighbours = "replaced by nothing, its place left empty (zero-out)"
     neighbours = "added or removed" if given else neighbours
@@ -266,7 +313,10 @@ def facts(plan: PrivacyPlan, record: JsonMapping, method: str, clip: str) -> str
         batch = f"""l, what a step's sum is divided by | | {size} |
 | N/b, batch size on average | | {plan.num_examples * prob} |
 | q = 1/b"""
-    mu = f"\n| μ of Gaussian DP | {rounded(plan.mu)} | {plan.mu} |" if plan.mu else ""
+    mu = f"\n| μ of Gaussian DP, but for δ | {rounded(plan.mu)} | {plan.mu} |" if plan.mu else ""
+    bound = CLIPS.get(clip, "given a norm of at most S")
+    if "oracle" in record["own_parts"] and "clip" not in record["own_parts"]:
+        bound += " by one of bam's own clips, whose bound is proved"
     choice = ""
     if plan.selection:
         mean, shape, noise = dataclasses.astuple(plan.selection)
@@ -275,7 +325,6 @@ def facts(plan: PrivacyPlan, record: JsonMapping, method: str, clip: str) -> str
 | η, shape of the distribution of K | truncated negative binomial: 0 is logarithmic, 1 geometric \
 | {shape} |
 | noise on a trial's score | standard deviation, in images classified right | {noise} |"""
-    own = [f"{k} `{x}`" for k, x in (("method", method), ("clip", clip)) if ":" in x]
     return f"""\
 ## Facts
 
@@ -296,8 +345,7 @@ once, and divides by l. Training uses the training examples for nothing else.
 | steps begun, lost ones included | | {record.get("steps_begun", NOT_RECORDED)} |
 | steps taken | | {record.get("steps_taken", NOT_RECORDED)} |
 | method | | `{method}` |
-| the gradient of each {unit}'s {"mean " * (unit == "user")}loss is | \
-{CLIPS.get(clip, "given a norm of at most S")} | `{clip}` |
+| {record["bounded"]} is | {bound} | `{clip}` |
 | C, clip norm | | {norm} |
 | S, sensitivity | how far one {unit} moves the sum, in L2 | {record["sensitivity"]} |
 | σ, noise multiplier, rounded down | {rounded_down(sigma, ".4g")} | {sigma} |
@@ -305,10 +353,101 @@ once, and divides by l. Training uses the training examples for nothing else.
 {rounded_down(std, ".4g")} | {std} |
 | noise | {record["noise"]} | |
 | noise and batches come from | {source} | {record["noise_key"]} |
-| code by others than bam that the guarantee rests on | {", ".join(own) or "none"} | |
-| device | {record["device"]} | |
-| libraries | {", ".join(f"{k} {v}" for k, v in versions.items())} | |
-| commit of bam's code | {record["commit"]} | |"""
+| code by others than bam that the guarantee rests on | {promises(record["own_parts"])} | |
+{taken_by(record)}"""
+
+
+def promises(parts: Mapping[str, str]) -> str:
+    """The parts that are not bam's own, each with what it must be."""
+    each = []
+    for key, name in parts.items():
+        part = key.removesuffix(".name").replace("dataset", "data set").replace(".", "'s ")
+        each.append(f"{part}{f' `{name}`' if name else ''}, which must be: {PROMISES[key]}")
+    return "; ".join(each) or "none"
+
+
+class Share(NamedTuple):
+    """Steps, counted as begun, that processes of the same code, libraries and devices took.
+
+    Attributes:
+      first: of these steps.
+      last: of these steps; less than `first` where later processes took all of them again.
+      process: what `bam.privacy.ledger.this_process` recorded; None where nothing is.
+    """
+
+    first: int
+    last: int
+    process: JsonObject | None
+
+
+def shares_of(record: JsonMapping) -> list[Share]:
+    """What took the steps of a training, in order, by its record's `processes`.
+
+    Without a seed each process begins its steps after those of the one before. With one, a process
+    takes steps again that the one before had not saved.
+    """
+    recorded, last = record.get("processes"), record.get("steps_begun")
+    if not ledger.are_processes(recorded) or type(last) is not int:
+        return [Share(1, 0, None)]
+    shares: list[Share] = []
+    for process in reversed(recorded):
+        first = process["first_step"]
+        none_taken = first > last and (record["seed"] is None or not shares)
+        if not none_taken:
+            after = shares[0] if shares else None
+            if after and after.process and _same(after.process, process):
+                shares[0] = after._replace(first=min(first, after.first))
+            else:
+                shares.insert(0, Share(first, last, process))
+        last = min(last, first - 1)
+    if last > 0:
+        shares.insert(0, Share(1, last, None))
+    return shares or [Share(1, 0, recorded[-1] if recorded else None)]
+
+
+def _same(one: JsonMapping, other: JsonMapping) -> bool:
+    """Whether two processes differ in nothing but their first step."""
+    return {**one, "first_step": 0} == {**other, "first_step": 0}
+
+
+def taken_by(record: JsonMapping) -> str:
+    """Rows on the code, the libraries and the devices of every step."""
+    shares = shares_of(record)
+    if len(shares) > 1:
+        return "\n".join(map(_row_of, shares))
+    process, only_last = shares[0].process, ""
+    if process is None:  # by a version that recorded the last process alone
+        process = {key: record.get(key, NOT_RECORDED) for key in ("device", "commit")}
+        process["versions"] = record.get("versions", {})
+        only_last = f" (of the last process; whether others took steps before: {NOT_RECORDED})"
+    return f"""\
+| device | {_devices(process)}{only_last} | |
+| libraries | {_libraries(process)}{only_last} | |
+| commit of bam's code | {process["commit"]}{only_last} | |"""
+
+
+def _row_of(share: Share) -> str:
+    first, last, process = share
+    steps = f"steps {first} to {last}" if first < last else f"step {first}"
+    if last < first:
+        steps = f"steps from {first} on, all taken again later"
+    said = NOT_RECORDED
+    if process:
+        said = f"by bam's code at commit {process['commit']}; on {_devices(process)}; with "
+        said += _libraries(process)
+    return f"| {steps}, of those begun | {said} | |"
+
+
+def _devices(process: JsonMapping) -> str:
+    """Number and kind of devices."""
+    num, hosts = process.get("num_devices", 1), process.get("num_processes", 1)
+    several = f"{num} × " if num > 1 else ""
+    return f"{several}{process['device']}" + (f", in {hosts} processes at once" * (hosts > 1))
+
+
+def _libraries(process: JsonMapping) -> str:
+    """Names and versions."""
+    return ", ".join(f"{name} {version}" for name, version in process["versions"].items())
 
 
 def unaccounted(config: JsonMapping, summary: JsonMapping, diagnosed: bool) -> str:
@@ -339,8 +478,13 @@ the N, and {covered}""".replace("\n", " ")
         clip_norm = f"from another data set, {declared} public"
     if digest := summary.get("init_digest"):
         begun = f"**in a file** (SHA-256 {digest}), {made}"
+    elif network := parts_of(config).get("model.name"):
+        begun = f"**as `{network}` makes them**, {made}"
     if frozen := summary.get("num_frozen"):
         begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
+    class_weights = f"**{list(weights)}**, {declared} public" if weights else "none"
+    if loss := parts_of(config).get("loss.name"):
+        class_weights = f"{unknown}: the loss `{loss}` is the caller's own"
     seen = f"by `{name}`, a fixed map of each image alone, made without these data"
     if ":" in name:
         seen = f"**by `{name}`**, {made}"
@@ -358,8 +502,7 @@ file" is for whoever releases the model to say.
 | training examples held out | {aside} |
 | accuracy on test examples | {tested}; test examples are not protected |
 | C, the clip norm | {clip_norm} |
-| weights of the classes in the loss | \
-{f"**{list(weights)}**, {declared} public" if weights else "none"} |
+| weights of the classes in the loss | {class_weights} |
 | weights before training | {begun} |
 | features of the examples | {seen if name else "none: the examples themselves"} |
 | constants that normalise the inputs | taken as public, whatever they were computed from |

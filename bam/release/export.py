@@ -170,12 +170,18 @@ def made_by() -> str:
 
 def statement_of(run: Run, exported_by: str, released: str = "this folder") -> str:
     """The text of `PRIVACY.md` of a finished run."""
+    # Of a data set of one's own the name is not told.
+    parts = {
+        key: name if _is_plain(name) and key != "dataset.name" else ""
+        for key, name in statement.parts_of(run.config).items()
+    }
     return statement.privacy(
         one_line(settings(run)),
         run.plan,
         run.summary,
         data=data_in_words(run),
         diagnosed=run.diagnosed,
+        own_parts=one_line(parts),
         exported_by=exported_by,
         released=released,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bam.files import JsonObject, one_line, read_json
+from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
 from bam.training import config as base
 from bam.training import registry
@@ -72,6 +73,8 @@ class Run:
         begun = self.summary.get("steps_begun", 0)
         if begun > self.plan.num_steps:
             yield f"{begun} steps were begun, the plan pays for {self.plan.num_steps}"
+        if not ledger.are_processes(self.summary.get("processes", [])):
+            yield "summary.json is damaged: processes is no list of what took the steps"
         try:
             self.plan.check_epsilon()
         except ValueError as error:
