@@ -18,9 +18,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bam
-from bam import files
+from bam import files, provenance
 from bam.core import chacha, processes
-from bam.privacy import private_training
+from bam.privacy import ledger, private_training
 from tests.own_loop import DATA, PLAN, begin, resume, take
 
 CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
@@ -351,8 +351,8 @@ def test_a_clip_of_ones_own_is_known_by_its_code_and_the_numbers_that_it_keeps(t
         ({"leaves": [1]}, "is damaged, or was saved by another version"),
         ({"training": None}, "is damaged, or was saved by another version"),
         ({"training": {}}, "holds a training with num_examples = None, not 60"),
-        ({"training": {"noise_multiplier": "much"}}, "must be of <class 'float'>"),
-        ({"training": {"epsilon": [1]}}, "must be of <class 'float'>"),
+        ({"training": {"noise_multiplier": "much"}}, "must be of type float"),
+        ({"training": {"epsilon": [1]}}, "must be of type float"),
         ({"training": {"groups": []}}, "groups"),
     ],
 )
@@ -381,6 +381,27 @@ def test_a_folder_in_place_of_the_ledger_is_one_line(tmp_path):
     (tmp_path / "steps_begun").unlink()
     (tmp_path / "steps_begun").mkdir()
     refused("steps_begun is damaged: it is no file", lambda: resume(tmp_path))
+
+
+def test_a_statement_names_the_code_of_every_process_that_took_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "git_commit", lambda: "commit A")
+    private, tx, tree = begin()
+    tree = take(private, tx, tree, 2)
+    private.save(tmp_path, tree)  # the steps of before count
+    take(private, tx, tree, 1)
+    private.close()
+    monkeypatch.setattr(provenance, "git_commit", lambda: "commit B")
+    private, tx, tree = resume(tmp_path)
+    take(private, tx, tree, 2)
+    private.write_statement(tmp_path / "PRIVACY.md", "sixty points")
+    text = (tmp_path / "PRIVACY.md").read_text(encoding="utf-8")
+    assert "commit A" in text and "commit B" in text
+    firsts = [row["first_step"] for row in ledger.read_processes(tmp_path)]
+    assert firsts == [1, 4]
+    private.save(tmp_path, tree)
+    private.close()
+    (tmp_path / "processes.jsonl").unlink()
+    refused("processes.jsonl is missing", lambda: resume(tmp_path))
 
 
 # One state, one noise.

@@ -26,8 +26,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, named, provenance
-from bam.core import chacha, processes, pytree, tracing
-from bam.core.clipping import sensitivity_of
+from bam.core import chacha, processes, pytree, scalars, tracing
+from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import Oracle
 from bam.core.privatize import (
@@ -158,6 +158,8 @@ class PrivateTraining:
         seed: int | None = None,
     ) -> None:
         """Plans the noise; nothing is drawn yet."""
+        epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
+        seed = None if seed is None else scalars.whole("seed", seed)
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
         if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
@@ -195,6 +197,7 @@ class PrivateTraining:
         self._secret = seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
+        git_commit()  # now: by the first step the files may be others
         self._claim: object = chacha.claimed(chacha.host_key(self._seed, "noise").copy())
 
     @property
@@ -474,6 +477,7 @@ class PrivateTraining:
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
         steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
         facts: JsonObject = {"training": self.plan.to_json() | self._asked}
+        facts["processes"] = ledger.read_processes(path)
         facts |= {"steps_begun": self.steps_begun, "step": (steps or [self.steps_begun])[-1]}
         key = b""
         if self._secret:
@@ -510,16 +514,25 @@ class PrivateTraining:
     def _enter(self, path: Path, is_new: bool) -> None:
         """Takes the lock and the ledger of a folder, where the training begins or goes on."""
         counts = path / "steps_begun" if self._secret else None
+
+        def join(first_step: int) -> None:  # into a new folder with all steps so far
+            num_devices = self._mesh.size if self._mesh else 1
+            first_step = 1 if is_new else first_step
+            ledger.add_process(path, ledger.this_process(first_step, num_devices))
+
         with contextlib.ExitStack() as opened:
             opened.enter_context(files.lock(path))
             facts: JsonObject = {"step": self.steps_begun, "steps_begun": 0}
             if not is_new:
                 facts = self._agreed(path)
+                ledger.read_processes(path, facts["processes"])  # none of them is missing
             elif (path / SAVED).exists() or (path / "config.json").exists():
                 raise ValueError(f"{path} holds a training: save this one in another folder")
-            elif counts:
-                ledger.create(counts)
-            counted = ledger.Ledger(counts, self.plan, facts["step"], facts["steps_begun"])
+            else:
+                ledger.check_no_processes(path)
+                if counts:
+                    ledger.create(counts)
+            counted = ledger.Ledger(counts, self.plan, facts["step"], facts["steps_begun"], join)
             opened.callback(counted.close)
             while counted.begun < self.steps_begun:
                 counted.begin()

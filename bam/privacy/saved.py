@@ -14,7 +14,7 @@ from bam.core import pytree
 from bam.files import JsonObject
 
 LIMIT = 2**40  # bytes
-FACTS = {"training": dict, "step": int, "steps_begun": int, "leaves": list}
+FACTS = {"training": dict, "step": int, "steps_begun": int, "leaves": list, "processes": list}
 
 
 def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
