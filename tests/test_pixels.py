@@ -1,5 +1,6 @@
 """Each kind of image file becomes the pixels that a viewer shows, or one line says why not."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -15,12 +16,13 @@ import pytest
 from PIL import Image
 from pydicom import uid
 
-from bam.data import importing, listing, pixels
+from bam.data import common, importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.pixels import Preprocessing
 from bam.data.sources import parquet
 from bam.extras import MissingExtraError
 from tests.cases import refused, run_command
+from tests.test_untrusted import at_most
 
 GREY = Preprocessing((4, 6), 1)
 COLOUR = Preprocessing((4, 6), 3)
@@ -385,6 +387,86 @@ def test_what_is_no_image_is_one_line(tmp_path, kind):
     file = tmp_path / f"x.{suffix}"
     file.write_bytes(content)
     refused(message, pixels.encoded, file, GREY, kind=DataError)
+
+
+def extended(offset, size):
+    """A NIfTI file of GREY's size whose header declares an extension, and zeros enough for it."""
+    content = bytearray(nifti(full(7, np.uint8).T[..., None]).ljust(2**25, b"\0"))
+    content[108:112] = struct.pack("<f", offset)
+    content[348:360] = struct.pack("<4B2i", 1, 0, 0, 0, size, 6)
+    return gzip.compress(bytes(content), 1)
+
+
+def test_a_nifti_extension_is_not_read(tmp_path):
+    file = tmp_path / "x.nii.gz"
+    file.write_bytes(extended(offset=368, size=2**25 - 400))
+    with at_most(8):
+        pixels.encoded(file, GREY)
+    with pytest.raises(AssertionError, match="MiB"), at_most(8), contextlib.suppress(ValueError):
+        nibabel.load(file)  # the control
+    file.write_bytes(extended(offset=2**25, size=16))
+    refused("33,554,432 bytes before its numbers", pixels.encoded, file, GREY, kind=DataError)
+
+
+BIG = np.random.default_rng(0).integers(0, 255, (150, 150, 4), np.uint8).repeat(10, 0).repeat(10, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("png", "RGBA"), ("png", "P"), ("gif", "P"), ("jpg", "RGB"), ("tif", "I;16"), ("jp2", "RGBA"),
+     ("webp", "RGBA"), ("npy", "f8")],
+)  # fmt: skip
+def test_an_image_takes_no_more_than_it_is_said_to(tmp_path, kind, mode):
+    file = tmp_path / f"x.{kind}"
+    if kind == "npy":
+        np.save(file, BIG[..., :3].astype(mode))
+    else:
+        made = in_mode(BIG[..., 0], mode) if mode == "I;16" else Image.fromarray(BIG).convert(mode)
+        made.save(file)
+    how = COLOUR._replace(window=(0, 255) if kind == "npy" else None)
+    with pixels._opened(file, how) as opened:
+        most = opened.num_bytes / 2**20
+    with at_most(most + 2, traced=False):
+        pixels.encoded(file, how)
+    if kind == "png" and mode == "RGBA":  # the control; of others what was freed is used again
+        with pytest.raises(AssertionError, match="resident"), at_most(most / 12, traced=False):
+            pixels.encoded(file, how)
+
+
+def test_what_would_take_more_than_the_budget_is_refused_before_it_is_decoded(
+    tmp_path, monkeypatch
+):
+    file = tmp_path / "x.png"
+    Image.fromarray(BIG).save(file)
+    assert pixels.encoded(file, GREY)
+    monkeypatch.setattr(common, "DECODING", 2**24)
+    with at_most(1):
+        refused("x.png: .*decoding takes up to 72,", pixels.encoded, file, GREY, kind=DataError)
+    assert pixels.check_ranges([file], GREY) == 0
+
+
+def test_a_tile_larger_than_its_image_counts(tmp_path):
+    tags = {256: 6, 257: 4, 258: 8, 259: 8, 262: 1, 277: 1, 322: 65_520, 323: 65_520, 324: 200}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, x) for tag, x in {**tags, 325: 99}.items())
+    content = b"II*\0" + struct.pack("<IH", 8, len(tags) + 1) + rows + bytes(4)
+    (tmp_path / "x.tif").write_bytes(content.ljust(200, b"\0") + zlib.compress(bytes(9)).ljust(99))
+    with at_most(8):
+        refused("decoding takes up to 8,585", pixels.encoded, tmp_path / "x.tif", GREY,
+                kind=DataError)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "JPEG2000"])
+def test_a_frame_larger_than_its_dicom_file_says_is_not_decoded(tmp_path, kind):
+    syntax = uid.JPEGBaseline8Bit if kind == "JPEG" else uid.JPEG2000Lossless
+    for size, message in (((6, 4), ""), ((600, 400), r"\(400, 600\) pixels in a file of 4 × 6")):
+        options = {"no_jp2": True} if kind == "JPEG2000" else {}
+        frame = pydicom.encaps.encapsulate([saved(flat(7, size=size), kind, **options)])
+        file = tmp_path / "x.dcm"
+        file.write_bytes(dicom(full(7, np.uint8), syntax=syntax, PixelData=frame))
+        if message:
+            refused(message, pixels.encoded, file, GREY, kind=DataError)
+        else:
+            assert np.abs(decoded(file).astype(int) - 7).max() < 3
 
 
 @pytest.mark.parametrize("name", ["pydicom", "pillow_heif", "nibabel"])

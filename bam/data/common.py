@@ -3,11 +3,13 @@
 Files may come from strangers: a size that one of them declares is checked before memory is taken.
 """
 
+import contextlib
 import io
 import math
 import os
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +25,13 @@ IMAGE_FORMATS = ("PNG", "JPEG")
 MANIFEST = "manifest.json"  # of an imported folder
 # Of the first image of a data set whose size is not known: 50 MB decoded.
 MAX_PIXELS = 2**24
+# Bytes that all threads of a process together may take to decode images.
+DECODING = 2**32
+# Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
+PIXEL_BYTES = 32
+
+_decoding = {"free": DECODING}
+_changed = threading.Condition()
 
 
 # Bytes of the decoded training images -> whether images stay in their files.
@@ -88,6 +97,25 @@ def check_memory(num_bytes: int, where: str) -> None:
         raise DataError(f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; {has}")
 
 
+@contextlib.contextmanager
+def decoding(num_bytes: int) -> Iterator[None]:
+    """Waits until so many bytes are free of the `DECODING` that all threads share, and takes them.
+
+    A thread must not ask twice. ValueError, in one line, for more than there are.
+    """
+    if num_bytes > DECODING:
+        raise ValueError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
+    with _changed:
+        _changed.wait_for(lambda: num_bytes <= _decoding["free"])
+        _decoding["free"] -= num_bytes
+    try:
+        yield
+    finally:
+        with _changed:
+            _decoding["free"] += num_bytes
+            _changed.notify_all()
+
+
 def decode_images(
     encoded: Sequence[bytes | None],
     where: str,
@@ -143,7 +171,8 @@ def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) ->
                 raise ValueError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
             if shape not in (None, declared):
                 raise DataError(f"{place}: image of shape {declared}, expected {tuple(shape)}")
-            pixels = np.asarray(image if image.mode == target else image.convert(target))
+            with decoding(image.height * image.width * PIXEL_BYTES):
+                pixels = np.asarray(image if image.mode == target else image.convert(target))
     except DataError:
         raise
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.

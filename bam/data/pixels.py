@@ -1,8 +1,10 @@
 """The pixels of an image file as people have it, as a PNG of one size and 8 bits a channel."""
 
 import contextlib
+import gzip
 import io
 import math
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from bam.data.common import MAX_PIXELS, DataError
+from bam.data.common import DECODING, MAX_PIXELS, PIXEL_BYTES, DataError, decoding
 from bam.extras import MissingExtraError, needs
 
 with needs("data"):
@@ -27,6 +29,8 @@ BACKGROUNDS = ("white", "black")
 SIDES = range(4, 4097)  # heights and widths that can be asked for
 LIMIT = 8 * MAX_PIXELS  # pixels of a file
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
+CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
+NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 
@@ -87,6 +91,13 @@ class _Opened(NamedTuple):
     read: Callable[[], Image.Image | np.ndarray]  # of 8 bits, or numbers [h, w] or [h, w, channels]
     several: bool = False  # further frames or pages
     inverted: bool = False  # the least number is white
+    pixel_bytes: int = PIXEL_BYTES  # that decoding and what follows take at most, for a pixel
+    more_bytes: int = 0  # and for a file
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the image takes at most, until it has its size."""
+        return self.size[0] * self.size[1] * self.pixel_bytes + self.more_bytes
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
@@ -106,7 +117,8 @@ def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w 
 
 
 def _fitted(file: Path, preprocessing: Preprocessing) -> Image.Image:
-    with _opened(file, preprocessing) as opened:
+    result = PIXEL_BYTES * math.prod(preprocessing.size)
+    with _opened(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
         if isinstance(image, np.ndarray):
             image = _scaled(image, opened.bits, preprocessing.window)
@@ -140,7 +152,11 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
 def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessing) -> None:
     ends = []
     for file in files[:: 1 + len(files) // 256]:  # decoding all would take as long as the import
-        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+        with (
+            contextlib.suppress(DataError),
+            _opened(file, preprocessing) as opened,
+            decoding(opened.num_bytes),
+        ):
             numbers = np.asarray(opened.read())
             numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
             if (finite := numbers[np.isfinite(numbers)]).size:
@@ -200,6 +216,9 @@ def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
     with _one_line(file), file.open("rb") as stream:
         head, name = stream.read(132), file.name.lower()
         stream.seek(0)
+        is_mapped = head.startswith(b"\x93NUMPY") or name.endswith((".nii", ".nii.gz"))
+        if not is_mapped and (num_bytes := file.stat().st_size) > DECODING:
+            raise ValueError(f"{num_bytes:,} bytes; at most {DECODING:,}")
         if head.startswith(b"\x93NUMPY"):
             opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
         elif head[128:] == b"DICM" or name.endswith((".dcm", ".dicom", ".ima")):
@@ -236,9 +255,9 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
             return _upright(image)
         numbers = _both_bytes(stream, raw) if colour else np.asarray(_upright(image))
         if raw.startswith("RGBa;16"):  # colours were multiplied by their opacity
-            numbers[..., :3] = (numbers[..., :3] * 65535.0 / numbers[..., 3:].clip(1)).clip(
-                0, 65535
-            )
+            for part in _parts(numbers):
+                plain = part[..., :3] * 65535.0 / part[..., 3:].clip(1)
+                part[..., :3] = plain.clip(0, 65535)
         if image.mode != "F" and depth in (8, 32):  # which Pillow takes for uint8 and int32
             numbers = numbers.view(f"{'i' if signed else 'u'}{depth // 8}")
         if (clear := image.info.get("transparency")) is None:
@@ -251,7 +270,11 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
     several = getattr(image, "is_animated", False) and image.format != "MPO"
     inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
     bits = None if signed or image.mode == "F" else depth
-    return _Opened((image.height, image.width), bits, read, several, inverted)
+    # A tile may be larger than its image, and is decoded as a whole.
+    of_tile = (TILE_WIDTH, TILE_HEIGHT, CHANNELS, BITS)
+    tile = math.prod(int(np.max(tags.get(x, 0))) for x in of_tile) // 4
+    size = image.height, image.width
+    return _Opened(size, bits, read, several, inverted, more_bytes=tile)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -312,10 +335,15 @@ def _scaled(
     if window is None:
         raise ValueError("signed or floating-point numbers need --window=LOW,HIGH")
     scaled = np.empty(numbers.shape, np.uint8)
-    for rows in np.array_split(np.arange(len(numbers)), 1 + numbers.size // 2**22):  # of float64
-        unit = (numbers[rows].astype(np.float64) - window[0]) / (window[1] - window[0])
-        scaled[rows] = np.rint(255 * np.nan_to_num(np.clip(unit, 0, 1)))
+    for part, result in zip(_parts(numbers), _parts(scaled), strict=True):
+        unit = (part.astype(np.float64) - window[0]) / (window[1] - window[0])
+        result[:] = np.rint(255 * np.nan_to_num(np.clip(unit, 0, 1)))
     return scaled
+
+
+def _parts(numbers: np.ndarray) -> list[np.ndarray]:
+    """Rows of an image, so few at a time that as many of float64 are no matter."""
+    return np.array_split(numbers, 1 + numbers.size // 2**18)
 
 
 def _array(numbers: np.ndarray) -> _Opened:
@@ -325,21 +353,35 @@ def _array(numbers: np.ndarray) -> _Opened:
         raise ValueError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
     height, width = numbers.shape[:2]
     bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
-    return _Opened((height, width), bits, lambda: np.asarray(numbers))
+    pixel_bytes = max(PIXEL_BYTES, 8 * numbers.itemsize * math.prod(numbers.shape[2:]))
+    read = lambda: np.asarray(numbers)  # noqa: E731
+    return _Opened((height, width), bits, read, pixel_bytes=pixel_bytes)
 
 
 def _nifti(file: Path) -> _Opened:
-    """A slice of a volume: the middle one along its last axis; the first axis is the rows."""
+    """A slice of a volume: the middle one along its last axis; the first axis is the rows.
+
+    Only the header is read before, not the extensions that follow it, which may declare anything.
+    """
     with needs("nifti"):
         import nibabel
-    volume: Any = nibabel.load(file)
-    shape, stored = volume.shape, volume.dataobj
+    with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+        head = stream.read(540)
+    is_second = 540 in struct.unpack("<i", head[:4]) + struct.unpack(">i", head[:4])
+    kind = nibabel.Nifti2Header if is_second else nibabel.Nifti1Header
+    header: Any = kind(head[: kind.sizeof_hdr])
+    if not 0 <= (offset := header.get_data_offset()) <= NIFTI_BEGINNING:
+        raise ValueError(f"{offset:,} bytes before its numbers; at most {NIFTI_BEGINNING:,}")
+    stored: Any = nibabel.arrayproxy.ArrayProxy(str(file), header)
+    shape = stored.shape
     if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
         raise ValueError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
     plain = (stored.slope, stored.inter) == (1, 0)
     middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
     opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
-    return opened._replace(size=shape[:2], read=lambda: np.asarray(stored[middle]))
+    pixel_bytes = PIXEL_BYTES + 8 * stored.dtype.itemsize
+    read = lambda: np.asarray(stored[middle])  # noqa: E731
+    return opened._replace(size=shape[:2], read=read, pixel_bytes=pixel_bytes)
 
 
 def _dicom_header(stream: BinaryIO) -> Any:
@@ -366,10 +408,20 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
     plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
     bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
     own = kind.startswith("MONO") and window is None and bool(has_voi)
+    syntax = header.file_meta.get("TransferSyntaxUID")
+    # The file, and of run lengths what they may become at most.
+    file_bytes = Path(stream.name).stat().st_size
+    file_bytes *= 64 if syntax == pydicom.uid.RLELossless else 4
+    values = int(header.get("SamplesPerPixel") or 1) * int(header.BitsAllocated) // 8
 
     def read() -> np.ndarray:
         stream.seek(0)
         data = pydicom.dcmread(stream)
+        if syntax and syntax.is_compressed:
+            frame = next(pydicom.encaps.generate_frames(data.PixelData, number_of_frames=1))
+            declared = _size_of(frame) or (data.Rows, data.Columns)
+            if declared != (data.Rows, data.Columns):
+                raise ValueError(f"{declared} pixels in a file of {data.Rows} × {data.Columns}")
         numbers = data.pixel_array
         if kind == "PALETTE COLOR":
             numbers = pixels.apply_color_lut(numbers, data)
@@ -386,4 +438,21 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
         return _scaled(pixels.apply_voi_lut(numbers, data), None, (low, high))
 
     shown = 8 if own or kind == "PALETTE COLOR" else bits
-    return _Opened((header.Rows, header.Columns), shown, read, inverted=kind == "MONOCHROME1")
+    size, pixel_bytes = (header.Rows, header.Columns), PIXEL_BYTES + 16 * max(2, values)
+    inverted = kind == "MONOCHROME1"
+    return _Opened(size, shown, read, False, inverted, pixel_bytes, file_bytes)
+
+
+def _size_of(frame: bytes) -> tuple[int, int] | None:
+    """Height and width by the header of a JPEG, JPEG-LS or JPEG 2000, which its decoder obeys."""
+    if frame.startswith(b"\xff\x4f\xff\x51"):
+        right, bottom, left, top = struct.unpack(">4I", frame[8:24])
+        return bottom - top, right - left
+    at = 2 if frame.startswith(b"\xff\xd8") else len(frame)
+    while frame[at : at + 1] == b"\xff":
+        marker = frame[at + 1]
+        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+            height, width = struct.unpack(">HH", frame[at + 5 : at + 9])
+            return height, width
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(frame[at + 2 : at + 4])
+    return None
