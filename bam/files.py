@@ -1,12 +1,15 @@
 """Files, JSON above all, written all or nothing and read with errors that name the file."""
 
 import contextlib
+import csv
 import errno
 import json
 import os
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -64,6 +67,53 @@ def one_line(value: Any, without: str = "`|") -> Any:
     if isinstance(value, str):
         return "".join(c if c.isprintable() and c not in without else " " for c in value)
     return value
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""A text in which what a terminal would obey or hide is written out, but for `keep`.
+
+    File, folder and class names may be a stranger's: an escape sequence in them could move the
+    cursor over our words, and a mark of direction could turn them round.
+
+    Examples:
+      >>> visible("scan\x1b[2J\u202egnp.exe\n")
+      'scan\\x1b[2J\\u202egnp.exe\\n'
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def drawn(text: str) -> str:
+    r"""A text as Matplotlib draws it letter by letter: `$` begins no formula, `_` hides no line.
+
+    Examples:
+      >>> drawn("$\\frac{$")
+      '\\$\\frac{\\$'
+    """
+    text = visible(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+# What a spreadsheet takes for the beginning of a formula, in its full width too, but not a number.
+_FORMULA = re.compile(r"(?![+-]?\d+(\.\d*)?(e[+-]?\d+)?\Z)[=+\-@\t\r\n＝＋－＠]", re.ASCII | re.I)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    r"""Rows as CSV in which no text is a formula of a spreadsheet: an apostrophe is put before it.
+
+    A name like `=HYPERLINK("http://…")` may be a stranger's, and opening the table would run it.
+    Numbers stay as they are, also those that are written in a text.
+
+    Examples:
+      >>> csv_text([["=1+1", "-1.5", -1.5, "a,b"]])
+      '\'=1+1,-1.5,-1.5,"a,b"\n'
+    """
+    is_formula = lambda x: isinstance(x, str) and _FORMULA.match(x)  # noqa: E731
+    # It quotes what its line end has: with "\n" alone, a bare "\r" would begin a row of its own.
+    line = csv.writer(SimpleNamespace(write=str), lineterminator="\r\n").writerow
+    safe = ([f"'{x}" if is_formula(x) else x for x in row] for row in rows)
+    return "".join(str(line(row)).removesuffix("\r\n") + "\n" for row in safe)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -1,6 +1,8 @@
 """A stranger's files run nothing, take no more memory than they should, and decide nothing."""
 
+import ast
 import contextlib
+import csv
 import gzip
 import importlib
 import io
@@ -9,9 +11,12 @@ import os
 import pickle
 import struct
 import sys
+import threading
+import time
 import tracemalloc
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,15 +27,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam.cli import console
-from bam.data import datasets
+from bam import extras, files
+from bam.cli import console, tables
+from bam.data import common, datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import parquet, safe_pickle
 from bam.training import loading, trainer
 from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests import prepared_folder
-from tests.cases import write_parquet
+from tests.cases import refused, write_parquet
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -223,6 +229,55 @@ def test_a_cache_that_others_own_or_write_to_is_passed_over(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert chosen() is None
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# What a name may do to a terminal or a spreadsheet: nothing.
+
+EVIL = "a\x1b[2J\u202eb\n=1\r\u200f"
+
+
+def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypatch):
+    console.say(f"left out: {EVIL}", "plain: é, 日本, – ε\xa0".strip())
+    console.show("a plan\nof two lines")
+    tables.show(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
+    console.say(EVIL, error=True)
+    monkeypatch.setattr(sys, "argv", ["bam", "--debug"])
+    for error in (DataError(EVIL), ValueError(EVIL)):
+        with pytest.raises(SystemExit), console.one_line_errors():
+            raise error
+    extras.one_line(ValueError, ValueError(EVIL), None)
+    shown = capsys.readouterr()
+    for text in shown:
+        assert all(c == "\n" or c.isprintable() for c in text), repr(text)
+        assert "\\x1b[2J\\u202eb" in text
+    assert shown.out.splitlines()[1:4] == ["plain: é, 日本, – ε", "a plan", "of two lines"]
+    assert "[bold]" in shown.out  # no markup of the table's
+    print(EVIL)  # the control
+    assert "\x1b" in capsys.readouterr().out
+
+
+def test_every_command_prints_through_the_console():
+    folder, alone = Path(console.__file__).parent, {"main.py": 3, "console.py": 2}
+    for file in folder.glob("*.py"):
+        calls = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.Name)]
+        assert sum(x.id == "print" for x in calls) == alone.get(file.name, 0), file
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"), ("@SUM(A1)", "'@SUM(A1)"), ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"), ("＝1", "'＝1"), ("\t=1", "'\t=1"), ("\r=1", "'\r=1"), ("-", "'-"),
+        ("-1.5", "-1.5"), ("-1e-05", "-1e-05"), ("+3", "+3"), ("7", "7"), (-1.5, "-1.5"),
+        (-2, "-2"), ("a=1", "a=1"), ("", ""), ("-1\n=1", "'-1\n=1"), (None, ""),
+    ],
+)  # fmt: skip
+def test_no_text_in_csv_is_a_formula_and_numbers_stay(cell, written, tmp_path):
+    text = files.csv_text([["a", cell]])
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [["a", written]]
+    tables.write_csv(tmp_path / "t.csv", [{"name": cell, "x": 0.123456789}])
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["name", "x"], [written, "0.123457"]]
 
 
 # How much memory a file may take.
@@ -435,6 +490,28 @@ def test_images_of_many_row_groups_are_read_in_order(folder):
     found = datasets.load("cifar10", "parquet", folder)
     np.testing.assert_array_equal(found.train.images, TRAIN.images)
     np.testing.assert_array_equal(found.train.labels, TRAIN.labels)
+
+
+@pytest.mark.parametrize("total", [100, 400])
+def test_threads_together_take_no_more_than_one_budget(monkeypatch, total):
+    monkeypatch.setitem(common._decoding, "free", total)
+    taken, most, lock = 0, 0, threading.Lock()
+
+    def decode(num_bytes):
+        nonlocal taken, most
+        with common.decoding(num_bytes):
+            with lock:
+                taken += num_bytes
+                most = max(most, taken)
+            time.sleep(0.005)
+            with lock:
+                taken -= num_bytes
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decode, [30, 100, 20, 50] * 8))
+    assert most <= total and common._decoding["free"] == total
+    assert most > 200 if total == 400 else most > 90  # the control: more are let in at once
+    refused("takes up to .* bytes; at most", decode, common.DECODING + 1)
 
 
 # The number of classes is public.

@@ -119,9 +119,11 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         built = one_run.build(config, _CANARIES.value)
         plan = built.plan
         real = plan.num_examples - _CANARIES.value
-        print(f"{config.method.name} on {built.dataset.name}: {real} examples", end=" ")
-        print(f"and {_CANARIES.value} canaries, half of which take part")
-        print(plan.describe(), flush=True)
+        console.say(
+            f"{config.method.name} on {built.dataset.name}: {real} examples and "
+            f"{_CANARIES.value} canaries, half of which take part"
+        )
+        console.show(plan.describe())
         seen = one_run.run(built, config.seed, on_row=_print_row)
         bounds = one_run.bounds(seen, plan, _CONFIDENCE.value)
     which = {
@@ -147,7 +149,7 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
         **provenance_row(started),
     }
     wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
-    print(
+    console.say(
         f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
         f"{bounds.epsilon_lower_any:.2f} at {_CONFIDENCE.value:.0%} confidence, and at least "
         f"{bounds.epsilon_lower:.2f} if the mechanism is a Gaussian with its batches; claimed "
@@ -218,11 +220,8 @@ def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject
         **provenance_row(started),
     }
     failed = checks.failures(row["whole_run_p_values"])
-    print(
-        f"{row['method']} q = {row['sampling_prob']:g}: {bound.epsilon_lower:.2f}",
-        f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches as planned",
-        flush=True,
-    )
+    passed = f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches as planned"
+    console.say(f"{row['method']} q = {row['sampling_prob']:g}: {bound.epsilon_lower:.2f} {passed}")
     return row
 
 
@@ -237,7 +236,7 @@ def whole_run_p_values(method: str) -> dict[str, float]:
 
 
 def _print_row(row: JsonObject) -> None:
-    print(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}", flush=True)
+    console.say(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}")
 
 
 if __name__ == "__main__":

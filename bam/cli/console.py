@@ -24,7 +24,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from bam.cli import configs
-from bam.files import JsonObject, check_replaceable
+from bam.files import JsonObject, check_replaceable, visible
 
 # Folders of code: of bam's own, and of other libraries, among which it may be installed.
 _BAM = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
     A warning is one line, too. `defaults` are flags for what the command line does not say. With
     `positional`, `main` is given what follows the flags; otherwise nothing may follow.
     """
-    warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *where: f"warning: {visible(str(message))}\n"
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
@@ -62,6 +62,19 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
 
     signal.signal(signal.SIGINT, _end_at_once)
     app.run(quietly, flags_parser=functools.partial(_parse_flags, file))
+
+
+def say(*lines: str, error: bool = False) -> None:
+    """Prints lines, on standard error if so: the one way for a command to print.
+
+    Names in them may be a stranger's. They add no line, and nothing that a terminal obeys or hides.
+    """
+    print(*map(visible, lines), sep="\n", file=sys.stderr if error else None, flush=True)
+
+
+def show(text: str) -> None:
+    """Prints a text of several lines, each as `say` does: for what is ours, as a plan is."""
+    say(*text.split("\n"))
 
 
 def require(*names: str) -> None:
@@ -207,7 +220,7 @@ def use_compilation_cache() -> None:
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_own(part)
     except OSError as error:
-        print(f"warning: compiled programs are not kept: {error}", file=sys.stderr, flush=True)
+        say(f"warning: compiled programs are not kept: {error}", error=True)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -238,7 +251,7 @@ def _end_at_once(number: int, frame: object) -> None:
     """Ends at Ctrl-C: whatever is written is all or nothing, and threads would be waited for."""
     if sys.stdout.isatty():
         print("\x1b[?25h", end="", flush=True)  # a bar of progress hides the cursor
-    print("error: interrupted", file=sys.stderr, flush=True)
+    say("error: interrupted", error=True)
     os._exit(INTERRUPTED)
 
 
@@ -285,8 +298,8 @@ def _names(argv: Sequence[str]) -> set[str]:
 def _fail(message: str) -> NoReturn:
     """Ends the command in one line, below the traceback of the error at hand with `--debug`."""
     if "debug" in (argument.lstrip("-") for argument in sys.argv):  # flags may not be parsed yet
-        traceback.print_exc()
-    print("error:", " ".join(message.split()), file=sys.stderr, flush=True)
+        say(*traceback.format_exc().splitlines(), error=True)
+    say(f"error: {' '.join(message.split())}", error=True)
     if jax.distributed.is_initialized():
         os._exit(2)  # leaving in the usual way would wait for the other processes
     sys.exit(2)

@@ -23,6 +23,7 @@ import numpy as np
 from absl import flags
 from rich.progress import Progress
 
+from bam import files
 from bam.cli import console, tables
 from bam.data import importing, leaks, listing, pixels
 from bam.data.common import DataError, Split
@@ -91,12 +92,12 @@ def import_folder(folder: Path) -> None:
             Path(_LABELS.value),
             columns,
             validation=_VALIDATION.value,
-            log=print,
+            log=console.say,
             may_lack="PatientID" if _USER.value == "PatientID" else "",
         )
     else:
         users = _USERS.value == "folder"
-        examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=print)
+        examples = listing.in_class_folders(folder, _VALIDATION.value, users, log=console.say)
     classes, num_listed = _CLASSES.value or sorted({x.label for x in examples}), len(examples)
     if kind != "class":
         classes = _LABEL.value.split(",") if several else []
@@ -113,28 +114,29 @@ def import_folder(folder: Path) -> None:
 
     def warn() -> None:
         with ThreadPoolExecutor(workers) as pool:
-            for line in leaks.lines(folder, examples, options, _NEAR.value, pool):
-                print(line, flush=True)
+            console.say(*leaks.lines(folder, examples, options, _NEAR.value, pool))
 
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        print(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
+        console.say(
+            f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)"
+        )
     for file, why in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
-        print(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
+        console.say(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
-    print(
+    console.say(
         f"{train:,} images to train and {test:,} to test on, {num_listed - train - test} left out; "
-        f"{len(options.classes)} classes\ntrain on them: --config.dataset.name=folder "
-        f"--config.dataset.path={out}"
+        f"{len(options.classes)} classes",
+        f"train on them: --config.dataset.name=folder --config.dataset.path={out}"
         + (" --config.dataset.groups=user" if manifest["ids"] else "")
         + {
             "several": " --config.loss.name=binary",
             "number": " --config.loss.name=squared_error",
-        }.get(kind, "")
+        }.get(kind, ""),
     )
 
 
@@ -163,7 +165,7 @@ def _with_patients(folder: Path, examples: Sequence[listing.Example]) -> list[li
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
     if not known:
         raise DataError(f"{folder}: no DICOM file with a PatientID")
-    print(*left_out, sep="\n", end="\n" * bool(left_out))
+    console.say(*left_out)
     return known
 
 
@@ -173,7 +175,7 @@ def show(data: Path) -> None:
     shape = " × ".join(str(size) for size in manifest["shape"])
     train, test, _ = parquet.read(data, stays=lambda num_bytes: True)
     names = manifest["classes"]
-    print(
+    console.say(
         f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; "
         f"{len(names)} classes; {len(manifest['left_out'])} files left out"
     )
@@ -182,17 +184,17 @@ def show(data: Path) -> None:
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
         rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
         tables.show(tables.text("class", "train", "test"), rows)
-    print("counts of private labels are NOT PRIVATE: do not publish them")
+    console.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
-        print(
+        console.say(
             f"{len(sizes):,} users to train, 1 to {sizes.max()} images each, half of them "
             f"{np.median(sizes):.0f} or fewer: NOT PRIVATE, as are the images below"
         )
     if _OUT.value:
         console.check_writable(_OUT.value)
         _draw(train, manifest["classes"], Path(_OUT.value))
-        print(f"{_OUT.value}: images of persons, not to be published")
+        console.say(f"{_OUT.value}: images of persons, not to be published")
 
 
 def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
@@ -206,7 +208,7 @@ def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
         len(chosen), 8, figsize=(7, 0.95 * len(chosen) + 0.2), squeeze=False, layout="constrained"
     )
     for number, (row, line) in enumerate(zip(chosen, axes, strict=True)):
-        line[0].set_title(classes[number] if classes else "", fontsize=9, loc="left")
+        line[0].set_title(files.drawn(classes[number]) if classes else "", fontsize=9, loc="left")
         for axis in line:
             axis.set_axis_off()
         for axis, index in zip(line, row, strict=False):

@@ -35,7 +35,7 @@ def main() -> None:
             stablehlo=_STABLEHLO.value,
         )
     files = export.FILES + _STABLEHLO.value * ("model.stablehlo",)
-    print(f"{', '.join(files)} in {_OUT.value}; read PRIVACY.md before you pass it on")
+    console.say(f"{', '.join(files)} in {_OUT.value}; read PRIVACY.md before you pass it on")
 
 
 if __name__ == "__main__":

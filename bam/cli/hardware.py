@@ -31,7 +31,7 @@ def main() -> None:
         console.check_writable(_JSON.value)
         hardware = ahead.devices_of(_TARGET.value)
         answer = ahead.look(_CONFIG.value, _TARGET.value, hardware, _SIZE.value)
-        print(*lines(answer), sep="\n")
+        console.say(*lines(answer))
         if _JSON.value:
             files.write_json(Path(_JSON.value), answer)
 

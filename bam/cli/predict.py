@@ -5,12 +5,12 @@ bam predict --release=release photographs --out=predictions.csv --top=3
 
 Files become pixels as those of the training did; of a folder all images in it are read. The table
 is CSV: file, class and its probability, then the probability of each class, or with --top=K the K
-likeliest classes. If the folders in a folder have the names of classes, the accuracy is printed. A
-file that cannot be read has a row without a class, and the exit status is 2.
+likeliest classes. A name that a spreadsheet would take for a formula has an apostrophe before it.
+If the folders in a folder have the names of classes, the accuracy is printed. A file that cannot be
+read has a row without a class, and the exit status is 2.
 """
 
-import csv
-import io
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -77,17 +77,16 @@ def main(arguments: Sequence[str]) -> None:
             raise DataError(f"{len(faults):,} of {len(images):,} files could not be read")
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)  # standard output is the table
+_say = functools.partial(console.say, error=True)  # standard output is the table
 
 
 def _write(rows: Sequence[Sequence[str]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    content = text.getvalue().encode(errors="backslashreplace")  # names need not be UTF-8
+    if not _OUT.value and sys.stdout.isatty():
+        rows = [list(map(files.visible, row)) for row in rows]
+    content = files.csv_text(rows).encode(errors="backslashreplace")  # names need not be UTF-8
     if _OUT.value:
         files.write_bytes(Path(_OUT.value), content)
-        print(f"{len(rows) - 1:,} images in {_OUT.value}")
+        console.say(f"{len(rows) - 1:,} images in {_OUT.value}")
     else:
         sys.stdout.buffer.write(content)
 

@@ -87,16 +87,18 @@ def main() -> None:
             files.write_json(Path(_JSON.value), analysis)
         if _PLOT.value:
             draw(analysis, Path(_PLOT.value))
-    print(
+    console.show(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
         f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
     )
     for name in accounting.ACCOUNTANTS:
-        print(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
-    print(
+        console.say(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
+    console.say(
         f"μ = {rounded_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
     )
-    print(f"μ = {analysis['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)\n")
+    console.say(
+        f"μ = {analysis['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)", ""
+    )
     tables.show(SPENT, analysis["over_training"], "ε as training goes")
     rates = analysis["best_true_positive_rate"]
     tables.show(RATES, rates, "an attacker's best true positive rate")

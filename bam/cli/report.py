@@ -39,7 +39,7 @@ def main() -> None:
         console.check_writable(str(out))
         write_text(out, text)
     advice = "not for passing on" + "; see --public" * (run.private and not public)
-    print(f"{out}: {'may be passed on' if run.private and public else advice}")
+    console.say(f"{out}: {'may be passed on' if run.private and public else advice}")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def main() -> None:
                 return
             path = out.with_name(f"{out.name}.png")
             plot.compare(rows, runs, path)
-            print(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
+            console.say(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
 
 
 def _search_privately(study: comparison.Study) -> None:
@@ -109,8 +109,7 @@ def _search_privately(study: comparison.Study) -> None:
     }
     console.use_compilation_cache()
     should_stop = console.stop_after(sweeps.MAX_SECONDS.value)
-    show = functools.partial(print, flush=True)
-    private_search.search(trials, Path(sweeps.WORKDIR.value), should_stop, show)
+    private_search.search(trials, Path(sweeps.WORKDIR.value), should_stop, console.show)
 
 
 if __name__ == "__main__":

@@ -114,13 +114,13 @@ def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.
         runs.train(runs.in_turn(groups), workdir, should_stop, print_event, on_row, on_built)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
-        print(f"{num_missing} runs are not finished; the same command goes on from there")
+        console.say(f"{num_missing} runs are not finished; the same command goes on from there")
     return trained
 
 
 def print_event(name: str, text: str) -> None:
     """Prints what happened to a run, with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')}  {name}  {text}", flush=True)
+    console.say(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
 
 
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:

@@ -1,6 +1,5 @@
 """Tables for documents and for the terminal: first column to the left, the others to the right."""
 
-import csv
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from bam import files
+from bam.cli import console
 from bam.files import JsonMapping
 
 Row: TypeAlias = Any  # of any kind: its columns know it
@@ -24,7 +24,7 @@ def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) ->
     marks = ["---" if _is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(files.visible, lines)) + "\n"
 
 
 def show(
@@ -45,34 +45,39 @@ def show(
         from rich import box
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ModuleNotFoundError:  # an extra brings it
-        print(*filter(None, (title, markdown(columns, rows, left))), sep="\n\n")
+        console.show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
         return
-    console = Console(width=None if sys.stdout.isatty() else 180)
+    cell = lambda text: Text(files.visible(text))  # noqa: E731 (brackets are no markup)
+    screen = Console(width=None if sys.stdout.isatty() else 180)
     for num_shown in range(len(columns), 0, -1):
         shown = list(columns)[:num_shown]
         table = Table(
-            title=title or None, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+            title=cell(title) if title else None,
+            box=box.SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
         )
         for name in shown:
             justify: Literal["left", "right"] = "left" if _is_left(columns, name, left) else "right"
-            table.add_column(name, justify=justify, no_wrap=True)
+            table.add_column(cell(name), justify=justify, no_wrap=True)
         for row in rows:
-            table.add_row(*(columns[name](row) for name in shown))
-        if num_shown < 3 or not keep or console.measure(table).maximum <= console.width:
+            table.add_row(*(cell(columns[name](row)) for name in shown))
+        if num_shown < 3 or not keep or screen.measure(table).maximum <= screen.width:
             break
-    console.print(table)
+    screen.print(table)
     if len(shown) < len(columns):
-        print(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
+        console.say(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
 
 
 def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
     """Writes rows of one shape as CSV, numbers to six digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    names = list(rows[0])
+    short = (
+        [f"{x:.6g}" if isinstance(x, float) else x for x in map(row.get, names)] for row in rows
+    )
+    path.write_text(files.csv_text([names, *short]), encoding="utf-8", newline="")
 
 
 def number(value: float | None, form: str) -> str:

@@ -6,7 +6,6 @@ All devices of this machine share the work; those of several, too, if started on
 --coordinator (docs/accelerators.md).
 """
 
-import functools
 import sys
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def main() -> None:
             plan = rundir.recorded_plan(Path(_WORKDIR.value), config)
         console.use_compilation_cache()
         # Progress is shown once.
-        show = functools.partial(print, flush=True) if processes.writes() else lambda line: None
+        show = console.show if processes.writes() else lambda line: None
         experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:
