@@ -5,11 +5,8 @@
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Iterator
 from types import TracebackType
-
-from bam.files import visible
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -31,5 +28,4 @@ def one_line(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if isinstance(error, MissingExtraError):
         print("error:", error, file=sys.stderr, flush=True)
         raise SystemExit(2)
-    lines = "".join(traceback.format_exception(kind, error, trace))
-    print(visible(lines, keep="\n"), end="", file=sys.stderr, flush=True)
+    sys.__excepthook__(kind, error, trace)

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam import extras, files
+from bam import files
 from bam.cli import console, tables
 from bam.data import common, datasets
 from bam.data.common import DataError, Split, decode_images
@@ -245,7 +245,7 @@ def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypat
     for error in (DataError(EVIL), ValueError(EVIL)):
         with pytest.raises(SystemExit), console.one_line_errors():
             raise error
-    extras.one_line(ValueError, ValueError(EVIL), None)
+    console._uncaught(ValueError, ValueError(EVIL), None)
     shown = capsys.readouterr()
     for text in shown:
         assert all(c == "\n" or c.isprintable() for c in text), repr(text)

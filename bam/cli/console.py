@@ -17,12 +17,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
+from bam import extras
 from bam.cli import configs
 from bam.files import JsonObject, check_replaceable, visible
 
@@ -42,6 +44,7 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
     `positional`, `main` is given what follows the flags; otherwise nothing may follow.
     """
     warnings.formatwarning = lambda message, *where: f"warning: {visible(str(message))}\n"
+    sys.excepthook = _uncaught
     # Which accelerators are absent is no news.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _use_all_cores()
@@ -62,6 +65,14 @@ def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: boo
 
     signal.signal(signal.SIGINT, _end_at_once)
     app.run(quietly, flags_parser=functools.partial(_parse_flags, file))
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The `sys.excepthook` of a command: as Python's, in what `say` prints."""
+    if isinstance(error, extras.MissingExtraError):
+        extras.one_line(kind, error, trace)
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    say(*lines.rstrip("\n").split("\n"), error=True)
 
 
 def say(*lines: str, error: bool = False) -> None:
