@@ -125,6 +125,54 @@ def test_a_folder_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     assert re.search(printed, "\n".join(lines)) if printed else not lines
 
 
+def test_a_folder_of_any_depth_is_read(tmp_path):
+    top = tree(tmp_path / "x", TWO)
+    inner, lines = top / "A", []
+    try:
+        for _ in range(1500):
+            inner = inner / "d"
+            inner.mkdir()
+        Image.new("L", (12, 12)).save(inner / "3.png")
+        assert counts(listing.in_class_folders(top, log=lines.append)) == "A 3, B 2"
+    finally:
+        (inner / "3.png").unlink(missing_ok=True)
+        while inner != top / "A":  # deeper than what else removes folders can go
+            inner.rmdir()
+            inner = inner.parent
+
+
+def test_each_folder_is_walked_once_however_many_links_lead_to_it(tmp_path, monkeypatch):
+    names = [f"d{i}" for i in range(12)]
+    top = tree(tmp_path / "x", TWO + " ".join(f"A/{x}/{x}.png" for x in names))
+    for name in names:
+        for other in names:
+            if other != name:
+                (top / "A" / name / f"to_{other}").symlink_to(f"../{other}")
+    walked, iterdir, lines = [], Path.iterdir, []
+    monkeypatch.setattr(Path, "iterdir", lambda path: walked.append(path) or iterdir(path))
+    assert counts(listing.in_class_folders(top, log=lines.append)) == "A 14, B 2"
+    assert len(walked) == 3 + len(names)
+    assert "links in circles" in lines[0] and "links to folders that are read else" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("link", "users", "is_read"),
+    [
+        ("A/again>p1", False, True), ("A/again>p1", True, False), ("B/again>../A/p1", False, False),
+        ("C>A", False, False), ("A/p1/again>../../A/p2/in", True, False),
+        ("A/p2/again>in", True, True),
+    ],
+)  # fmt: skip
+def test_a_link_gives_images_no_second_label_or_user(tmp_path, link, users, is_read):
+    spec = f"A/p1/1.png A/p2/1.png A/p2/in/3.png B/p3/1.png B/p4/1.png {link}"
+    top, expected = tree(tmp_path / "x", spec), "A 3, B 2"
+    read = lambda: listing.in_class_folders(top, users=users)  # noqa: E731
+    if is_read:
+        assert counts(read(), ("label",)) == expected
+    else:
+        refused("leads to .* 2 times then, with another label", read, kind=DataError)
+
+
 HEAD = "file,label,who,part"
 ROWS = f"{HEAD}\nA/1.png,A,p1,train\nB/1.png,B,p2,Test\n"
 TABLES = {

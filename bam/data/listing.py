@@ -75,11 +75,14 @@ def in_class_folders(
     given lines on what is ignored, moved or doubtful. DataError for folders that are no classes,
     and for a class without images or with one, which would be known to be in training.
     """
-    images, folders, ignored = tree(folder)
+    images, folders, ignored, again = tree(folder)
     below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
     examples, nested = list[Example](), set[str]()
+    _check_links(folder, again, depth, users)
+    if again:
+        ignored["links to folders that are read elsewhere"] = len(again)
     for file in images:
         *above, _ = map(normal, file.relative_to(folder).parts)
         if len(above) < depth:
@@ -188,6 +191,20 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
         raise DataError(f"{folder}: has one folder alone, of folders: did you mean {meant}?")
 
 
+def _check_links(folder: Path, again: dict[Path, Path], depth: int, users: bool) -> None:
+    """DataError for a link to a folder whose images have another split, label or user there."""
+    for link, first in again.items():
+        facts = []
+        for path in (link, first):
+            above = [normal(x) for x in path.relative_to(folder).parts]
+            facts.append((split_name((above or [""])[0]), above[depth - 1 : depth + users]))
+        if facts[0] != facts[1]:
+            raise DataError(
+                f"{link} leads to {first}, whose images are there 2 times then, with another label,"
+                " user or split; an image has one label"
+            )
+
+
 def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
     """DataError for a class of less than two images; a line if a name is odd."""
     shown = _listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
@@ -257,7 +274,7 @@ def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
             for file in (resolved, os.path.relpath(path, top)):  # a link may lead elsewhere
                 if not file.startswith(".."):
                     return file
-        for image in () if known else tree(folder)[0]:
+        for image in () if known else tree(folder).images:
             for name in (image, image.with_suffix("")):
                 known[key(name)].add(_printable(str(image.relative_to(folder))))
         meant = sorted(set[str]().union(*(known.get(key(x), ()) for x in paths)))
@@ -336,39 +353,63 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFC", _printable(text))
 
 
-def tree(folder: Path) -> tuple[list[Path], list[Path], Counts]:
-    """Images and folders below a folder, and how much of what is ignored.
+class Tree(NamedTuple):
+    """What is below a folder.
 
-    A link or folder that leads nowhere is among the images, to be left out by its name.
+    Attributes:
+      images: files; a link or folder that leads nowhere is among them, to be left out by its name.
+      folders: each once, however many links lead to it.
+      ignored: how much of what else there is.
+      again: a link to a folder that was walked before -> where.
     """
+
+    images: list[Path]
+    folders: list[Path]
+    ignored: Counts
+    again: dict[Path, Path]
+
+
+def tree(folder: Path) -> Tree:
+    """Images and folders below a folder, in the order of their names."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    images, folders, ignored = list[Path](), list[Path](), Counts()
-
-    def walk(place: Path, above: set[str], num_links: int) -> None:
-        try:
-            entries = sorted(place.iterdir())
-        except OSError:
-            images.append(place)
-            return
-        for path in entries:
-            if path.name.startswith((".", "~$")) or path.name.casefold() in JUNK:
-                ignored["hidden or of the system"] += 1
-            elif os.path.isdir(path):
-                real, links = os.path.realpath(path), num_links + path.is_symlink()
-                if real in above or links > 3:
-                    ignored["links in circles"] += 1
-                    continue
-                folders.append(path)
-                walk(path, above | {real}, links)
-            elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
-                images.append(path)
-            else:
-                ignored[suffix_of(path.name)] += 1
-
+    found = Tree([], [], Counts(), {})
     top = Path(os.path.realpath(folder))
-    walk(folder, {str(x) for x in (top, *top.parents)}, 0)
-    return images, folders, ignored
+    walked = {str(x): folder for x in (top, *top.parents)}
+    # Not by recursion, which ends some thousand folders deep.
+    places = [iter([folder])]
+    while places:
+        for path in places[-1]:
+            if path != folder and _is_junk(path.name):
+                found.ignored["hidden or of the system"] += 1
+            elif os.path.isdir(path):
+                real = os.path.realpath(path)
+                if path != folder and real in walked:
+                    if path.is_relative_to(walked[real]):
+                        found.ignored["links in circles"] += 1
+                    else:
+                        found.again[path] = walked[real]
+                    continue
+                if path != folder:
+                    walked[real] = path
+                    found.folders.append(path)
+                try:
+                    places.append(iter(sorted(path.iterdir())))
+                except OSError:
+                    found.images.append(path)
+                    continue
+                break
+            elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
+                found.images.append(path)
+            else:
+                found.ignored[suffix_of(path.name)] += 1
+        else:
+            places.pop()
+    return found
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith((".", "~$")) or name.casefold() in JUNK
 
 
 def suffix_of(name: str) -> str:

@@ -32,7 +32,7 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
     for path in paths:
         if not (path.is_dir() or path.is_file()):
             raise DataError(f"{path}: no such file or folder")
-        files = sorted(listing.tree(path)[0]) if path.is_dir() else [path]
+        files = sorted(listing.tree(path).images) if path.is_dir() else [path]
         if not files:
             raise DataError(f"{path}: no image in it ({', '.join(listing.SUFFIXES)})")
         within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
