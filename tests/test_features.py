@@ -226,6 +226,33 @@ def test_a_map_that_changed_behind_its_name_is_noticed(tmp_path):
     np.testing.assert_allclose(second.train.images, 0.9 * first.train.images, atol=1e-3)
 
 
+def test_a_small_change_of_a_map_is_noticed(tmp_path):
+    data, numbers = datasets.load("digits"), np.full(3, 0.5, np.float32)
+    for change in (1.0, 1.005, 1.00001):
+        numbers = np.full(3, change / 2, np.float32)
+        for times in range(2):  # computed, then read
+            said, given = [], jnp.asarray(numbers)
+            map_ = lambda x, given=given: jax.jit(lambda y: y * given.sum())(x)  # noqa: E731
+            kept = features.extract(data, map_, {"name": "own"}, tmp_path, said.append)
+            assert [any("kept in" in x for x in said)] == [times == 0], (change, said)
+            expected = (data.train.images / 255 * numbers.sum()).astype(np.float16)
+            np.testing.assert_allclose(kept.train.images, expected, rtol=2e-3)
+
+
+def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_path):
+    data, said = datasets.load("digits"), []
+    scale = {"by": 1.0}  # behind a callback, where no program shows it
+
+    def map_(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda y: np.asarray(y) * np.float32(scale["by"]), like, x)
+
+    for by, again in ((1.0, False), (1.0, False), (1.0002, False), (1.005, True)):
+        scale["by"], said[:] = by, []
+        features.extract(data, map_, {"name": "own"}, tmp_path, said.append)
+        assert any("is not what the map makes" in x for x in said) == again, by
+
+
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
     computed = lambda x: features.to_features(lambda pixels: pixels, x)  # noqa: E731

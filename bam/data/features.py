@@ -12,6 +12,7 @@ place. That it does not has not been shown on GPUs and TPUs.
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +39,9 @@ CHUNK = 256  # images at once
 PROBED = 8  # rows computed again: in another batch, to detect mixing, and to check the disk
 # Apart by more than this, of the largest feature, rows are not equal: float16 keeps 1/2048.
 TOLERANCE = 1e-2
+# Of kept features, of each by itself: two roundings of float16, since XLA may round a row
+# differently at another place; and of the largest one.
+KEPT, KEPT_OF_LARGEST = 2**-10, 1e-4
 
 
 def extract(
@@ -122,16 +126,20 @@ def _kept(
     folder: Path | None,
     log: Callable[[str], None],
 ) -> np.ndarray:
-    """Features of a split, read if they are there and still what the map makes of some rows."""
+    """Features of a split, read if they are there and of the very map, and right for some rows.
+
+    The file ends with a digest of the map's program. That sees every change but those behind a
+    callback to Python, in JAX's own code or in the device; for them are the rows.
+    """
     if folder is None:
         return _all_rows(computed, images)
-    file = folder / f"{_fingerprint(images, facts)}.npy"
-    kept = _read(file, log)
+    file, program = folder / f"{_fingerprint(images, facts)}.npy", _program(computed, images)
+    kept, written_by = _read(file, log)
     if kept is not None:
         probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
         expected = _in_chunks(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
-        if fits and _equal(kept[probed], expected):
+        if fits and written_by == program and _is_kept(kept[probed], expected):
             return kept
         log(f"{file} is not what the map makes of these images: computed again")
     log(f"features of {len(images):,} images, kept in {folder}")
@@ -141,6 +149,8 @@ def _kept(
         with tempfile.TemporaryDirectory(dir=folder) as own:  # nobody else can read what is in it
             partial = Path(own, file.name)
             np.save(partial, features)
+            with partial.open("ab") as opened:
+                opened.write(program)
             partial.chmod(0o600)
             replace(partial, file)
         keep(file)
@@ -149,16 +159,32 @@ def _kept(
     return features
 
 
-def _read(file: Path, log: Callable[[str], None]) -> np.ndarray | None:
-    """A file of features; None if there is none, or a damaged one."""
+def _read(file: Path, log: Callable[[str], None]) -> tuple[np.ndarray | None, bytes]:
+    """A file's features, None if there is none or a damaged one, and what is behind them."""
     try:
         with file.open("rb") as opened:
-            return np.lib.format.read_array(opened, allow_pickle=False)
+            return np.lib.format.read_array(opened, allow_pickle=False), opened.read(33)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except Exception as error:  # of a damaged file NumPy raises many kinds
         log(f"{file} cannot be read ({type(error).__name__}): computed again")
-    return None
+    return None, b""
+
+
+def _program(computed: Computed, images: Images) -> bytes:
+    """A digest of a map as it is traced: its operations, and the numbers that it holds."""
+    like = jax.ShapeDtypeStruct((CHUNK, *images.shape[1:]), images.dtype)
+    traced = jax.make_jaxpr(computed)(like)
+    digest, seen = hashlib.blake2b(digest_size=16), [traced]
+    for program in seen:  # which grows
+        # Names of functions come with addresses, another in each process.
+        digest.update(re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)).encode())
+        for number in map(np.asarray, program.consts):
+            digest.update(f"{number.dtype}{number.shape}".encode() + number.tobytes())
+        for equation in program.jaxpr.eqns:
+            inner = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "consts"))
+            seen += [x for x in inner if hasattr(x, "consts")]
+    return digest.hexdigest().encode()
 
 
 def _all_rows(computed: Computed, images: Images) -> np.ndarray:
@@ -182,6 +208,12 @@ def _in_chunks(computed: Computed, images: Images) -> np.ndarray:
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     a, b = a.astype(np.float32), b.astype(np.float32)
     return bool(np.abs(a - b).max() <= TOLERANCE * np.abs(b).max())
+
+
+def _is_kept(kept: np.ndarray, expected: np.ndarray) -> bool:
+    a, b = kept.astype(np.float32), expected.astype(np.float32)
+    near = KEPT * np.abs(b) + KEPT_OF_LARGEST * np.abs(b).max()
+    return bool((np.abs(a - b) <= near).all())
 
 
 def _fingerprint(images: Images, facts: Mapping[str, object]) -> str:
