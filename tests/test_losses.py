@@ -155,7 +155,10 @@ def test_labels_that_a_loss_cannot_take_are_one_line(loss, labels, num_classes, 
     refused(message, trainer.build, config_of(loss), data_of(labels, num_classes))
 
 
-@pytest.mark.parametrize("weights", [(), (1.0, -1.0), (0.0, 0.0), (1.0, np.inf)])
+@pytest.mark.parametrize(
+    "weights",
+    [(), (1.0, -1.0), (0.0, 0.0), (1.0, np.inf), "balanced", "(1.0,nan)", ("1", "five"), {"a": 1}],
+)
 def test_weights_that_cannot_be_are_refused(weights):
     refused(r"loss\.weights must be finite numbers from 0", losses.cross_entropy, weights)
 

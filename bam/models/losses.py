@@ -40,11 +40,12 @@ class Loss(NamedTuple):
     figures: Callable[[np.ndarray, np.ndarray, Sequence[str]], JsonObject] | None = None
 
 
-def cross_entropy(weights: Sequence[float] | None = None) -> Loss:
+def cross_entropy(weights: Any = None) -> Loss:
     r"""$-w_y \log p_y$ of one label: integers from 0, `[N]`.
 
     Args:
-      weights: of the classes, public, finite and not negative; None: 1 of each.
+      weights: of the classes, public numbers, finite and not negative; None: 1 of each. A config
+        may hold anything else: a ValueError.
     """
     class_weights = _weights(weights)
 
@@ -109,7 +110,7 @@ def squared_error() -> Loss:
     )
 
 
-def per_pixel(weights: Sequence[float] | None = None) -> Loss:
+def per_pixel(weights: Any = None) -> Loss:
     """Mean over pixels of the cross-entropy: integers from 0, `[N, h, w]`.
 
     Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are right, and the mean
@@ -150,12 +151,18 @@ LOSSES: dict[str, Callable[..., Loss]] = {
 }
 
 
-def _weights(weights: Sequence[float] | None) -> np.ndarray | None:
+def _weights(weights: Any) -> np.ndarray | None:
     if weights is None:
         return None
-    array = np.asarray(weights, np.float32)
+    try:
+        array = np.asarray(weights, np.float32)
+    except (TypeError, ValueError):  # of a text such as "balanced", or a dict
+        array = np.zeros(0, np.float32)
     if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
-        raise ValueError(f"loss.weights must be finite numbers from 0, one a class, got {weights}")
+        raise ValueError(
+            "loss.weights must be finite numbers from 0, one a class, as in "
+            f"--config.loss.weights=1,2.5, got {weights!r:.200}"
+        )
     return array
 
 

@@ -337,8 +337,8 @@ def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
     if given is not None and given < counted:
         many = "users" if config.dataset.group_size else "training examples"
         raise ValueError(
-            f"num_examples is {given}, but there are {counted} {many}: set a larger number that is "
-            "public, or leave some out of the data"
+            f"num_examples is {given}, but there are {counted} {many} (NOT PRIVATE): set a larger "
+            "number that is public, or leave some out of the data"
         )
     return counted if given is None else int(given)
 
