@@ -2,6 +2,7 @@
 
 import html
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -116,6 +117,17 @@ def test_a_chart_is_one_picture_without_names_that_two_would_share():
     drawn = plots.svg(plots.Chart("Share", "step", {"clipped": ([7], [0.25])}, plots.SHARE))
     assert drawn.startswith("<svg") and drawn.rstrip().endswith("</svg>")
     assert ">clipped</text>" in drawn and "25.0%" in drawn and " id=" not in drawn
+
+
+def test_a_name_is_drawn_letter_by_letter():
+    for name in (r"$\frac{$", "$a$", "_hidden", "a\x1b[2J<b>"):
+        chart = plots.Chart(name, name, {name: ([0, 1], [0.5, 0.25])})
+        texts = [html.unescape(x) for x in re.findall(r">([^<>]+)</text>", plots.svg(chart))]
+        assert texts.count(name.replace("\x1b", r"\x1b")) + texts.count(f" {name}") == 2, texts
+    control = plots.Figure()
+    control.text(0, 0, r"$\frac{$")
+    with pytest.raises(ValueError, match="frac"):
+        control.savefig(io.BytesIO(), format="svg")
 
 
 def test_without_matplotlib_the_page_says_so_in_a_line_and_tells_the_charts_in_words(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject
+from bam.files import JsonObject, drawn
 
 MISSING = ""  # why nothing can be drawn
 try:
@@ -51,10 +51,10 @@ def svg(chart: Chart) -> str:
         figure = Figure(figsize=(5, 3.3), layout="constrained")
         axes = figure.subplots()
         for (label, (x, y)), dashes in zip(chart.lines.items(), ("-", "--", ":"), strict=False):
-            (line,) = axes.plot(x, y, dashes, label=label, clip_on=False)
+            (line,) = axes.plot(x, y, dashes, label=drawn(label), clip_on=False)
             end: JsonObject = {"linewidth": 5, "solid_capstyle": "round", "color": line.get_color()}
             axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)  # also the only point
-        axes.set(xlabel=chart.x_label, xscale="log" if chart.x_form == SHARE else "linear")
+        axes.set(xlabel=drawn(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.xaxis.set_major_formatter(chart.x_form)
         axes.yaxis.set_major_formatter(chart.form)
@@ -63,9 +63,9 @@ def svg(chart: Chart) -> str:
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
     # A page has several: without the head, and the names that all would share.
-    drawn = re.sub(r' (id|clip-path|xmlns:\w+)="[^"]*"', "", written.getvalue())
+    picture = re.sub(r' (id|clip-path|xmlns:\w+)="[^"]*"', "", written.getvalue())
     others = r"<metadata>.*?</metadata>|<style.*?</style>|.*<!DOCTYPE[^>]*>"
-    drawn = re.sub(others, "", drawn, flags=re.DOTALL)
+    picture = re.sub(others, "", picture, flags=re.DOTALL)
     # Places to two digits: enough to draw, and too few to be taken for a figure of the run.
-    drawn = re.sub(r'(?<=[ "(])\d+\.\d{3,}', lambda number: f"{float(number[0]):.2f}", drawn)
-    return drawn.strip()
+    short = lambda number: f"{float(number[0]):.2f}"  # noqa: E731
+    return re.sub(r'(?<=[ "(])\d+\.\d{3,}', short, picture).strip()

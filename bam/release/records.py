@@ -95,7 +95,7 @@ def read(workdir: Path) -> Run:
         raise ValueError(f"{workdir}/plan.json: {error}") from None
     summary = workdir / "summary.json"
     measured = read_rows(workdir)
-    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in measured]
+    rows = [{one_line(k, ""): v for k, v in row.items() if _is_number(v)} for row in measured]
     rows = [row for row in rows if "step" in row]
     # The ledger has the steps begun; without one, at least those that the other files know of.
     begun = [int(row.get("steps_begun", row["step"])) for row in rows]
