@@ -15,6 +15,9 @@ from typing import IO, Any, TypeAlias
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 
+DEEPEST = 50  # lists and objects within each other in a JSON file
+_DEEP = f"more than {DEEPEST} lists or objects within each other"
+
 
 def user_path(text: str | os.PathLike[str]) -> Path:
     """The path that a config or a command names; `~NOBODY` stays as it is, a path to nothing.
@@ -49,8 +52,16 @@ def as_object(text: str | bytes, path: Path) -> JsonObject:
         value = json.loads(text)
     except ValueError:  # of bytes that are no text, too
         raise ValueError(f"{path} is damaged: not JSON") from None
+    except RecursionError:
+        raise ValueError(f"{path} is damaged: {_DEEP}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged, or not of one run: not a JSON object")
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        parts = (x.values() if isinstance(x, dict) else x for x in level)
+        level = [y for part in parts for y in part if isinstance(y, dict | list)]
+    if level:  # whoever walks it would recurse as deep
+        raise ValueError(f"{path} is damaged: {_DEEP}")
     return value
 
 

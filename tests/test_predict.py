@@ -255,6 +255,30 @@ def test_any_number_of_files_is_one_compilation(folder, tmp_path):
     assert released.logits._cache_size() == 1
 
 
+def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_path, monkeypatch):
+    released, files = load.load(folder / "release"), [tmp_path / f"{i}.png" for i in range(5)]
+    for number, file in enumerate(files):
+        picture(number).save(file)
+    made = predict.preprocessing_of(released)
+    assert predict.num_together(released, made) == predict.TOGETHER
+    whole = list(predict.outputs_of(released, made, files))
+    sizes = []
+
+    def seen(params, images):
+        sizes.append(len(images))
+        return released.logits(params, images)
+
+    seen.lower = released.logits.lower
+    for memory in (60_000, 14_000):
+        monkeypatch.setattr(predict, "machine_memory", lambda memory=memory: memory)
+        few, sizes[:] = list(predict.outputs_of(released._replace(logits=seen), made, files)), []
+        np.testing.assert_allclose(few, whole, rtol=1e-5, atol=1e-5)
+        assert 1 <= predict.num_together(released, made) < predict.TOGETHER
+    monkeypatch.setattr(predict, "machine_memory", lambda: 100)
+    with pytest.raises(DataError, match=r"the network takes .* bytes for an image of \(6, 9, 3\)"):
+        predict.outputs_of(released, made, files)
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -381,6 +405,21 @@ def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test
     assert "warning: files of 16 bits (0 to 65,535): 1, of values from 4,000" in done.stderr
     first, second, _ = csv.DictReader(io.StringIO(done.stdout))
     assert first["class"] and second["file"] == str(bad) and not second["class"]
+
+
+def test_names_reach_a_terminal_written_out_and_a_table_without_formulas(
+    folder, tmp_path, monkeypatch
+):
+    names = ("=1+1.png", "a\x1b[2Jb.png", "@7.png", "bad\x1b[2J.png")
+    for number, name in enumerate(names[:-1]):
+        picture(number).save(tmp_path / name)
+    (tmp_path / names[-1]).write_bytes(b"no image")
+    command = ["bam", "predict", f"--release={folder / 'release'}", *names]
+    monkeypatch.chdir(tmp_path)
+    done = run_command(*command)
+    assert "\x1b" not in done.stderr and r"bad\x1b[2J.png" in done.stderr, done.stderr
+    files = [row["file"] for row in csv.DictReader(io.StringIO(done.stdout, newline=""))]
+    assert files == ["'=1+1.png", names[1], "'@7.png", names[3]]
 
 
 def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, tmp_path):

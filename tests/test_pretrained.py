@@ -1,6 +1,7 @@
 """What is frozen stays as it was and costs nothing; what training begins from is checked."""
 
 import json
+import pickle
 import re
 
 import jax
@@ -236,6 +237,18 @@ def test_nothing_but_safetensors_is_read(tmp_path):
     for content in (b"", b"junk" * 9, bfloat16, (tmp_path / "weights.npz").read_bytes()):
         file.write_bytes(content)
         refused("no safetensors file", finetune.load, str(file), "", {"a": np.ones(1)})
+    for content, message in (
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
+        (b"\n <!DOCTYPE html><html>", "a web page"),
+        (b"<html>", "a web page"),
+        (b"PK\x03\x04" + bytes(9), "a zip file"),
+        (pickle.dumps({"a": 1}, 2), "a pickle"),
+        (bfloat16, "NumPy's types: save its weights of BF16 as F32"),
+    ):
+        file.write_bytes(content)
+        refused(message, finetune.load, str(file), "", {"a": np.ones(1)})
+    file.write_bytes(safetensors.numpy.save({"a": np.ones(1, np.float32)}))
+    assert finetune.load(str(file), "", {"a": np.ones(1, np.float32)}).named["a"] == 1
 
 
 @pytest.mark.parametrize(

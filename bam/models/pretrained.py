@@ -6,8 +6,15 @@ Both libraries are PyTorch's: a linear layer's weight is `[out, in]` there, a co
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+
+from bam.extras import needs
+
+with needs("train"):
+    import safetensors
+    import safetensors.numpy
 
 # What a name in a file is here; of transformers' attention, whose three matrices are one here, the
 # last part says which. The first of a library's own patterns that matches the whole name decides.
@@ -52,6 +59,31 @@ KINDS = {
     r"layer1\.0\.conv1\.weight": RESNET_TIMM,
 }
 QUERY_KEY_VALUE = ("q", "k", "v")
+# How other files begin that are taken for weights -> what they are, and what to do.
+OTHERS = {
+    rb"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull`, or download the file",
+    rb"\s*<(!doctype|html|\?xml)": "a web page: download the file itself",
+    rb"PK": "a zip file, as PyTorch or NumPy write it: save it as safetensors",
+    rb"\x80[\x02-\x05]": "a pickle, as PyTorch writes it: save it as safetensors",
+    rb"\x89HDF": "an HDF5 file: save it as safetensors",
+    rb"\Z": "empty",
+}
+
+
+def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
+    """The weights in the bytes of a safetensors file; a ValueError, in one line, for any other."""
+    for beginning, what in OTHERS.items():
+        if re.match(beginning, content, re.IGNORECASE):
+            raise ValueError(f"{path} is no safetensors file but {what}")
+    try:
+        return safetensors.numpy.load(content)
+    except KeyError as error:  # a type that NumPy has not
+        kind = str(error).strip("'")
+        raise ValueError(
+            f"{path} is no safetensors file of NumPy's types: save its weights of {kind} as F32"
+        ) from None
+    except Exception as error:  # of a damaged file it raises its own, TypeError and more
+        raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from None
 
 
 def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

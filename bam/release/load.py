@@ -17,13 +17,13 @@ from jaxtyping import Array, Float, Num, PyTree
 from bam import models
 from bam.core.pytree import Params
 from bam.data import datasets, features
-from bam.extras import needs
-from bam.files import JsonObject, read_bytes, read_json, user_path
-from bam.training import finetune, registry
+from bam.data.common import check_memory
+from bam.extras import MissingExtraError, needs
+from bam.files import JsonObject, as_object, read_bytes, read_json, user_path
+from bam.models import pretrained
+from bam.training import registry
 
 with needs("train"):
-    import safetensors
-    import safetensors.numpy
     from flax import traverse_util
     from ml_collections import ConfigDict
 
@@ -73,7 +73,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     path, weights = folder / "model.json", folder / "weights.safetensors"
     if not path.exists():
         raise ValueError(f"{folder} is no release: it has no model.json, as bam export writes it")
-    facts = read_json(path)
+    facts = as_object(read_bytes(path, LARGEST_FACTS), path)
     if "loss" not in facts and (folder / "config.json").exists():
         stated = read_json(folder / "config.json")
         facts |= {"loss": stated["loss"]["name"]} if _is_section(stated.get("loss")) else {}
@@ -82,21 +82,29 @@ def load(folder: Path | str, own_model: str = "") -> Released:
         if key not in facts:
             raise ValueError(f"{path} has no {key!r}")
         if not is_right(facts[key]):
-            raise ValueError(f"{path} is damaged: {key} is {facts[key]!r}")
+            raise ValueError(f"{path} is damaged: {key} is {facts[key]!r:.200}")
     facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
     if len(facts["classes"]) != facts["num_classes"]:
         raise ValueError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
     try:
         built = build(facts, own_model)
-        content = read_bytes(weights, finetune.LIMIT)
-        named = safetensors.numpy.load(content)
-    except (AttributeError, KeyError, TypeError) as error:  # of an option of the model or features
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is damaged: {error}") from None
+    except MissingExtraError:
+        raise
+    except Exception as error:  # whatever a network's layers raise of a stranger's options
+        damaged = "" if isinstance(error, ValueError) else f"{path} is damaged: "
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(f"{damaged}{lines[0]}") from error
+    # The network's parameters are counted, not made: the file must have as many.
+    like = traverse_util.flatten_dict(built.like, sep="/")
+    num_bytes = sum(math.prod(x.shape) * max(4, x.dtype.itemsize) for x in like.values())
+    check_memory(num_bytes, f"the weights of {path}")
+    content = read_bytes(weights, num_bytes + MIB + 2**10 * len(like))
+    named = pretrained.tensors(content, weights)
     if facts["weights_sha256"] not in ("", hashlib.sha256(content).hexdigest()):
         raise ValueError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
     named |= {x: named[x].astype(jnp.bfloat16) for x in facts["bfloat16"] if x in named}
+    if named.keys() != like.keys():
+        raise ValueError(NOT_OF.format(folder))
     params = traverse_util.unflatten_dict(named, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)
@@ -108,7 +116,12 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     return Released(params, logits, built.prepare, built.model, facts)
 
 
-LARGEST_SIZE = 10_000  # of a network's width or depth: a stranger's could take days to look at
+MIB = 2**20
+LARGEST_FACTS = 2**26  # bytes of a `model.json`; the names of classes may be many
+LARGEST_INPUT = 2**26  # numbers in an input: 4096 × 4096 in four channels
+# Of an option, such as a width; and of a depth, whose layers are looked at one by one.
+LARGEST_SIZE, LARGEST_DEPTH = 10_000, 512
+NOT_OF = "the weights in {} are not those of the model it describes"
 
 
 def _are_numbers(
@@ -122,7 +135,15 @@ def _are_numbers(
 def _is_section(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return False
-    return all(x <= LARGEST_SIZE for x in value.values() if isinstance(x, int))
+    is_own = ":" in value["name"]  # no part of bam's takes a list
+
+    def is_option(key: str, x: object) -> bool:
+        if isinstance(x, list):
+            return is_own and all(is_option(key, each) for each in x)
+        most = LARGEST_DEPTH if key == "depth" else LARGEST_SIZE
+        return isinstance(x, str | float) or (isinstance(x, int) and abs(x) <= most)
+
+    return all(is_option(key, x) for key, x in value.items())
 
 
 def _is_like(default: Iterable[str]) -> Callable[[Any], bool]:
@@ -139,7 +160,9 @@ ADDED: JsonObject = {
 FACTS: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_section,
     "num_classes": lambda value: type(value) is int and 0 < value <= 2**20,
-    "image_shape": lambda value: _are_numbers(value, (int,), above=0),
+    "image_shape": lambda value: (
+        _are_numbers(value, (int,), above=0) and math.prod(value) <= LARGEST_INPUT
+    ),
     "mean": _are_numbers,
     "std": lambda value: _are_numbers(value, above=0),
     "input_clip_norm": lambda value: _are_numbers([value]),
@@ -191,4 +214,4 @@ def check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
     """ValueError for weights that are not of a network's shapes."""
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
     if shapes(params) != shapes(like):
-        raise ValueError(f"the weights in {where} are not those of the model it describes")
+        raise ValueError(NOT_OF.format(where))

@@ -3,7 +3,7 @@
 import concurrent.futures
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -11,13 +11,14 @@ from jaxtyping import Float
 from scipy import special
 
 from bam.data import listing
-from bam.data.common import DataError
+from bam.data.common import DataError, machine_memory
 from bam.data.pixels import Preprocessing, decoded
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.release.load import Released
 
-TOGETHER = 16  # images at once: of any number of files, one compilation
+TOGETHER = 16  # images at once, at most: of any number of files, one compilation
+SHARE = 4  # the network may take one part in so many of the machine's memory
 
 # The network's outputs of an image, or why there are none.
 Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
@@ -65,7 +66,11 @@ def preprocessing_of(released: Released) -> Preprocessing:
 def outputs_of(
     released: Released, preprocessing: Preprocessing, files: Sequence[Path], num_workers: int = 1
 ) -> Iterator[Outputs]:
-    """The network's outputs of each file, in order; an error is of one file alone."""
+    """The network's outputs of each file, in order; an error is of one file alone.
+
+    DataError if the network takes too much memory for a single image.
+    """
+    together = num_together(released, preprocessing)
 
     def read(file: Path) -> np.ndarray | DataError:
         try:
@@ -73,20 +78,45 @@ def outputs_of(
         except (DataError, MissingExtraError) as error:  # of some formats
             return DataError(str(error))
 
-    with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:  # Pillow frees the GIL
-        for start in range(0, len(files), TOGETHER):
-            images = list(pool.map(read, files[start : start + TOGETHER]))
-            batch = np.zeros((TOGETHER, *preprocessing.shape), np.uint8)
-            for row, image in enumerate(images):
-                batch[row] = 0 if isinstance(image, DataError) else image
-            outputs = np.asarray(released.logits(released.params, batch))
-            for file, image, output in zip(files[start:], images, outputs, strict=False):
-                if isinstance(image, DataError):
-                    yield image
-                elif np.isfinite(output).all():
-                    yield output
-                else:
-                    yield DataError(f"{file}: the network's outputs are not finite")
+    def each() -> Iterator[Outputs]:
+        with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:  # Pillow frees the GIL
+            for start in range(0, len(files), together):
+                images = list(pool.map(read, files[start : start + together]))
+                batch = np.zeros((together, *preprocessing.shape), np.uint8)
+                for row, image in enumerate(images):
+                    batch[row] = 0 if isinstance(image, DataError) else image
+                outputs = np.asarray(released.logits(released.params, batch))
+                for file, image, output in zip(files[start:], images, outputs, strict=False):
+                    if isinstance(image, DataError):
+                        yield image
+                    elif np.isfinite(output).all():
+                        yield output
+                    else:
+                        yield DataError(f"{file}: the network's outputs are not finite")
+
+    return each()
+
+
+def num_together(released: Released, preprocessing: Preprocessing) -> int:
+    """How many images the network takes at once, by what its compiled program says it needs.
+
+    A small release may be of a network whose layers, of large images, fill any memory.
+    """
+    logits: Any = released.logits
+    together, budget = TOGETHER, machine_memory() // SHARE
+    while True:
+        images = jax.ShapeDtypeStruct((together, *preprocessing.shape), np.uint8)
+        needed = logits.lower(released.params, images).compile().memory_analysis()
+        num_bytes = 3 * images.size  # as files, a batch and on the device
+        num_bytes += needed.temp_size_in_bytes + needed.output_size_in_bytes if needed else 0
+        if num_bytes <= budget:
+            return together
+        if together == 1:
+            raise DataError(
+                f"the network takes {num_bytes:,} bytes for an image of {preprocessing.shape}; at "
+                f"most {budget:,}, a {SHARE}th of this machine's memory, are given to it"
+            )
+        together = max(1, min(together - 1, together * budget // num_bytes))
 
 
 def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None) -> list[list[str]]:

@@ -22,7 +22,6 @@ from bam.files import JsonMapping
 from bam.models import lora, pretrained
 
 with needs("train"):
-    import safetensors
     import safetensors.numpy
     from flax import traverse_util
 
@@ -101,10 +100,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     path = _file_of(init_from)
     path.stat()  # an OSError where there is none
     content = files.read_bytes(path, LIMIT)
-    try:
-        named = pretrained.renamed(safetensors.numpy.load(content))
-    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type NumPy has not
-        raise ValueError(f"{path} is no safetensors file of NumPy's types: {error}") from None
+    named = pretrained.renamed(pretrained.tensors(content, path))
     needed = traverse_util.flatten_dict(like, sep="/")
     if not any(name.startswith(f"{lora.NAME}/") for name in named):
         needed = {k: x for k, x in needed.items() if not k.startswith(f"{lora.NAME}/")}
