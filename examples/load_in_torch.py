@@ -3,6 +3,7 @@
 load("release")(images) are logits of images whose files became pixels as model.json says.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +19,10 @@ Weights = Mapping[str, torch.Tensor]
 def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
     facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
-    weights = safetensors.torch.load_file(Path(folder, "weights.safetensors"))
+    content = Path(folder, "weights.safetensors").read_bytes()
+    if facts.get("weights_sha256") not in (None, "", hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{folder}: the weights have not the SHA-256 that model.json says")
+    weights = safetensors.torch.load(content)
     name, bound = facts["model"]["name"], facts["input_clip_norm"]
     if facts["features"].get("name") or name not in NETWORKS or facts["precision"] != "float32":
         raise ValueError(f"here are {', '.join(NETWORKS)} in float32, of pixels; not {name}")

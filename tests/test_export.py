@@ -1,12 +1,16 @@
 """What a release holds, what it must not hold, and who is refused one."""
 
+import importlib
 import inspect
 import json
 import math
 import os
 import shutil
 import subprocess
+import sys
+import types
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +30,7 @@ from bam.training import checkpoint, loop, registry, summary
 from bam.training import config as base
 from bam.training.rundir import flat
 from configs import digits
-from tests.cases import assert_same_bits, random_images, recomputed, run_command
+from tests.cases import assert_same_bits, random_images, recomputed, refused, run_command
 
 SEED = 8675309
 OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
@@ -152,8 +156,26 @@ def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finishe
     not_averaged = np.asarray(loaded.logits(result.state.params, images))
     assert not np.array_equal(found, not_averaged)
     program = jax.export.deserialize(bytearray(export.as_stablehlo(loaded)))
+    assert_no_path(export.as_stablehlo(loaded))
     for some in (images[:1], images[:3]):
         np.testing.assert_allclose(program.call(some), found[: len(some)], rtol=1e-6, atol=1e-6)
+
+
+def assert_no_path(program):
+    """Fails if a program names a folder of this machine, a file of Python or a line."""
+    places = (bam.__file__, np.__file__, __file__, sys.prefix, os.getcwd(), str(Path.home()))
+    folders = {str(above) for x in places for above in Path(x).parents if len(above.parts) > 1}
+    named = [x for x in folders if x.encode() in program]
+    assert not named and b".py" not in program, named
+
+
+def test_a_program_of_a_network_names_no_place_in_the_code(release):
+    loaded = export.load(release)
+    assert_no_path(export.as_stablehlo(loaded))
+    program = jax.jit(lambda images: loaded.logits(loaded.params, images))
+    like = jax.ShapeDtypeStruct((1, 4, 4, 1), np.uint8)
+    with pytest.raises(AssertionError):  # as JAX writes it
+        assert_no_path(bytes(jax.export.export(program)(like).serialize()))
 
 
 def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_path):
@@ -397,10 +419,64 @@ def test_a_stranger_s_weights_are_checked(release, tmp_path):
         export.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.json", "[" * 100_000, "is damaged: more than 50 lists"),
+        ("model.json", '{"a":' * 60 + "1" + "}" * 60, "is damaged: more than 50 lists"),
+        ("weights", {"a": 1.0, "a/x": 1.0}, "are not those of the model it describes"),
+        ("weights", {"bias": 1.0, "bias/x": 1.0, "weight": 1.0}, "are not those of the model"),
+        ("weights", {"": 1.0}, "are not those of the model it describes"),
+        ("weights", np.zeros(2**19, np.float32), "2,097,[0-9]+ bytes, at most 1,0"),
+        ("weights", b"<!doctype html>", "is no safetensors file but a web page"),
+    ],
+)
+def test_a_stranger_s_files_are_refused_in_one_line(release, tmp_path, name, content, message):
+    folder = shutil.copytree(release, tmp_path / "evil")
+    if name == "model.json":
+        (folder / name).write_text(content)
+    else:
+        named = {"a": content} if isinstance(content, np.ndarray) else content
+        if isinstance(named, dict):
+            named = {k: np.asarray(x, np.float32) for k, x in named.items()}
+            content = safetensors.numpy.save(named)
+        (folder / "weights.safetensors").write_bytes(content)
+        facts = json.loads((folder / "model.json").read_text()) | {"weights_sha256": ""}
+        (folder / "model.json").write_text(json.dumps(facts))
+    refused(message, export.load, folder)
+
+
+def test_the_example_in_torch_refuses_weights_of_another_digest(release, tmp_path, monkeypatch):
+    torch = types.ModuleType("torch")
+    torch.Tensor, torch.nn, loader = object, types.ModuleType("nn"), types.ModuleType("st")
+    torch.nn.functional, loader.load = types.ModuleType("f"), lambda content: {}
+    for module, stub in (("torch", torch), ("torch.nn", torch.nn), ("safetensors.torch", loader)):
+        monkeypatch.setitem(sys.modules, module, stub)
+    monkeypatch.setattr(safetensors, "torch", loader, raising=False)
+    monkeypatch.delitem(sys.modules, "examples.load_in_torch", raising=False)
+    example = importlib.import_module("examples.load_in_torch")
+    monkeypatch.delitem(sys.modules, "examples.load_in_torch")
+    folder = shutil.copytree(release, tmp_path / "edited")
+    refused("here are convnet", example.load, folder)  # the control: a network that it lacks
+    file = folder / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    refused("have not the SHA-256", example.load, folder)
+
+
 ABSENT = object()
 MISTYPED = {
     "mean": (ABSENT, None, "no", {}, [10**400], [math.nan]),
-    "image_shape": (5, "8x8", [8, 8], [[1], 2, 3], [8, 8, -1], [10**18, 1, 1]),
+    "image_shape": (
+        5,
+        "8x8",
+        [8, 8],
+        [[1], 2, 3],
+        [8, 8, -1],
+        [10**18, 1, 1],
+        [2**30, 1, 1],
+        [2**20] * 3,
+        [200_000, 200_000, 3],
+    ),
     "model": (
         "mlp",
         3,
@@ -408,6 +484,12 @@ MISTYPED = {
         {"name": 3},
         {"name": "mlp", "width": "wide"},
         {"name": "wide_resnet", "depth": 10**6 + 6},
+        {"name": "wide_resnet", "width": 4, "depth": 9_988},
+        {"name": "resnet9", "width": 10_000},
+        {"name": "linear", "width": -(10**9)},
+        {"name": "resnet18", "width": 8, "blocks": [3000, 1, 1, 1]},
+        {"name": "resnet18", "width": 8, "blocks": {"a": 3000}},
+        {"name": "linear", "width": 1, "parent": "x"},
         {"name": "antigravity:fly"},
     ),
     "num_classes": ("ten", None, -1, 0.5, 10**18, 4),  # 4: of other weights

@@ -4,10 +4,12 @@ A release is a folder of its own. Nothing in it comes from private data except t
 put together from a list of what may be in it, never by leaving things out.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -134,7 +136,7 @@ def as_stablehlo(released: Released) -> bytes:
     """A release as a program of `jax.export`: uint8 images `[n, h, w, c]`, any n, to logits.
 
     `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU; its
-    StableHLO is what other compilers read.
+    StableHLO is what other compilers read. It names no place in the code, which would tell paths.
     """
     with needs("stablehlo"):
         import flatbuffers  # noqa: F401 (jax.export writes with it)
@@ -142,8 +144,21 @@ def as_stablehlo(released: Released) -> bytes:
         jax.ShapeDtypeStruct((1, *released.facts["image_shape"]), np.uint8), "n, ..."
     )
     program = jax.jit(lambda images: released.logits(released.params, images))
-    exported = jax_export.export(program, platforms=("cpu", "cuda", "tpu"))(images)
+    with _without_places():
+        exported = jax_export.export(program, platforms=("cpu", "cuda", "tpu"))(images)
     return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def _without_places() -> Iterator[None]:
+    """JAX writes programs without the files and lines that they were traced from."""
+    before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    jax.clear_caches()  # what was lowered before has them
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 def _check(run: Run, nominal: bool) -> None:
