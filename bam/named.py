@@ -1,8 +1,5 @@
 """Functions that a config names: imported, and called with the options of its section."""
 
-import contextlib
-import functools
-import hashlib
 import importlib
 import inspect
 import os
@@ -10,8 +7,6 @@ import sys
 import traceback
 import types
 from typing import Any
-
-import numpy as np
 
 
 def imported(what: str, name: str) -> Any:
@@ -51,36 +46,6 @@ def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
     except (TypeError, ValueError) as error:  # a builtin function may have no signature
         raise ValueError(f"{what} does not take {options}: {error}") from error
     return function(*given, **options)
-
-
-def described(value: Any, above: tuple[int, ...] = ()) -> str:
-    """A function, with the values that it closes over, in words that every process gives alike.
-
-    For example "bam.core.clipping.normalize.<locals>.update(clip_norm=1.0, gamma=0.01)". Arrays
-    stand by a digest, other objects by their type.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool | int | float | str | None):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(described(x, above) for x in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {described(x, above)}' for key, x in value.items())}}}"
-    if hasattr(value, "dtype") and hasattr(value, "tobytes"):
-        digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
-        return f"{value.dtype}{list(value.shape)} {digest}"
-    if isinstance(value, functools.partial):
-        return described([value.func, value.args, value.keywords], above)
-    value = inspect.unwrap(value) if callable(value) else value
-    named = value if hasattr(value, "__qualname__") else type(value)
-    kept = []
-    if id(value) not in above:  # a function that calls itself closes over itself
-        code, cells = getattr(value, "__code__", None), getattr(value, "__closure__", None) or ()
-        for name, cell in zip(code.co_freevars if code else (), cells, strict=False):
-            with contextlib.suppress(ValueError):  # an empty cell
-                kept.append(f"{name}={described(cell.cell_contents, (*above, id(value)))}")
-    return f"{named.__module__}.{named.__qualname__}({', '.join(kept)})"
 
 
 def place(error: BaseException, file: str = "") -> str:

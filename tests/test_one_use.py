@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import functools
+import gc
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -20,12 +23,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bam
 from bam import files, provenance
 from bam.core import chacha, processes
-from bam.privacy import ledger, private_training
+from bam.privacy import ledger, private_training, saved
 from tests.own_loop import DATA, PLAN, begin, resume, take
 
 CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
 ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
 ROWS = jnp.asarray(DATA[:8])
+USERS = {
+    "num_examples": 20, "expected_batch_size": 4, "groups": np.arange(60) // 3, "group_size": 3,
+}  # fmt: skip
 
 
 def started(oracle=ORACLE, params=W, **changes):
@@ -265,25 +271,84 @@ def test_rows_or_a_mask_that_were_changed_are_refused_and_gives_nan_where_traced
     assert np.isfinite(tx.update(augmented, state, W)[0]).all()
 
 
-def test_masks_of_every_size_and_row_have_other_words():
-    words = set()
+def test_a_step_cannot_be_renumbered_in_place_or_by_replacement_to_be_taken_again():
+    _, tx, state, batch = started()
+    _, state = tx.update(batch, state, W)
+    with pytest.raises(ValueError, match="read-only"):
+        batch.step[...] += 1
+    later = batch._replace(step=np.asarray(batch.step + 1))
+    refused("another training, or not the next one", tx.update, later, state, W)
+    assert np.isnan(jax.jit(tx.update)(later, state, W)[0]).all()
+
+
+def as_list(batch):
+    return batch._replace(mask=batch.mask.tolist())
+
+
+def as_floats(batch):
+    return batch._replace(mask=batch.mask.astype(np.float32))
+
+
+def step_in_a_list(batch):
+    return batch._replace(step=np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("change", [as_list, as_floats, step_in_a_list])
+def test_fields_of_a_batch_of_another_kind_are_one_line(change, without_the_tests_type_checks):
+    _, tx, state, batch = started()
+    refused("are not those that were drawn", tx.update, change(batch), state, W)
+
+
+@pytest.mark.parametrize("shape", [(-1, 1), (1, -1), (-1,)])
+def test_rows_of_one_user_cannot_be_made_several_users(shape, without_the_tests_type_checks):
+    _, tx, state, batch = started(**USERS)
+    rows = np.reshape(batch.examples, (*shape, 2))
+    apart = batch._replace(examples=rows, mask=batch.mask.reshape(shape))
+    for update in (tx.update, jax.jit(tx.update)):
+        refused("drawn", update, apart, state, W)
+    tx.update(batch, state, W)  # the control
+
+
+def test_the_plan_of_a_training_cannot_be_replaced():
+    private = bam.PrivateTraining(**PLAN)
+    with pytest.raises(AttributeError):
+        private.plan = private.plan
+
+
+def test_threads_that_share_the_batches_end_when_all_are_drawn():
+    private, steps, errors = bam.PrivateTraining(**PLAN), [], []
+
+    def draw():
+        try:
+            steps.extend(int(batch.step) for batch in private.batches(DATA))
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A thread that begins after the last step is told so, as any caller is.
+    assert sorted(steps) == list(range(1, 11))
+    assert all("covers 10 steps" in str(error) for error in errors)
+
+
+def test_masks_of_every_size_and_row_and_steps_have_other_words():
+    words_of, run = private_training._words_of, np.zeros(2, np.uint32)
+    step = np.array(1, np.int32)
     masks = [np.arange(n) == i for n in range(1, 40) for i in range(n)]
-    for mask in [*masks, np.zeros(3, bool), np.zeros(4, bool)]:
-        host = private_training._words_of(np.zeros(2, np.uint32), mask)
-        words.add(host.tobytes())
-    device = jax.jit(private_training._words_of)(jnp.zeros(2, jnp.uint32), masks[-1])
-    np.testing.assert_array_equal(
-        device, private_training._words_of(np.zeros(2, np.uint32), masks[-1])
-    )
-    assert len(words) == len(masks) + 2
+    masks += [np.zeros(3, bool), np.zeros(4, bool)]
+    words = {np.asarray(words_of(run, step, mask)).tobytes() for mask in masks}
+    words |= {
+        np.asarray(words_of(run, np.array(t, np.int32), masks[0])).tobytes() for t in range(2, 9)
+    }
+    assert len(words) == len(masks) + 7
+    device = jax.jit(words_of)(jnp.asarray(run), jnp.int32(1), masks[-1])
+    np.testing.assert_array_equal(device, words_of(run, step, masks[-1]))
 
 
 # One training in a folder.
-
-
-USERS = {
-    "num_examples": 20, "expected_batch_size": 4, "groups": np.arange(60) // 3, "group_size": 3,
-}  # fmt: skip
 
 
 def in_words(fn):
@@ -341,6 +406,51 @@ def test_a_clip_of_ones_own_is_known_by_its_code_and_the_numbers_that_it_keeps(t
     resume(tmp_path, clip=clips_of_a_kind(0.5))[0].close()
 
 
+class Counter:
+    """Keeps a number, a function and a key that has no words of its own."""
+
+    def __init__(self, factor, kept):
+        self.factor, self.kept = factor, kept
+
+    def update(self, grads, state, params=None):
+        return jax.tree.map(jnp.tanh, grads), state
+
+
+def keeping(value):
+    def update(grads, state, params=None):
+        return (jax.tree.map(jnp.tanh, grads), state) if value is not update else None
+
+    return update
+
+
+LOOP = []
+LOOP.append(LOOP)
+KEPT = [
+    keeping(np.float32), keeping(LOOP), keeping({object: 1.0}), keeping(np.array(["a"], object)),
+    keeping({1.0, 2.0}), keeping(jnp.arange(3)), keeping(np.arange(3)), keeping(1.0), keeping(2.0),
+    functools.partial(keeping(1.0), params=1.0), functools.partial(keeping(1.0), params=2.0),
+    Counter(1.0, object()).update, Counter(2.0, object()).update, keeping(math), keeping(None),
+]  # fmt: skip
+
+
+def test_functions_that_keep_other_values_have_other_words_without_addresses():
+    words = [saved.in_words(function) for function in KEPT]
+    assert len(set(words)) == len(words) and "0x" not in "".join(words)
+    again = saved.in_words(Counter(1.0, object()).update)
+    assert again == saved.in_words(KEPT[11]) and "factor=1.0" in again
+
+
+def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(tmp_path):
+    private = bam.PrivateTraining(**PLAN)
+    private.save(tmp_path)
+    del private
+    gc.collect()
+    private, *_ = resume(tmp_path)
+    del private, _
+    gc.collect()
+    resume(tmp_path)[0].close()
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -353,7 +463,9 @@ def test_a_clip_of_ones_own_is_known_by_its_code_and_the_numbers_that_it_keeps(t
         ({"training": {}}, "holds a training with num_examples = None, not 60"),
         ({"training": {"noise_multiplier": "much"}}, "must be of type float"),
         ({"training": {"epsilon": [1]}}, "must be of type float"),
-        ({"training": {"groups": []}}, "groups"),
+        ({"training": {"groups": [1, 2]}}, "is damaged, or was saved by another version"),
+        ({"training": {"groups": ["\ud800", "a"]}}, "with other groups, or in another order"),
+        ({"training": {"data": [{}]}}, "is damaged, or was saved by another version"),
     ],
 )
 def test_facts_that_are_damaged_are_one_line(
@@ -459,6 +571,11 @@ def test_a_vmap_of_a_vmap_needs_keys_that_differ_in_both():
     both = jax.vmap(inner)
     refused(TWICE, jax.vmap(inner, (0, None)), weights, keys(2))
     refused(TWICE, both, weights, broadcast(keys(2)))
+    stepped = lambda key, step: bam.clipped_sum(  # noqa: E731
+        ORACLE.grad, CLIP, W, ROWS, mask=None, noise=bam.gaussian_noise(CLIP, 1.0, key, step)
+    )[0]
+    product = jax.vmap(jax.vmap(stepped, (None, 0)), (0, None))
+    assert np.isfinite(product(keys(3), jnp.arange(2))).all()  # the control
     a, b, c = keys(3)
     overlapping = jnp.stack([jnp.stack([a, b]), jnp.stack([b, c])])
     refused(TWICE, both, weights, overlapping)

@@ -86,7 +86,7 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
             "is a constant of what JAX traces, or one for all that it maps over: pass the key, or"
         )
     keys, steps = _mapped_values(key), _mapped_values(step)
-    if keys is None or steps is None or steps.ndim not in (0, keys.ndim - 1):
+    if keys is None or steps is None or steps.shape not in ((), keys.shape[:-1]):
         return  # where they are equal, `with_noise_of_its_own` gives NaN when the program runs
     keys, steps = keys.reshape(-1, keys.shape[-1]), steps.reshape(-1, 1)
     draws = np.hstack([keys, np.broadcast_to(steps, (len(keys), 1))])
@@ -139,7 +139,10 @@ def never_mapped(tree: PyTree) -> PyTree:
 
 @never_mapped.def_vmap
 def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
-    _refuse("is that of one training, over which vmap cannot map: make a PrivateTraining for each,")
+    raise ValueError(
+        "the same noise would be added more than once: vmap cannot map over a PrivateTraining, or "
+        "over what its gradient depends on; make a PrivateTraining for each"
+    )
 
 
 def _draws(key: Array, step: Array) -> Array:

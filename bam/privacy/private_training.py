@@ -25,7 +25,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
-from bam import files, named, provenance
+from bam import files, provenance
 from bam.core import chacha, processes, pytree, scalars, tracing
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.noise import NoiseState, first_noise, renewed
@@ -182,10 +182,10 @@ class PrivateTraining:
             accountant=accountant,
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
-        self.plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
+        self._plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
         # What defines this training, beside its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked |= {"clip": named.described(clip.update), "groups": None, "data": None}
+        self._asked |= {"clip": saved.in_words(clip.update), "groups": None, "data": None}
         self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
         self._digest_groups(secrets.token_hex(32))
@@ -199,6 +199,11 @@ class PrivateTraining:
         self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
         git_commit()  # now: by the first step the files may be others
         self._claim: object = chacha.claimed(chacha.host_key(self._seed, "noise").copy())
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """N, l, q, T, σ, ε and δ: what batches and noise are made by, fixed from the start."""
+        return self._plan
 
     @property
     def steps_begun(self) -> int:
@@ -252,16 +257,21 @@ class PrivateTraining:
         if self._groups is not None:
             table = users.table(self._groups, plan.group_size)
             num = len(table)
-        while self.steps_begun < plan.num_steps:
+        while True:
             with self._in_use():
+                if self.steps_begun >= plan.num_steps:  # another thread may have drawn the last
+                    return
                 self._ledger.begin()
                 self._ledger.force()  # on the disk before anything of the step is seen
                 step = self.steps_begun
             batch = plan.batch(self._seed, step).only(num)
             batch = batch if table is None else users.examples(batch, table)
             examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
-            run = _words_of(self._run, np.asarray(batch.mask))
-            yield DrawnBatch(examples, batch.mask, np.array(step, np.int32), run)
+            number, mask = np.array(step, np.int32), np.asarray(batch.mask)
+            run = np.asarray(_words_of(self._run, number, mask))
+            for fact in (number, mask, run):
+                fact.setflags(write=False)
+            yield DrawnBatch(examples, mask, number, run)
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -279,7 +289,8 @@ class PrivateTraining:
         """Notes a digest of the users' names, row by row, that says nothing without its key."""
         if self._groups is not None:
             text = repr(self._ids.tolist())
-            digest = hmac.new(key.encode(), text.encode(), "sha256").hexdigest()
+            content = text.encode(errors="surrogatepass")
+            digest = hmac.new(key.encode(errors="replace"), content, "sha256").hexdigest()
             self._asked["groups"] = [key, digest]
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
@@ -324,8 +335,8 @@ class PrivateTraining:
           ValueError: in `update`, for a batch that was used before, one of another training, or one
             that is not the state's next or not as it was drawn: with more rows, rows of another
             shape, or another mask; under `jit` the gradient is NaN instead, but for shapes. Under
-            `vmap` of anything that the gradient depends on, in `shard_map` and in `pmap`; after
-            `close`.
+            `vmap` of anything that the gradient depends on, in `shard_map` and in `pmap`. After
+            `close`; a program of yours that was compiled before cannot see that.
         """
         with self._in_use():
             if self._transformed:
@@ -359,7 +370,7 @@ class PrivateTraining:
                 )
             step = int(batch.step)
             with self._in_use():
-                if step <= self._used:
+                if not self._used < step <= self.steps_begun:
                     raise ValueError(
                         f"the batch of step {step} was used before: at other weights, or with "
                         "another state, it would repeat noise"
@@ -376,11 +387,22 @@ class PrivateTraining:
 
     def _check_rows(self, batch: DrawnBatch) -> None:
         """ValueError if rows were added to a drawn batch, or have another shape than the data's."""
-        shape = np.shape(batch.mask)
+        of_user = (self.plan.group_size,) if self.plan.group_size else ()
+        shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
+        words = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.run)]
+        if (
+            len(shape) != 1 + len(of_user)
+            or dtype != np.bool_
+            or words != [((), np.int32), ((2,), np.uint32)]
+        ):
+            raise ValueError(
+                "mask, step or run of this batch are not those that were drawn: a batch may get "
+                "other values in its examples alone"
+            )
         if self._row_shapes is None:
             return
         rows = [np.shape(x) for x in jax.tree.leaves(batch.examples)]
-        expected = [shape + row for row in self._row_shapes]
+        expected = [(*shape[:1], *of_user, *row) for row in self._row_shapes]
         if rows != expected:
             raise ValueError(
                 f"this batch was drawn with arrays {expected}, and now has {rows}: an example in "
@@ -469,7 +491,7 @@ class PrivateTraining:
         written; RuntimeError in a fork of this training's process.
         """
         with self._in_use():
-            self._save(files.user_path(folder).absolute(), tree)
+            self._save(files.user_path(folder).resolve(), tree)
 
     def _save(self, path: Path, tree: PyTree) -> None:
         if self._path not in (None, path):
@@ -504,7 +526,7 @@ class PrivateTraining:
         Raises a ValueError if there is none, its arguments were others or a file is damaged, and
         BlockingIOError if a training is going on there.
         """
-        private, path = cls(**settings), files.user_path(folder).absolute()
+        private, path = cls(**settings), files.user_path(folder).resolve()
         if not (path / SAVED).exists():  # and no lock is made
             raise ValueError(f"{path} holds no training that was saved")
         private._enter(path, is_new=False)
@@ -515,8 +537,9 @@ class PrivateTraining:
         """Takes the lock and the ledger of a folder, where the training begins or goes on."""
         counts = path / "steps_begun" if self._secret else None
 
-        def join(first_step: int) -> None:  # into a new folder with all steps so far
-            num_devices = self._mesh.size if self._mesh else 1
+        num_devices = self._mesh.size if self._mesh else 1
+
+        def join(first_step: int) -> None:  # of a new folder, all steps so far are this process's
             first_step = 1 if is_new else first_step
             ledger.add_process(path, ledger.this_process(first_step, num_devices))
 
@@ -546,8 +569,8 @@ class PrivateTraining:
         """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
         facts, _ = saved.read(path / SAVED)
         recorded = facts["training"]
-        if isinstance(recorded.get("groups"), list):
-            self._digest_groups(str((recorded["groups"] or [""])[0]))
+        if recorded.get("groups"):
+            self._digest_groups(recorded["groups"][0])
         asked = self.plan.to_json() | self._asked
         for key in asked | recorded:
             if recorded.get(key) == asked.get(key) or key in TAKEN_FROM_THE_FOLDER:
@@ -556,10 +579,10 @@ class PrivateTraining:
                 raise ValueError(f"{path} holds a training with other groups, or in another order")
             what = f"{key} = {recorded.get(key)!r}, not {asked.get(key)!r}"
             raise ValueError(f"{path} holds a training with {what}")
-        self.plan = PrivacyPlan.from_json(recorded)  # its own σ, whatever is installed now
+        self._plan = PrivacyPlan.from_json(recorded)  # its own σ, whatever is installed now
         self.plan.check_target(self._asked["target_epsilon"])
         self.plan.check_epsilon()
-        self._asked["data"] = recorded["data"]
+        self._asked["data"] = recorded.get("data")
         return facts
 
     def restore(self, like: PyTree) -> PyTree:
@@ -632,13 +655,15 @@ the model to say: no ε here covers them."""
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
     in_order = batch.step == state.privatize.noise.step + 1
-    return in_order & (batch.run == _words_of(state.run, batch.mask)).all()
+    return in_order & (batch.run == _words_of(state.run, batch.step, batch.mask)).all()
 
 
 def _words_of(
-    run: UInt32[Array | np.ndarray, "2"], mask: Bool[Array | np.ndarray, "rows ..."]
+    run: UInt32[Array | np.ndarray, "2"],
+    step: Int32[Array | np.ndarray, ""],
+    mask: Bool[Array | np.ndarray, "rows ..."],
 ) -> UInt32[Array | np.ndarray, "2"]:
-    """The words of a run's batch: those of the run, the second changed by a checksum of the mask.
+    """The words of a run's batch: those of the run, changed by the step and a checksum of the mask.
 
     Each place has a word of its own, so that another mask has, but for one in 2^32, another sum.
     """
@@ -648,7 +673,7 @@ def _words_of(
     words = (words ^ (words >> 13)) * xp.uint32(0xC2B2AE3D)
     words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
     checksum = xp.sum(words, dtype=xp.uint32)
-    return run ^ xp.stack([xp.zeros_like(checksum), checksum])
+    return run ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
 
 
 def _is_state(node: object) -> bool:

@@ -1,8 +1,14 @@
 """What a training by a loop of one's own has saved: facts and arrays, in a file, all or nothing."""
 
+import contextlib
+import functools
+import hashlib
+import inspect
 import io
 import json
+import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +20,55 @@ from bam.core import pytree
 from bam.files import JsonObject
 
 LIMIT = 2**40  # bytes
+PLAIN = (bool, int, float, str, tuple, np.ndarray, np.generic, jax.Array)
 FACTS = {"training": dict, "step": int, "steps_begun": int, "leaves": list, "processes": list}
+
+
+def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
+    """A function, by its name and the values that it keeps, in words that every process gives.
+
+    For example "bam.core.clipping.normalize.<locals>.update(bound=1.0, floor=0.01)". Kept are the
+    values that it closes over, defaults and, in objects, attributes that are plain. Arrays stand by
+    a digest; the function's lines are not told.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool | int | float | str | bytes | None):
+        return repr(value)
+    if id(value) in above or len(above) > 20:  # a function that calls itself, a list in itself
+        return type(value).__qualname__
+    describe = functools.partial(in_words, above=(*above, id(value)))
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+        return f"{array.dtype}{list(array.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(describe, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(describe, value)))}}}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{describe(key)}: {describe(x)}' for key, x in value.items())}}}"
+    if isinstance(value, functools.partial):
+        return describe([value.func, value.args, value.keywords])
+    if isinstance(value, type | types.ModuleType):
+        return value.__name__
+    function = inspect.unwrap(value) if callable(value) else value
+    kept = {}
+    if isinstance(function, types.FunctionType):
+        parameters = inspect.signature(function).parameters.values()
+        kept = {x.name: x.default for x in parameters if x.default is not x.empty}
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # an empty cell
+                kept[name] = cell.cell_contents
+    elif isinstance(function, types.MethodType):
+        kept = {"self": function.__self__}
+    elif isinstance(vars(type(function)).get("__dict__"), types.GetSetDescriptorType):
+        kept = {k: x for k, x in sorted(vars(function).items()) if isinstance(x, PLAIN)}
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    words = ", ".join(f"{key}={describe(x)}" for key, x in kept.items())
+    return f"{named.__module__}.{named.__qualname__}({words})"
 
 
 def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
@@ -50,6 +104,8 @@ def read(path: Path) -> tuple[JsonObject, list[np.ndarray]]:
         FACTS.items() - kinds.items()
         or not all(type(x) is str for x in facts["leaves"])
         or not 0 <= facts["step"] <= facts["steps_begun"]
+        or not {type(x) for x in facts["training"].get("data") or ()} <= {str}
+        or not {type(x) for x in facts["training"].get("groups") or ()} <= {str}
     ):
         raise ValueError(f"{path} is damaged, or was saved by another version of bam")
     return facts, arrays
