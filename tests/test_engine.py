@@ -1,6 +1,7 @@
 """`clipped_sum` is a plain loop over examples, whatever the masks, groups and junk."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,14 @@ def test_a_gradient_that_is_not_finite_is_dropped_even_if_the_transform_would_pa
     passes_nan_on = BoundedTransformation(*optax.clip_by_global_norm(1.0), 1.0)
     total, _ = sum_rows(ROWS.at[0, 0].set(jnp.nan), clip=passes_nan_on)
     np.testing.assert_allclose(total, CLIPPED[1:].sum(0), rtol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_is_dropped_even_if_no_bound_is_declared():
+    """What declares none is not measured, which would drop it, too."""
+    bounds_nothing = BoundedTransformation(*optax.identity(), math.inf)
+    total, norms = sum_rows(ROWS.at[0, 0].set(jnp.nan), clip=bounds_nothing)
+    np.testing.assert_allclose(total, ROWS[1:].sum(0), rtol=1e-6)
+    np.testing.assert_array_equal(np.isfinite(norms), [False, True, True, True, True])
 
 
 # Compilation, work and memory.
