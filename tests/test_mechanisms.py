@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 import bam
@@ -19,6 +20,16 @@ def test_a_full_batch_is_poisson_with_every_example():
     assert full.mechanism.draw(3, 5).tolist() == list(range(1000))
     assert poisson.mechanism.draw(3, 5).tolist() == list(range(1000))
     assert full.capacity == poisson.capacity == 1000
+
+
+def test_epsilon_of_poisson_batches_is_that_of_the_probability_that_they_have():
+    plan, probs = bam.make_plan(**PLAN), (40 / 1000, 20 / 1000)
+    settings = {"noise_multiplier": plan.noise_multiplier, "num_steps": 20, "accountant": "rdp"}
+    settings["delta"] = 1e-5 - plan.overflow
+    epsilon, control = (bam.epsilon(sampling_prob=prob, **settings) for prob in probs)
+    assert plan.epsilon == epsilon > 1.2 * control
+    drawn = np.mean([len(plan.mechanism.draw(0, step)) for step in range(400)]) / 1000
+    assert [abs(drawn - prob) < 0.002 for prob in probs] == [True, False]  # six deviations
 
 
 @pytest.mark.parametrize(
