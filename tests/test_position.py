@@ -135,6 +135,34 @@ def test_every_row_is_summed_once_whatever_the_places_and_devices():
         assert sorted(rows[rows < 101].tolist()) == list(range(101))
 
 
+@jax.custom_batching.custom_vmap
+def place(row):
+    return 0 * row
+
+
+@place.def_vmap
+def place_in_microbatch(size, is_mapped, rows):
+    return jnp.arange(size, dtype=rows.dtype), True
+
+
+def test_a_sum_with_noise_has_its_rows_at_drawn_places():
+    """A gradient as long as its place in the microbatch shows it in the norms."""
+    clip, in_order = bam.clip_by_l2_norm(1.0), (1, 2, 3, 1, 2, 3)
+
+    def places_of(noise):
+        of_place = bam.clipped_sum(
+            lambda w, row: 1 + place(row), clip, jnp.zeros(()), jnp.zeros(6),
+            mask=None, microbatch_size=3, noise=noise,
+        )  # fmt: skip
+        return tuple(np.asarray(of_place[1]).astype(int).tolist())
+
+    noises = [bam.gaussian_noise(clip, 1.0, NOISE.key, step) for step in range(8)]
+    found = [places_of(noise) for noise in noises]
+    assert all(sorted(places) == sorted(in_order) for places in found)
+    assert len(set(found)) > 4
+    assert places_of(None) == in_order  # the control: nothing is hidden, and nothing drawn
+
+
 # What it costs.
 
 
