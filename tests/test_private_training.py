@@ -206,6 +206,16 @@ def test_the_statement_can_be_recomputed_and_says_of_a_seed_that_it_protects_nob
     assert "nominal" not in (tmp_path / "secret.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("seed", "source"),
+    [(0, "**a seed** (see the top) | seed"), (None, "secret and never saved | operating system")],
+)
+def test_a_statement_calls_secret_what_comes_of_no_seed(seed, source, tmp_path):
+    training(seed=seed, accountant="rdp").write_statement(tmp_path / "PRIVACY.md", "sixty points")
+    text = (tmp_path / "PRIVACY.md").read_text(encoding="utf-8")
+    assert f"\n| noise and batches come from | {source} |\n" in text
+
+
 # Several devices, users, some of the parameters, and trees of any kind, of a network.
 
 ROWS = jax.tree.map(np.asarray, mlp_batch(N))
