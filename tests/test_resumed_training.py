@@ -295,3 +295,37 @@ def test_killed_ten_times_no_step_is_beyond_the_plan_and_no_noise_is_twice(tmp_p
     noise = [log.read_bytes()[i : i + 8] for i in range(0, log.stat().st_size, 8)]
     begun = (tmp_path / "run" / "steps_begun").stat().st_size
     assert 20 < len(noise) <= begun == 100 and len(set(noise)) == len(noise)
+
+
+def test_a_batch_is_given_when_its_step_is_on_the_disk(tmp_path, monkeypatch):
+    """A power cut keeps what was forced to the disk, and perhaps no more."""
+    forced, fsync, counts = {}, os.fsync, str(tmp_path / "steps_begun")
+
+    def note_fsync(descriptor):
+        fsync(descriptor)
+        forced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    private, *_ = begin()
+    private.save(tmp_path)
+    given = [(int(batch.step), forced[counts]) for batch in private.batches(DATA)]
+    private.close()
+    assert given == [(step, step) for step in range(1, NUM_STEPS + 1)]
+    monkeypatch.setattr(Ledger, "force", lambda self: None)  # the control
+    private, *_ = begin()
+    private.save(tmp_path / "other")
+    next(private.batches(DATA))
+    private.close()
+    assert forced.get(str(tmp_path / "other" / "steps_begun"), 0) == 0
+
+
+def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_path):
+    for seed, begun in ((None, 8), (3, 5)):  # a seed's noise goes on: the control
+        settings = {"mechanism": "banded", "mechanism_options": {"bands": 4}, "seed": seed}
+        private, tx, tree = begin(**settings)
+        private.save(tmp_path / str(seed))
+        private.save(tmp_path / str(seed), take(private, tx, tree, 5))
+        private.close()
+        private, *_ = resume(tmp_path / str(seed), **settings)
+        private.close()
+        assert private.steps_begun == begun
