@@ -96,8 +96,8 @@ def next_noise(
     in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
     """
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
-    strategy = numbers(strategy)
-    std = noise_multiplier * scalars.real("sensitivity", sensitivity) * ROUNDING
+    sensitivity, strategy = scalars.real("sensitivity", sensitivity), numbers(strategy)
+    std = noise_multiplier * sensitivity * ROUNDING
     if not isinstance(state, CorrelatedNoiseState) or std == 0:
         return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
