@@ -1,0 +1,166 @@
+"""Statements of six trainings, from records alone: what `tests/golden` has word for word.
+
+python -m tests.golden
+
+writes them again. Whoever changes a word of PRIVACY.md reads here what the change does to it.
+"""
+
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import bam
+from bam import files, provenance
+from bam.privacy import ledger, private_training, statement
+from bam.privacy.plan import PrivacyPlan
+from bam.training import config as base
+
+FOLDER = Path(__file__).with_name("golden")
+VERSIONS = {"python": "3.11.7", "bam": "0.2.0", "jax": "0.8.0", "dp-accounting": "0.6.0"}
+DIGEST = "5e884898da28047151d0e56f8dc6292773603d0d6aabbd"
+PROCESS = {
+    "first_step": 1, "commit": "1d4e5a", "device": "cpu", "num_devices": 1, "num_processes": 1,
+    "versions": VERSIONS,
+}  # fmt: skip
+LATER = PROCESS | {
+    "first_step": 5, "commit": "2b7c9f (modified)", "device": "NVIDIA H100", "num_devices": 8,
+    "num_processes": 2,
+}  # fmt: skip
+# What differs from a plan of Poisson batches of a data set whose examples were counted.
+PLANS = {
+    "example_poisson": {
+        "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "delta": 1.4e-5,
+        "noise_multiplier": 4.55542494463676, "epsilon": 0.2999976765824805, "clip_norm": 1.5,
+        "accountant": "pld",
+    },
+    "user_poisson": {
+        "num_examples": 360, "expected_batch_size": 64, "num_steps": 2, "delta": 1e-4,
+        "noise_multiplier": 3.97402486137696, "epsilon": 0.24999919785261446, "unit": "user",
+        "group_size": 4,
+    },
+    "banded": {
+        "num_examples": 1000, "expected_batch_size": 40, "num_steps": 9,
+        "noise_multiplier": 4.922367636960392, "epsilon": 0.19999899793124956, "accountant": "pld",
+        "mechanism": "banded", "mechanism_options": {"bands": 3},
+        "num_examples_given": True, "adjacency": "add_or_remove_one",
+    },
+    "own_loop": {
+        "num_examples": 60, "expected_batch_size": 12, "num_steps": 5, "delta": 1e-3,
+        "noise_multiplier": 4.148552467854344, "epsilon": 0.2999985428892165, "sensitivity": 1.0,
+    },
+    "private_search": {
+        "num_examples": 1287, "expected_batch_size": 128, "num_steps": 3,
+        "noise_multiplier": 2.4299613288919852, "epsilon": 1.0999945002527618,
+        "selection": {"trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0},
+    },
+    "not_releasable": {
+        "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "clip_norm": 3.0,
+        "noise_multiplier": 4.14225711102406, "epsilon": 0.399996913661926,
+    },
+}  # fmt: skip
+# What differs, of each that `bam train` took, from the default config and from a plain summary.
+CONFIGS = {
+    "example_poisson": {"eval__every": 2, "features__name": "backbone"},
+    "user_poisson": {"clip__name": "per_layer", "features__name": "prior"},
+    "banded": {"clip__name": "normalize", "loss__weights": [0.5, 9.5]},
+    "private_search": {"dataset__holdout": 150, "features__name": "scattering"},
+    "not_releasable": {
+        "method__name": "mine:sgd", "clip__name": "mine:clip", "loss__name": "mine:loss",
+        "model__name": "mine:net", "features__name": "mine:map", "optimizer__name": "mine:opt",
+        "dataset__name": "mine:data", "public_clip__dataset": "mine:public",
+        "public_clip__quantile": 0.5, "diagnostics__every": 20, "dataset__holdout": 50,
+    },
+}  # fmt: skip
+SUMMARIES = {
+    "example_poisson": {"features_digest": DIGEST},
+    "user_poisson": {"init_digest": DIGEST, "num_frozen": 68, "num_params": 15},
+    "banded": {"processes": [PROCESS | {"first_step": 2}, LATER]},  # of step 1 none is recorded
+    "private_search": {  # of a version that recorded the last process alone
+        "processes": None, "device": "cpu", "commit": "1d4e5a", "versions": VERSIONS,
+    },
+    "not_releasable": {
+        "seed": 7, "noise_key": "seed", "sensitivity": 4.5,
+        "processes": [PROCESS, LATER | {"first_step": 1}],  # it took all steps again
+    },
+}  # fmt: skip
+
+
+def plan_of(name):
+    """The plan of one of the six."""
+    record = {
+        "delta": 1e-5, "accountant": "rdp", "clip_norm": 1.0, "unit": "example", "group_size": 0,
+        "adjacency": "zero_out", "mechanism": "poisson",
+    } | PLANS[name]  # fmt: skip
+    prob = record["expected_batch_size"] / record["num_examples"]
+    return PrivacyPlan.from_json(record | {"sampling_prob": prob})
+
+
+def config_of(**changes):
+    """The default config with changes; `a__b` is the key `a.b`."""
+    config = base.get_config("dp_sgd").to_dict()
+    for key, value in changes.items():
+        section, _, last = key.partition("__")
+        config[section][last] = value
+    return config
+
+
+def summary_of(plan, **changes):
+    """What a finished run of that plan records, with changes; None takes a key away."""
+    summary = {
+        "seed": None, "noise_key": "operating system", "sensitivity": plan.clip_norm,
+        "noise": plan.mechanism.noise, "sampling": plan.mechanism.sampling,
+        "selection": plan.to_json()["selection"], "steps_begun": plan.num_steps,
+        "steps_taken": plan.num_steps, "processes": [PROCESS],
+    }  # fmt: skip
+    taken_away = [key for key, value in changes.items() if value is None]
+    return {k: v for k, v in (summary | changes).items() if k not in taken_away}
+
+
+def of_run(name):
+    """The statement of a run of `bam train`."""
+    plan = plan_of(name)
+    return statement.privacy(
+        config_of(**CONFIGS[name]),
+        plan,
+        summary_of(plan, **SUMMARIES[name]),
+        data="the data set `digits`",
+        diagnosed=False,
+        exported_by="bam 0.2.0, commit 1d4e5a",
+        released="the weights" if name == "banded" else "this folder",
+    )
+
+
+def of_own_loop(plan=None, is_proved=False):
+    """The statement that a loop of one's own writes, of here and now but for plan and versions."""
+    clip = bam.clip_by_l2_norm(1.0)
+    if not is_proved:
+        clip = bam.BoundedTransformation(clip.init, clip.update, 1.0)
+    plan = plan or plan_of("own_loop")
+    with (
+        mock.patch.object(private_training, "make_plan", lambda **options: plan),
+        mock.patch.object(private_training, "git_commit", lambda: "1d4e5a"),
+        mock.patch.object(provenance, "versions", lambda: VERSIONS),
+        mock.patch.object(ledger, "this_process", lambda first, num: PROCESS),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        private = bam.PrivateTraining(
+            num_examples=plan.num_examples,
+            expected_batch_size=plan.expected_batch_size,
+            num_epochs=1,
+            epsilon=1.0,
+            delta=plan.delta,
+            clip=clip,
+        )
+        private.write_statement(Path(folder, "PRIVACY.md"), "sixty points")
+        return Path(folder, "PRIVACY.md").read_text(encoding="utf-8")
+
+
+def of(name):
+    """The statement of that name."""
+    return of_own_loop() if name == "own_loop" else of_run(name)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for each in PLANS:
+        files.write_text(FOLDER / f"{each}.md", of(each))
