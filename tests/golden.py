@@ -116,26 +116,26 @@ def summary_of(plan, **changes):
     return {k: v for k, v in (summary | changes).items() if k not in taken_away}
 
 
-def of_run(name):
-    """The statement of a run of `bam train`."""
+def facts_of(name):
+    """The facts of one of those that `bam train` took."""
     plan = plan_of(name)
-    return statement.privacy(
+    return statement.facts_of_run(
         config_of(**CONFIGS[name]),
         plan,
         summary_of(plan, **SUMMARIES[name]),
         data="the data set `digits`",
         diagnosed=False,
         exported_by="bam 0.2.0, commit 1d4e5a",
-        released="the weights" if name == "banded" else "this folder",
+        released="the weights" if name == "banded" else statement.FOLDER,
     )
 
 
-def of_own_loop(plan=None, is_proved=False):
+def own_loop(is_proved=False):
     """The statement that a loop of one's own writes, of here and now but for plan and versions."""
     clip = bam.clip_by_l2_norm(1.0)
     if not is_proved:
         clip = bam.BoundedTransformation(clip.init, clip.update, 1.0)
-    plan = plan or plan_of("own_loop")
+    plan = plan_of("own_loop")
     with (
         mock.patch.object(private_training, "make_plan", lambda **options: plan),
         mock.patch.object(private_training, "git_commit", lambda: "1d4e5a"),
@@ -157,7 +157,7 @@ def of_own_loop(plan=None, is_proved=False):
 
 def of(name):
     """The statement of that name."""
-    return of_own_loop() if name == "own_loop" else of_run(name)
+    return own_loop() if name == "own_loop" else statement.text_of(facts_of(name))
 
 
 if __name__ == "__main__":

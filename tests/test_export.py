@@ -88,11 +88,12 @@ def test_a_release_states_its_mechanism_in_lines_that_give_its_epsilon(
     export.export(tmp_path / "run", tmp_path / "out")
     text = (tmp_path / "out/PRIVACY.md").read_text()
     epsilon = files.read_json(tmp_path / "run/plan.json")["epsilon"]
-    assert words in text
+    mechanism = records_of.read(tmp_path / "run").plan.mechanism
+    assert row_of(text, "sampling") == f"| sampling | {mechanism.sampling} | `{name}` |"
+    assert row_of(text, "noise |") == f"| noise | {mechanism.noise} | |"
+    assert words in (mechanism.noise if bands else mechanism.sampling)
     if bands:  # three steps, two parts: an example is in two of them at most
-        assert "one of 2 parts" in text and "--num_steps=2" in text and "count=2" in text
-    else:
-        assert "Poisson" not in text and "bam privacy" not in text
+        assert "--num_steps=2" in text and "count=2" in text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)
         assert recomputed(text) == pytest.approx(epsilon, rel=rel)
@@ -405,8 +406,9 @@ def test_the_command_refuses_a_seed_in_one_line(seeded, tmp_path):
 
 def test_a_run_with_a_seed_is_called_nominal_in_the_first_sentence(seeded, release, tmp_path):
     export.export(seeded, tmp_path / "out", nominal=True)
-    first = (tmp_path / "out" / "PRIVACY.md").read_text().splitlines()[2]
-    assert first.startswith("**The ε in this file is nominal")
+    notice = statement.nominal_notice(records_of.read(seeded).plan.epsilon)
+    title, text = (tmp_path / "out" / "PRIVACY.md").read_text().split("\n\n", 1)
+    assert title.startswith("# ") and text.startswith(notice) and "nominal" in notice
     assert "nominal" not in (release / "PRIVACY.md").read_text()
 
 
@@ -521,8 +523,8 @@ def plan_of(accountant="rdp"):
     })  # fmt: skip
 
 
-def records(accountant="rdp", recorded=None, **changes):
-    """The statement of a plan, a config and a summary without a run."""
+def facts_of(accountant="rdp", recorded=None, **changes):
+    """The facts of a plan, a config and a summary without a run."""
     summary = {
         "sensitivity": 1.0, "seed": None, "noise_key": "operating system", "noise": "N(0, σ²)",
         "sampling": "Poisson", "device": "cpu", "commit": "1d4e",
@@ -533,7 +535,7 @@ def records(accountant="rdp", recorded=None, **changes):
         section, _, last = key.partition("__")
         config[section][last] = value
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    return statement.privacy(config, plan_of(accountant), summary | (recorded or {}), **words)
+    return statement.facts_of_run(config, plan_of(accountant), summary | (recorded or {}), **words)
 
 
 def row_of(text, name):
@@ -542,7 +544,7 @@ def row_of(text, name):
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_three_lines_without_bam_reproduce_epsilon(accountant):
-    text = records(accountant)
+    text = statement.text_of(facts_of(accountant))
     lines = text.partition("```python\n")[2].partition("\n```")[0].splitlines()
     assert len(lines) == 3 and not any("bam" in line for line in lines)
     exact = plan_of(accountant).epsilon_after(4)
@@ -556,35 +558,17 @@ def test_the_lines_in_a_release_print_the_epsilon_that_it_claims(finished, relea
     assert f"print {claimed}," in text and row_of(text, "ε, rounded up").endswith(f"{claimed} |")
 
 
-def test_a_statement_answers_what_nist_asks_of_a_claim():
-    text = records()
-    facts, _, section = text.partition("## What NIST SP 800-226 asks")
-    for asked in (
-        "unit of privacy",
-        "adjacency",
-        "ε, ",
-        "δ, ",
-        "S, ",
-        "noise and batches come from",
-    ):
-        assert row_of(facts, asked) not in section  # nothing is said twice
-    pointers = (
-        "unit of privacy", "neighbouring data sets", "privacy parameters", "on a contribution",
-        "randomness", "threat model", "what is outside", "how it can be checked",
-    )  # fmt: skip
-    assert all(asked in section for asked in pointers)
-    for asked in ("who chose", "other parameters", "trust model", "side channels", "several"):
-        assert len(row_of(section, asked).split("|")[2].strip()) > 10
-    assert "one training example" in row_of(facts, "unit of privacy")
-
-
 def test_what_is_rounded_claims_less_than_what_is_exact():
-    text = records()
-    assert "(3, 1.4e-05)-differential\nprivacy" in text
-    assert row_of(text, "ε, rounded up") == "| ε, rounded up | 3 | 2.9996 |"
-    assert row_of(text, "δ, rounded up") == "| δ, rounded up | 1.4e-05 | 1.4e-05 |"
-    assert "| 0.1782 | 0.178148" in row_of(text, "q = l/N, rounded up")
-    assert "| 1.234 | 1.2345678 |" in row_of(text, "σ, noise multiplier, rounded down")
+    facts = facts_of(recorded={"sensitivity": 2.0})
+    assert statement.render(facts, "claim") == "(3, 1.4e-05)"
+    for key, shown, exact in (
+        ("epsilon", "3", 2.9996),
+        ("delta", "1.4e-05", 1.4e-5),
+        ("q", "0.1782", 256 / 1437),
+        ("sigma", "1.234", 1.2345678),
+        ("std", "2.469", 2 * 1.2345678),
+    ):
+        assert (facts[key], facts[f"exact_{key}"]) == (shown, exact)
     for value in (1.4e-5, 1.00001e-5, 2.9996, 1e-7 / 3, 256.0, 0.99999, 123456.7, 0.0):
         above = float(statement.rounded(value))
         assert value <= above <= value * (1 + 1.1e-3)
@@ -599,32 +583,17 @@ def test_the_best_test_is_bounded_as_randomised_response_attains():
     assert statement.most_power(256.0, 1e-5, 0.001) == 1.0
 
 
-def test_what_was_looked_at_without_accounting_is_said():
-    quiet = records()
-    assert row_of(quiet, "figures of training examples").endswith("| none in the run's records |")
-    assert row_of(quiet, "training examples held out").endswith("| none |")
-    assert row_of(quiet, "code by others than bam").endswith("| none | |")
-    for key, value, row, said in (
-        ("diagnostics__every", 20, "figures of training examples", "**yes**"),
-        ("dataset__holdout", 50, "training examples held out", "**50** were set aside"),
-        ("eval__every", 7, "accuracy on test examples", "every 7 steps and at the end"),
-        ("public_clip__quantile", 0.5, "C, the clip norm", "from another data set"),
-        ("clip__name", "mine:clip", "code by others than bam", "clip `mine:clip`"),
-        ("method__name", "mine:sgd", "code by others than bam", "method `mine:sgd`"),
-    ):
-        assert said in row_of(records(**{key: value}), row) and said not in row_of(quiet, row)
-
-
 def test_figures_and_steps_of_an_earlier_part_of_the_run_are_stated(run, release, tmp_path):
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 1, "not_private/bias_norm": 0.5}\n')
     changed("summary", steps_begun=None, steps_taken=None)(run)
     export.export(run, tmp_path / "out")
     ours, earlier = ((x / "PRIVACY.md").read_text() for x in (release, tmp_path / "out"))
-    assert "**yes**" not in row_of(ours, "figures of training examples")
-    assert "**yes**" in row_of(earlier, "figures of training examples")
+    for text, diagnosed in ((ours, False), (earlier, True)):
+        figures = statement.render({"diagnosed": diagnosed}, "figures")
+        assert row_of(text, "figures of training examples").endswith(f"| {figures} |")
     assert row_of(ours, "steps begun") == "| steps begun, lost ones included | | 3 |"
-    assert row_of(earlier, "steps begun").endswith("| not recorded |")
+    assert row_of(earlier, "steps begun").endswith(f"| {statement.NOT_RECORDED} |")
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git here")
@@ -710,16 +679,13 @@ def importing_keys(monkeypatch):
 
 def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
     keys = set(importing_keys(monkeypatch)) | {"features.name"}  # of a run that loads its data
-    in_table = {key for key in statement.PROMISES if "." in key}
+    in_table = {key for key in statement.PARTS if "." in key}
     assert keys == in_table == {f"{x}.name" for x in registry.RETURNED} | {"public_clip.dataset"}
     for key in in_table:
-        config = base.get_config().to_dict()
-        section, _, name = key.partition(".")
-        config[section][name] = "nowhere:part"
-        said = statement.promises(statement.parts_of(config))
-        assert "`nowhere:part`" in said and statement.PROMISES[key] in said
-    monkeypatch.delitem(statement.PROMISES, "loss.name")  # the control
-    assert keys != {key for key in statement.PROMISES if "." in key}
+        must_be = statement.render({"part_of": key, "named": " `nowhere:part`"}, "part")
+        assert "`nowhere:part`, which must be: " in must_be
+        assert facts_of(**{key.replace(".", "__"): "nowhere:part"})["parts"] == must_be
+    assert facts_of()["parts"] == ""  # the control
 
 
 def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp_path):
@@ -733,27 +699,10 @@ def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp
     text = (tmp_path / "out/PRIVACY.md").read_text()
     html = page.page(records_of.read(run), public=True, made_by="bam")
     for said in (text, html):
-        assert "rows that are examples" in said and "mine:weighted" in said
-        assert "optimizer, which must be: post-processing" in said
+        for key in ("dataset.name", "optimizer.name"):
+            assert statement.render({"part_of": key, "named": ""}, "part") in said
+        assert "mine:weighted" in said
         assert OWN_NAME not in said and "/home/me" not in said
-
-
-def test_parts_of_ones_own_are_in_every_row_that_rests_on_them():
-    quiet, rows = records(), {
-        "code by others than bam": (
-            "loss `mine:loss`, which must be", "no statistic of a batch", "features `mine:map`",
-            "private gradients alone", "data set `mine:data`", "public_clip's data set `mine:pub`",
-        ),
-        "weights of the classes": ("not known to this file: the loss `mine:loss` is",),
-        "weights before training": ("**as `mine:net` makes them**",),
-    }  # fmt: skip
-    text = records(
-        loss__name="mine:loss", model__name="mine:net", features__name="mine:map",
-        optimizer__name="mine:opt", dataset__name="mine:data", public_clip__dataset="mine:pub",
-    )  # fmt: skip
-    for row, said in rows.items():
-        assert all(words in row_of(text, row) for words in said)
-        assert not any(words in row_of(quiet, row) for words in said)
 
 
 def own_loop(tmp_path, clip, take=0, **changes):
@@ -767,25 +716,21 @@ def own_loop(tmp_path, clip, take=0, **changes):
     return (tmp_path / "PRIVACY.md").read_text()
 
 
-def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is(tmp_path):
-    proved = bam.clip_by_l2_norm(1.0)
-    own = bam.BoundedTransformation(proved.init, proved.update, 1.0)
-    for clip, is_own in ((proved, False), (own, True)):
-        text = own_loop(tmp_path, clip, take=2)
-        row = row_of(text, "code by others than bam")
-        assert "oracle, which must be: the gradient of one example" in row
-        assert ("clip, which must be: an L2 norm of at most S" in row) == is_own
-        bounded = row_of(text, "the oracle's gradient of each example is")
-        assert ("one of bam's own clips, whose bound is proved" in bounded) != is_own
-        assert row_of(text, "commit of bam's code") == f"| commit of bam's code | {COMMIT} | |"
+def test_a_loop_of_ones_own_names_the_commit_of_its_steps(tmp_path):
+    text = own_loop(tmp_path, bam.clip_by_l2_norm(1.0), take=2)
+    assert row_of(text, "steps begun").endswith("| 2 |")
+    assert row_of(text, "commit of bam's code") == f"| commit of bam's code | {COMMIT} | |"
 
 
 def test_a_user_s_gradient_is_called_what_each_door_computes(tmp_path):
     users = {"num_examples": 3, "expected_batch_size": 1, "groups": np.array([1, 1, 2, 2, 3, 3])}
     text = own_loop(tmp_path, bam.clip_by_l2_norm(1.0), group_size=2, **users)
-    row_of(text, "the mean of the oracle's gradients of each user's examples is")
-    assert "mean loss" not in text
-    assert "the method's gradient of each example's loss is" in records()
+    doors = {
+        door: statement.render({"door": door, "unit": "user"}, "gradient")
+        for door in ("own loop", "bam train")
+    }
+    assert f"| {doors['own loop']} is |" in text and doors["bam train"] not in text
+    assert facts_of()["door"] == "bam train" and "mean" in doors["own loop"]
 
 
 COMMIT = provenance.git_commit()
@@ -821,26 +766,6 @@ def test_every_step_that_was_begun_is_of_the_process_that_began_it():
     assert shares(4, a(1), a(3), b(2), seed=1) == [(1, 1, "a"), (2, 4, "b")]
 
 
-def test_a_statement_of_several_processes_has_a_row_for_each():
-    two = [process(1), process(3, "b", device="gpu", num_devices=8, num_processes=2)]
-    record = {"seed": None, "steps_begun": 4}
-    text = statement.taken_by(record | {"processes": two})
-    assert "by bam's code at commit a; on cpu; with python" in row_of(text, "steps 1 to 2")
-    assert "commit b; on 8 × gpu, in 2 processes at once; with" in row_of(text, "steps 3 to 4")
-    assert text.count("\n") == 1
-    one = statement.taken_by(record | {"processes": two[:1]})
-    assert row_of(one, "commit") == "| commit of bam's code | a | |" and "steps" not in one
-    old = statement.taken_by(record | {"device": "cpu", "commit": "a", "versions": {"jax": "1"}})
-    for row in ("device | cpu", "libraries | jax 1", "commit of bam's code | a"):  # of the last
-        assert "whether others took steps before: not recorded" in row_of(old, row)
-    late = statement.taken_by(record | {"processes": [process(2)]})
-    assert row_of(late, "step 1, of those begun").endswith("| not recorded | |")
-    again = record | {"seed": 1, "processes": [process(1), process(1, "b")]}
-    row_of(statement.taken_by(again), "steps from 1 on, all taken again later")
-    assert "at each commit that it names" in records(recorded=record | {"processes": two})
-    assert "at that commit" in records(recorded=record | {"processes": two[:1]})
-
-
 DAMAGED = [
     None, {}, "x", [1], [{}], [{"first_step": 1}], [process(0)], [process(1, commit=None)],
     [process(1, versions=[])], [process(1, num_devices="8")], [process(2**40)],
@@ -855,4 +780,4 @@ def test_a_stranger_s_processes_that_are_none_are_a_fault_and_no_release(damaged
     with pytest.raises(ValueError, match=damage):
         export.export(run, tmp_path / "out")
     said = statement.taken_by(records_of.read(run).summary)
-    assert "not recorded" in row_of(said, "commit of bam's code")
+    assert statement.NOT_RECORDED in row_of(said, "commit of bam's code")

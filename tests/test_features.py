@@ -17,6 +17,7 @@ from bam import models
 from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.data.sources import builtin, photographs
+from bam.privacy import statement
 from bam.release import export
 from bam.training import finetune, loading, loop
 from bam.training.backbone import backbone
@@ -369,7 +370,8 @@ def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weight
     assert result.summary["num_params"] == 192 * 10 + 10
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
-    assert f"by `backbone`**, a frozen network of the weights of SHA-256 {digest}," in said
+    facts = {"features": "backbone", "features_name": "backbone", "features_digest": digest}
+    assert f"| features of the examples | {statement.render(facts, 'seen')} |" in said
     released = export.load(tmp_path / "out")
     assert released.logits(released.params, np.zeros((2, 1, 1, 192), np.float32)).shape == (2, 10)
     assert str(tmp_path) not in said
@@ -402,7 +404,8 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
     assert facts["features"] == {"name": "scattering", "groups": 9}
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
-    assert "| features of the examples | by `scattering`, a fixed map of each image alone" in said
+    seen = statement.render({"features": "fixed", "features_name": "scattering"}, "seen")
+    assert f"| features of the examples | {seen} |" in said
     assert str(tmp_path) not in said
 
 

@@ -571,8 +571,9 @@ def test_a_run_that_was_killed_and_resumed_elsewhere_names_every_code(steps, tmp
     assert summary["steps_begun"] == NUM_STEPS
     export.export(tmp_path / "run", tmp_path / "out")
     text = (tmp_path / "out" / "PRIVACY.md").read_text()
-    for steps_of, commit in (("step 1", "aaa"), ("steps 2 to 4", "bbb"), ("step 5", "ccc")):
-        assert f"| {steps_of}, of those begun | by bam's code at commit {commit};" in text
+    taken = [(x.first, x.last, x.process["commit"]) for x in statement.shares_of(summary)]
+    assert taken == [(1, 1, "aaa"), (2, 4, "bbb"), (5, 5, "ccc")]
+    assert statement.taken_by(summary) in text
 
 
 def test_with_a_seed_every_process_is_named_too(steps, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from bam.data import datasets
 from bam.data.datasets import Dataset, Split
 from bam.data.stream import StoredImages
 from bam.privacy import accounting, pld, statement, tradeoff
+from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.plan import Population
 from bam.training import loop
 from bam.training.feed import Feed
@@ -249,7 +250,9 @@ def test_the_printed_lines_of_a_reordered_plan_give_its_epsilon():
     turned["selection"] = dict(reversed(record["selection"].items()))
     plan = bam.PrivacyPlan.from_json(json.loads(json.dumps(turned)))
     plan.check_epsilon()
-    assert recomputed(statement.recomputation(plan)) == pytest.approx(record["epsilon"], rel=1e-4)
+    assert recomputed(statement.text_of(facts_of(plan))) == pytest.approx(
+        record["epsilon"], rel=1e-4
+    )
 
 
 # μ of Gaussian DP.
@@ -281,18 +284,17 @@ def test_mu_of_gaussians_without_sampling_is_exact():
 # The statement.
 
 
-def statement_of(plan, **loss):
+def facts_of(plan):
     from bam.training import config as base
 
     config = base.get_config("dp_sgd").to_dict()
-    config["loss"] |= loss
     summary = {
         "sensitivity": plan.sensitivity, "seed": None, "noise_key": "operating system",
         "noise": "", "sampling": plan.mechanism.sampling, "device": "cpu", "commit": "1d4e",
         "versions": {"dp-accounting": "0.6.0"},
     }  # fmt: skip
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    return statement.privacy(config, plan, summary, **words)
+    return statement.facts_of_run(config, plan, summary, **words)
 
 
 def row_of(text, name):
@@ -301,19 +303,22 @@ def row_of(text, name):
 
 def test_a_statement_says_the_neighbours_that_hold():
     settings = {"num_examples": 1000, "expected_batch_size": 40, **PLAN}
-    counted = statement_of(bam.make_plan(**settings))
+    counted = facts_of(bam.make_plan(**settings))
     settings["num_examples"] = Population(1000, num_examples_given=True)
-    given = statement_of(bam.make_plan(**settings))
-    assert "its place left empty (zero-out) | `zero_out`" in row_of(counted, "adjacency")
-    assert "with nothing in its place" in counted and "added or removed" not in counted
-    assert "one example added or removed | `add_or_remove_one`" in row_of(given, "adjacency")
-    assert "upper bound on the number of training examples" in row_of(given, "N,")
-    assert "zero-out" not in given
+    given = facts_of(bam.make_plan(**settings))
+    for facts, is_given, adjacency in (
+        (counted, False, "zero_out"),
+        (given, True, "add_or_remove_one"),
+    ):
+        assert (facts["num_examples_given"], facts["adjacency"]) == (is_given, adjacency)
+        words = f"one example {statement.render(facts, 'neighbours')}"
+        assert words == ADJACENCIES[adjacency][1]
 
 
 def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_delta():
     plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **{**PLAN, "num_steps": 500})
-    text = statement_of(plan)
+    facts = facts_of(plan)
+    text = statement.text_of(facts)
     alarm, own, alone = (float(x) for x in row_of(text, "1 |").strip("| ").split("|"))
     event = plan.dp_event._asdict()
     f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * plan.epsilon), **event)
@@ -321,33 +326,22 @@ def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_
     assert exact <= own <= exact * 1.002 and alarm == 1
     assert alone == pytest.approx(100 * statement.most_power(plan.epsilon, 1e-5, 0.01), rel=1e-3)
     assert own < 0.9 * alone
-    mu = float(re.search(r"for μ = ([\d.]+), rounded up", text)[1])
-    assert plan.mu <= mu <= plan.mu * 1.001
+    assert f"| {facts['mu']} | {plan.mu} |" in row_of(text, "μ of Gaussian DP")
+    assert plan.mu <= float(facts["mu"]) <= plan.mu * 1.001
 
 
 def test_batches_of_an_allocation_are_stated_as_they_are_drawn():
     pytest.importorskip("PLD_accounting")
     settings = {**PLAN, "mechanism": "random_allocation", "num_steps": 4}
     plan = bam.make_plan(num_examples=1437, expected_batch_size=480, **settings)
-    text = statement_of(plan)
+    facts = facts_of(plan)
+    text = statement.text_of(facts)
     assert row_of(text, "N/b").endswith("| 718.5 |") and row_of(text, "q = 1/b").endswith("| 0.5 |")
-    assert row_of(text, "l, what a step's sum is divided by").endswith("| 480 |")
-    assert plan.mu is None and "Gaussian differential" not in text  # no Poisson steps are known
-    assert len(row_of(text, "1 |").strip("| ").split("|")) == 2
+    assert row_of(text, "l, ").endswith("| 480 |") and facts["q_is"] == "1/b"
+    assert plan.mu is None and not facts["mu_known"] and not facts["own_limit"]
     assert "0.334" not in text
-    assert plan.mu is None and "Gaussian differential" not in text
     assert len(row_of(text, "1 |").strip("| ").split("|")) == 2  # of ε and δ alone
     sizes = [len(plan.mechanism.draw(0, step)) for step in range(1, 41)]
     assert np.mean(sizes) == 718.5
-    poisson = statement_of(bam.make_plan(num_examples=1437, expected_batch_size=480, **PLAN))
-    assert row_of(poisson, "q = l/N").endswith(f"| {480 / 1437} |") and "N/b" not in poisson
-
-
-def test_weights_of_the_classes_are_stated_as_not_accounted():
-    plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **PLAN)
-    name = "weights of the classes in the loss"
-    assert row_of(statement_of(plan), name).endswith("| none |")
-    text = statement_of(plan, weights=[0.5, 9.5])
-    assert "**[0.5, 9.5]**" in row_of(text, name)
-    section = text[text.index("## Looked at without accounting") :]
-    assert name in section
+    poisson = facts_of(bam.make_plan(num_examples=1437, expected_batch_size=480, **PLAN))
+    assert (poisson["q_is"], poisson["exact_q"]) == ("l/N", 480 / 1437)

@@ -165,17 +165,25 @@ def test_a_release_of_it_is_whole_and_training_goes_on_from_it(of_head, finished
     assert (tmp_path / "saved").read_bytes() == release.read_bytes()
 
     text = (tmp_path / "out" / "PRIVACY.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| weights before training"))
-    digest = of_head.weights.digest
-    assert f"**in a file** (SHA-256 {digest})" in row and "68 of 83 were left" in row
+    facts = {"init": "in a file", "init_digest": of_head.weights.digest}
+    facts |= {"frozen": True, "num_frozen": 68, "num_weights": 83}
+    began = "".join(statement.render(facts, name) for name in ("began", "left_out"))
+    assert f"| weights before training | {began} |" in text
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["trainable"] == HEAD and "init_from" not in settings
 
 
-def test_a_statement_says_that_weights_began_at_random(finished):
+def test_a_statement_says_where_weights_began(finished):
     config, summary = (rundir.read_json(finished[0] / f"{x}.json") for x in ("config", "summary"))
-    at_random = statement.unaccounted(config, summary | {"init_digest": "", "num_frozen": 0}, False)
-    assert "| weights before training | at random |" in at_random
+    fresh = summary | {"init_digest": "", "num_frozen": 0}
+    shipped = config | {"model": {"name": "linear"}}
+    for settings, recorded, expected in (
+        (shipped, fresh, ("at random", False)),
+        (config, fresh, ("by its own model", False)),
+        (config, summary, ("in a file", True)),
+    ):
+        facts = statement.looked_at(settings, recorded, False, searched=False)
+        assert (facts["init"], facts["frozen"]) == expected
 
 
 def test_what_begins_afresh_is_not_taken_from_the_file(file, given):

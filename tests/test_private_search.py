@@ -15,7 +15,7 @@ import pytest
 from bam import files
 from bam.cli import private_search, sweeps
 from bam.data import datasets
-from bam.privacy import selection
+from bam.privacy import selection, statement
 from bam.release import export
 from bam.sweep import comparison
 from bam.training import config as base
@@ -151,7 +151,8 @@ def test_no_missing_value_in_the_data_decides_whether_a_search_ends(path, judged
             assert files.read_json(trial / "summary.json")["test_accuracy"] is None
             assert "test_loss" not in files.read_json(trial / "summary.json")
         text = (tmp_path / "out" / "PRIVACY.md").read_text()
-        assert "| accuracy on test examples | none was measured;" in text
+        tested = statement.render({"tests": "none"}, "tested")
+        assert f"| accuracy on test examples | {tested};" in text
 
 
 def test_an_image_changes_the_score_by_one_at_most_whatever_it_is():
@@ -210,10 +211,12 @@ def test_the_chosen_trial_is_released_with_the_total_and_no_other_is_released(se
     export.export(workdir / "chosen", tmp_path / "out")
     text = (tmp_path / "out" / "PRIVACY.md").read_text()
     epsilon = json.loads((chosen / "plan.json").read_text())["epsilon"]
-    assert "(3, 1e-05)-differential" in text
+    assert statement.render({"seeded": False, "epsilon": 3, "delta": "1e-05"}, "claim") in text
     assert f"| ε, rounded up | 3 | {epsilon} |" in text
-    assert "a random number of trials, 3 on average" in text
-    assert "| this run chosen among several | **yes**, by the search that ε pays for |" in text
+    facts = {"searched": True, "trials_mean": 3, "exact_trials_mean": 3.0}
+    facts |= {"trials_shape": 1.0, "score_noise": 10.0}
+    for name in ("chosen_on_these_data", "search_rows", "settings_chosen", "run_chosen"):
+        assert statement.render(facts, name) in text
     assert "bam privacy" not in text  # it knows single runs alone
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["selection"]["trials_mean"] == 3.0
@@ -303,7 +306,7 @@ def test_a_trial_is_scored_on_held_out_images_if_told_though_it_trains_a_part(tm
     assert plan["num_examples"] == 1437 - 150
     export.export(tmp_path / "s" / "chosen", tmp_path / "out")
     text = (tmp_path / "out" / "PRIVACY.md").read_text()
-    assert "**150** were set aside" in text and "ε covers this choice by them" in text
+    assert statement.render({"holdout": "covered", "num_held_out": 150}, "held_out") in text
 
 
 def test_the_number_of_correct_predictions_is_that_of_the_whole_split():

@@ -13,6 +13,7 @@ import pytest
 
 import bam
 from bam.core import pytree
+from bam.privacy import statement
 from bam.privacy.plan import BudgetExhaustedError
 from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed
 
@@ -197,9 +198,9 @@ def test_the_statement_can_be_recomputed_and_says_of_a_seed_that_it_protects_nob
     private = training()
     private.write_statement(tmp_path / "PRIVACY.md", "sixty points")
     text = (tmp_path / "PRIVACY.md").read_text(encoding="utf-8")
-    assert "trained on sixty points" in text and "nominal" in text
+    assert "trained on sixty points" in text and statement.FOLDER not in text
+    assert statement.nominal_notice(private.plan.epsilon) in text
     assert f"{private.plan.noise_multiplier}" in text and "steps begun" in text
-    assert "this folder" not in text
     assert recomputed(text) == pytest.approx(private.plan.epsilon, rel=1e-6)
     secret = training(seed=None)
     secret.write_statement(tmp_path / "secret.md", "sixty points")

@@ -1,11 +1,16 @@
 """What PRIVACY.md says: its words by goldens, its numbers as numbers, its choices as facts."""
 
+import dataclasses
 import itertools
 import math
 import re
+import string
 
 import pytest
 
+import bam
+from bam.privacy import statement
+from bam.training import registry
 from tests import golden
 from tests.cases import recomputed
 
@@ -54,3 +59,272 @@ def test_the_lines_of_every_golden_compute_its_epsilon(stated):
     _, plan, text = stated
     plan.check_epsilon()
     assert recomputed(text) == pytest.approx(plan.epsilon, rel=1e-9)
+
+
+def test_the_numbers_of_every_golden_are_those_of_its_plan(stated):
+    name, plan, text = stated
+    sensitivity = golden.SUMMARIES.get(name, {}).get("sensitivity", plan.clip_norm)
+    q, std = plan.mechanism.sampling_prob, plan.noise_multiplier * sensitivity
+    for row, exact in (
+        ("N", plan.num_examples), ("T, steps that ε pays for", plan.num_steps),
+        ("S, sensitivity", sensitivity), ("l, batch size", plan.expected_batch_size),
+    ):  # fmt: skip
+        assert float(cells(text, row)[-1]) == exact
+    for row, exact, direction in (
+        ("ε, rounded up", plan.epsilon, 1), ("δ, rounded up", plan.delta, 1), ("q = l/N", q, 1),
+        ("σ, noise multiplier", plan.noise_multiplier, -1), ("σS, standard", std, -1),
+        ("μ of Gaussian DP", plan.mu, 1),
+    ):  # fmt: skip
+        if exact is None:
+            assert f"| {row}" not in text and plan.selection
+            continue
+        shown, whole = map(float, cells(text, row)[-2:])
+        assert whole == pytest.approx(exact, rel=1e-9)
+        assert 0 <= direction * (shown - exact) <= 1.001e-3 * exact
+    assert cells(text, "noise |")[1] == plan.mechanism.noise
+    assert cells(text, "sampling")[1] == plan.mechanism.sampling
+    assert f"They print {plan.epsilon}, but" in text
+    for alarm in statement.FALSE_ALARMS:  # that of ε and δ alone is the last
+        alone = 100 * statement.most_power(plan.epsilon, plan.delta, alarm)
+        composed, limit = (float(x) for x in cells(text, f"{100 * alarm:g} |")[-2:])
+        assert alone <= limit <= alone * 1.001 and composed <= limit
+        assert (composed == 100 * alarm) == bool(
+            plan.selection
+        )  # then no limit of its own is known
+
+
+def cells(text, name):
+    """Those of the row of that name."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# The template.
+
+
+def parts_of(texts):
+    """The names that stand in its words, and the facts that choose among them."""
+    words = [x for text in texts.values() for x in text.choices.values()]
+    names = {x for text in words for x in string.Template(text).get_identifiers()}
+    return names, {text.fact for text in texts.values() if text.fact}
+
+
+def golden_facts():
+    """Facts of the six, one of them with a limit of its own, which takes its time."""
+    yield golden.facts_of("example_poisson")
+    for name in golden.CONFIGS:
+        plan = quick(golden.plan_of(name))
+        yield facts(plan, golden.CONFIGS[name], **golden.SUMMARIES[name])
+    yield loop_facts("own_loop", is_proved=False)
+
+
+def other_facts():
+    """Facts that make every choice that no golden shows."""
+    yield facts(allocated())
+    yield facts(quick(golden.plan_of("own_loop")))
+    yield loop_facts("user_poisson", is_proved=True)
+
+
+def loop_facts(name, is_proved):
+    """Facts of a loop of one's own."""
+    plan = quick(golden.plan_of(name), clip_norm=math.inf, sensitivity=1.0)
+    words = {"is_proved": is_proved, "data": "points", "exported_by": "bam"}
+    return statement.facts_of_own_loop(plan, golden.summary_of(plan), **words)
+
+
+def quick(plan, **changes):
+    """A plan like that whose μ and limit of its own, which take their time, are not known."""
+    plan = dataclasses.replace(plan, **changes)
+    plan.__dict__["mu"] = None
+    return plan
+
+
+def facts(plan, config=None, diagnosed=False, **summary):
+    """Those of a run of that plan, in a folder, with changes of its config and its summary."""
+    return statement.facts_of_run(
+        golden.config_of(**(config or {})),
+        plan,
+        golden.summary_of(plan, **summary),
+        data="data",
+        diagnosed=diagnosed,
+        exported_by="bam",
+    )
+
+
+def allocated():
+    """A plan of batches that divide the data."""
+    record = golden.plan_of("example_poisson").to_json() | {"mechanism": "random_allocation"}
+    return bam.PrivacyPlan.from_json(record)
+
+
+def unused(texts, known):
+    """What of a template or of the facts nothing uses, and what it lacks."""
+    names, choosing = parts_of(texts)
+    roots = {"statement", "nominal", "process", "part", "not_recorded"}
+    return (texts.keys() | known) - names - choosing - roots, (
+        names | choosing
+    ) - texts.keys() - known
+
+
+# What no golden shows; other tests here do, or those of random allocation.
+UNSEEN = {
+    ("not_recorded", None), ("batch_rows", "1/b"), ("bounded", "proved"),
+    ("whose_gradients", "user"),
+    *((name, "PLD_accounting") for name in ("package", "rounding_note", "orders", "lines")),
+}  # fmt: skip
+
+
+def test_every_text_and_every_fact_is_used_and_every_choice_is_made(monkeypatch):
+    pytest.importorskip("PLD_accounting")
+    made, known, render = set(), set(), statement.render
+
+    def seen(facts, name):
+        fact = statement.TEXTS[name].fact
+        made.add((name, str(facts[fact]) if fact else None))
+        known.update(facts)
+        return render(facts, name)
+
+    monkeypatch.setattr(statement, "render", seen)
+    for each in golden_facts():
+        statement.text_of(each)
+    texts = statement.TEXTS
+    written = {(name, x) for name, text in texts.items() for x in text.choices}
+    assert written - made == UNSEEN
+    for each in other_facts():
+        statement.text_of(each)
+    assert written - made == {("not_recorded", None)}
+    assert unused(texts, known) == (set(), set())
+    more = texts | statement.texts_of("## [planted if chance = True]\n\n$unknown\n")  # the control
+    assert unused(more, known | {"idle"}) == ({"planted", "idle"}, {"chance", "unknown"})
+
+
+def test_a_text_has_one_fact_no_choice_twice_and_no_heading_of_another():
+    heads = re.findall(r"^## \[(\w+)(?: if (\w+) = .+)?\]$", statement.TEMPLATE.read_text(), re.M)
+    assert len(set(heads)) == len(statement.TEXTS)
+    assert len(heads) == sum(len(text.choices) for text in statement.TEXTS.values())
+    assert not any("## [" in x for text in statement.TEXTS.values() for x in text.choices.values())
+
+
+def test_a_fact_that_is_not_there_or_has_no_words_is_an_error_and_none_is_read_again():
+    known = {"seeded": False, "epsilon": "$delta ${x} $", "delta": 1e-5}
+    assert statement.render(known, "claim") == "($delta ${x} $, 1e-05)"
+    for changed in ({"seeded": True}, {"seeded": "maybe", "epsilon": 1, "delta": 1}):
+        with pytest.raises(KeyError):
+            statement.render(changed, "claim")
+    assert statement.render(known, "nominal") == ""
+    with pytest.raises(KeyError):  # no notice is left out because a fact is misspelt
+        statement.render(known | {"seeded": "no"}, "nominal")
+
+
+def test_a_text_that_does_not_stand_leaves_no_line():
+    texts = "## [a]\n\none\n\n$b\n\ntwo\n$b\nthree $b\n\n"
+    texts += "## [b if fact = True]\n\nwords\n\n## [b if fact = False]\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statement, "TEXTS", statement.texts_of(texts))
+        assert statement.render({"fact": False}, "a") == "one\n\ntwo\nthree "
+        assert statement.render({"fact": True}, "a") == "one\n\nwords\n\ntwo\nwords\nthree words"
+
+
+# Facts.
+
+
+QUIET = {
+    "seeded": False, "diagnosed": False, "holdout": "none", "tests": "at the end",
+    "public_clip": False, "own_parts": "none", "weighted": "none", "init": "at random",
+    "features": "none", "frozen": False, "searched": False, "unit": "example", "bound": "l2",
+    "num_examples_given": False, "q_is": "l/N", "is_folder": True, "door": "bam train",
+    "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "summary", "chosen"),
+    [
+        ({}, {"seed": 7}, {"seeded": True}),
+        ({}, {"diagnosed": True}, {"diagnosed": True}),
+        ({"diagnostics__every": 20}, {}, {"diagnosed": True}),
+        ({"dataset__holdout": 50}, {}, {"holdout": "not covered"}),
+        ({"eval__every": 7}, {}, {"tests": "in training"}),
+        ({"public_clip__quantile": 0.5}, {}, {"public_clip": True}),
+        ({"loss__weights": [0.5, 9.5]}, {}, {"weighted": "by a setting"}),
+        ({}, {"init_digest": "d"}, {"init": "in a file"}),
+        ({}, {"num_frozen": 68, "num_params": 15}, {"frozen": True}),
+        ({"features__name": "scattering"}, {}, {"features": "fixed"}),
+        ({"features__name": "prior"}, {}, {"features": "prior"}),
+        ({"features__name": "backbone"}, {"features_digest": "d"}, {"features": "backbone"}),
+        ({"clip__name": "normalize"}, {}, {"bound": "normalize"}),
+        ({"clip__name": "proved"}, {}, {"bound": "own"}),
+        ({"method__name": "mine:sgd"}, {}, {"own_parts": "some"}),
+        ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own"}),
+        ({"optimizer__name": "mine:opt"}, {}, {"own_parts": "some"}),
+        ({"dataset__name": "mine:data"}, {}, {"own_parts": "some"}),
+        ({"public_clip__dataset": "mine:pub"}, {}, {"own_parts": "some"}),
+        ({"loss__name": "mine:f"}, {}, {"own_parts": "some", "weighted": "by its own loss"}),
+        ({"model__name": "mine:net"}, {}, {"own_parts": "some", "init": "by its own model"}),
+        ({"features__name": "mine:map"}, {}, {"own_parts": "some", "features": "own"}),
+        ({}, {"processes": [golden.PROCESS, golden.LATER]}, {"num_codes": "several"}),
+    ],
+)  # fmt: skip
+def test_what_a_run_chose_is_a_fact_and_nothing_else_changes(config, summary, chosen):
+    plan = quick(golden.plan_of("own_loop"), num_steps=9)
+    known = facts(plan, config, **summary) | {"taken_by": ""}
+    assert {key: known[key] for key in QUIET} == QUIET | chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("user_poisson", {"unit": "user", "group_size": 4, "num_examples": 360}),
+        ("banded", {"noise_is": "correlated", "bands": 3, "event_steps": 3, "event_q": 0.12}),
+        ("banded", {"num_examples_given": True, "adjacency": "add_or_remove_one"}),
+        ("private_search", {"searched": True, "holdout": "covered", "tests": "none"}),
+        ("private_search", {"trials_mean": "3", "printed_by_bam": False}),
+        ("not_releasable", {"seeded": True, "sensitivity": 4.5, "clip_norm": 3.0}),
+    ],
+)
+def test_what_a_plan_says_is_a_fact(name, chosen):
+    known = facts(quick(golden.plan_of(name)), golden.CONFIGS[name], **golden.SUMMARIES[name])
+    assert {key: known[key] for key in chosen} == chosen
+
+
+def test_batches_that_divide_the_data_are_a_fact():
+    pytest.importorskip("PLD_accounting")
+    known = facts(allocated())
+    assert (known["q_is"], known["batch_size"]) == ("1/b", 256)
+    assert (known["exact_q"], known["average_batch_size"]) == (1 / 5, 1437 * (1 / 5))
+    assert known["computed_by"] == "PLD_accounting" and not known["printed_by_bam"]
+    assert not known["own_limit"] and not known["mu_known"]  # no Poisson steps are known
+    rows = statement.render(known, "batch_rows").splitlines()
+    assert rows == [
+        "| l, what a step's sum is divided by | | 256 |",
+        f"| N/b, batch size on average | | {1437 * 0.2} |",
+        "| q = 1/b, rounded up | 0.2 | 0.2 |",
+    ]
+    check = statement.render(known, "check").splitlines()
+    assert check[1:4] == [
+        f"PLD_accounting (`pip install` it). They print {known['exact_epsilon']}, but for late "
+        "digits.",
+        "Their δ is less by 1.4e-08, for draws that outgrow their rows.",
+        "",
+    ]
+    assert check[-1] == "```"  # no command of bam's
+
+
+def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
+    unproved, proved = golden.own_loop(), golden.own_loop(is_proved=True)
+    bound = "| the oracle's gradient of each example is | given a norm of at most S"
+    assert f"{bound} | `the caller's clip` |" in unproved
+    assert f"{bound} by one of bam's own clips, whose bound is proved | `the caller's" in proved
+    assert statement.render({"part_of": "clip", "named": ""}, "part") in unproved
+    lines = differing(unproved, proved)
+    assert [line.split("|")[1] for line, _ in lines] == [
+        " the oracle's gradient of each example is ",
+        " code by others than bam that the guarantee rests on ",
+    ]
+    mean = statement.render({"door": "own loop", "unit": "user"}, "gradient")
+    assert mean == "the mean of the oracle's gradients of each user's examples"
+
+
+def test_the_clips_that_have_words_are_bam_s():
+    words = statement.TEXTS["bounded"].choices.keys() - {"own", "proved"}
+    assert words == set(statement.CLIPS) == set(registry.CLIPS)

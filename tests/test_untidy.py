@@ -361,7 +361,6 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
 
 
 def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(statement, "_powers", lambda plan, otherwise: "")  # takes seconds
     spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
     top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
     importing.run(top, listing.in_class_folders(top, users=True), out, OPTIONS)
@@ -375,7 +374,8 @@ def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypa
     assert unprotected(config.dataset)[0].startswith(f"{loud}: {way}")
     whole = dataclasses.replace(trainer.plan.population, group_size=2)
     plan = dataclasses.replace(trainer.plan, population=whole)
-    words = [statement.in_words(x, nominal=False, released="it") for x in (trainer.plan, plan)]
+    facts = [{"unit": x.unit, "num_examples_given": False} for x in (trainer.plan, plan)]
+    words = [statement.render(x, "added") for x in facts]
     assert ["**It is not one person" in x for x in words] == [True, False]
     users = lambda **x: loading.make_dataset(ConfigDict({**config.dataset, **x})).users  # noqa: E731
     np.testing.assert_array_equal(users(group_size=2), users(group_size=2, groups="user"))

@@ -208,31 +208,21 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     assert "groups" not in json.loads(said)["dataset"]
     assert "ids.npy" not in said
     text = " ".join((tmp_path / "out" / "PRIVACY.md").read_text().split())
-    for words in (
-        "privacy for each single user, for all training examples of that user together",
-        "Each single user: all training examples that carry one id, together; at most 4 are used",
-        "could have come out with nothing in the place of that user too",
-        "every training example of other users",
-        "one given user was among the training users",
-        "*People with several ids.* The promise is per id, for all of its examples together",
-        "the number of users (360), the most examples used of each (4),",
-        "| adjacency | one user replaced by nothing, its place left empty (zero-out) |",
-        "| N, number of users | | 360 |",
-        "each user is in each batch independently",
-        "| the method's gradient of each user's mean loss is | scaled down",
-        "on data with one id per person if that is claimed",
-    ):
-        assert words in text
+    facts = {"unit": "user", "group_size": 4, "num_examples_given": False, "door": "bam train"}
+    named = ("each", "protected", "other_examples", "promised_to", "most_examples", "gradient")
+    for words in (statement.render(facts, name) for name in named):
+        assert " ".join(words.split()) in text
+    assert "| N, number of users | | 360 |" in text
+    assert "each user is in each batch independently" in text
     for wrong in ("per example", "single training example", "one example", "number of training"):
         assert wrong not in text
     # The control: the same of a run that protects examples.
     examples = built.plan.to_json() | {"unit": "example", "group_size": 0}
     plan = bam.PrivacyPlan.from_json(examples)
     how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    other = statement.privacy(rundir.as_json(built.config), plan, summary | plan.to_json(), **how)
-    other = " ".join(other.split()).replace("each user is in", "")
-    assert "Each single training example: one row" in other and "user" not in other
-    assert "The promise is per example" in other
+    summary = summary | plan.to_json() | {"sampling": plan.mechanism.sampling}
+    other = statement.facts_of_run(rundir.as_json(built.config), plan, summary, **how)
+    assert other["unit"] == "example" and "user" not in statement.text_of(other)
 
 
 # Where ids come from.

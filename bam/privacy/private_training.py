@@ -625,32 +625,19 @@ class PrivateTraining:
                 self._path,
                 ledger.this_process(self._first + 1, self._mesh.size if self._mesh else 1),
             ),
-            "bounded": statement.OF_OWN_LOOP[self.plan.unit],
-            "own_parts": {"oracle": ""}
-            | ({} if getattr(self._clip, "is_proved", False) else {"clip": ""}),
         }
-        text = statement.of_training(
+        facts = statement.facts_of_own_loop(
             self.plan,
             record,
+            is_proved=getattr(self._clip, "is_proved", False),
             data=data,
-            method="the caller's oracle",
-            clip="the caller's clip",
-            looked_at=LOOKED_AT,
             exported_by=f"bam {versions['bam']}, commit {commit}",
-            released="the weights",
         )
-        files.write_text(Path(path), text)
+        files.write_text(Path(path), statement.text_of(facts))
 
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
-
-
-LOOKED_AT = """\
-The loop was the caller's own: the oracle was given one example at a time, and nothing of the data
-was seen but through it, as far as this file knows. Weights before training, hyper-parameters chosen
-by looking at the data, figures of training examples, and other releases are for whoever releases
-the model to say: no ε here covers them."""
 
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:

@@ -1,15 +1,18 @@
 """`PRIVACY.md`: what a released model guarantees, in words and in numbers that can be recomputed.
 
-One text of two variables: the plan's mechanism, which brings its own words, and its unit of
-privacy, "example" or "user". It is made of f-strings because a training by a loop of one's own
-states the same where no extra, and so no Jinja, is installed. Numbers are rounded to the side that
-claims less: ε, δ and q up, noise down.
+Its words stand in `PRIVACY.md.template`, beside this. Here are the facts of a training, which
+choose among them: `facts_of_run` or `facts_of_own_loop`, then `text_of`. `string.Template` fills
+them in, because a training by a loop of one's own states the same where no extra, and so no Jinja,
+is installed. Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 """
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import resources
+from string import Template
 from typing import NamedTuple
 
 from dp_accounting import dp_event
@@ -20,51 +23,65 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
 
-NOT_RECORDED = "not recorded"
 # How often a test accuses wrongly, where the best test is stated.
 FALSE_ALARMS = (0.001, 0.01, 0.05)
+CLIPS = ("l2", "normalize", "per_layer")  # whose bound the template has in words
+FOLDER = "this folder"  # what is released, if it is what `bam export` writes
 
-ACCOUNTANTS = {
-    "pld": "privacy loss distributions (PLD): an upper bound, numerically tight",
-    "rdp": "Rényi differential privacy (RDP): an upper bound",
-}
-CLIPS = {
-    "l2": "scaled down to an L2 norm of at most C",
-    "normalize": "scaled, up or down, to an L2 norm of at most C",
-    "per_layer": "scaled down layer by layer, all together to an L2 norm of at most C",
-}
+
+class Text(NamedTuple):
+    """A text of the template.
+
+    Attributes:
+      fact: the name of the fact that it depends on; None if it always stands.
+      choices: the words, by the value of that fact.
+    """
+
+    fact: str | None
+    choices: dict[str | None, str]
+
+
+def texts_of(template: str) -> dict[str, Text]:
+    """The texts of a template, by name; its head says how they stand in it."""
+    head = r"^## \[(\w+)(?: if (\w+) = (.+))?\]$"
+    _, *parts = re.split(head, template, flags=re.MULTILINE)
+    texts: dict[str, Text] = {}
+    for name, fact, value, body in zip(*(parts[i::4] for i in range(4)), strict=True):
+        texts.setdefault(name, Text(fact, {})).choices[value] = body.strip("\n")
+    return texts
+
+
+TEMPLATE = resources.files("bam.privacy").joinpath("PRIVACY.md.template")
+TEXTS = texts_of(TEMPLATE.read_text(encoding="utf-8"))
+NOT_RECORDED = TEXTS["not_recorded"].choices[None]
 # What code that is not bam's must do for ε to hold: each key of a config that can name a
 # MODULE:FUNCTION, and the two parts that a loop of one's own brings.
-PROMISES = {
-    "method.name": "the gradient of one example, from that example and what is private already",
-    "clip.name": "an L2 norm of at most S, whatever it is given (what is longer is dropped)",
-    "loss.name": "a function of one example, whose constants, such as weights of classes, were not "
-    "computed from the training data",
-    "model.name": "each example's output from that example alone, no statistic of a batch, and "
-    "nothing in it that was computed from the training data",
-    "features.name": "a map of each example alone, made without the training data",
-    "dataset.name": "rows that are examples, each made from one original alone (of users: with the "
-    "id of the one that it is of), and constants that were not computed from them",
-    "optimizer.name": "post-processing: of the data it sees private gradients alone",
-    "public_clip.dataset": "public data, which share no example with the training data",
-    "oracle": "the gradient of one example, from that example and what is private already, by "
-    "constants that were not computed from the training data",
-    "clip": "an L2 norm of at most S, whatever it is given (what is longer is dropped)",
-}
-# What of a unit of privacy is bounded, by who takes the gradient.
-OF_TRAIN = {
-    "example": "the method's gradient of each example's loss",
-    "user": "the method's gradient of each user's mean loss",
-}
-OF_OWN_LOOP = {
-    "example": "the oracle's gradient of each example",
-    "user": "the mean of the oracle's gradients of each user's examples",
-}
-NOMINAL = """\
-**The ε in this file is nominal: noise and batches of this run came from a seed, and whoever knows
-or guesses the seed can compute the noise and subtract it; then none of the limits below holds.**
-Seeds are often small numbers, and trying millions of them is cheap. ε = {epsilon} is what these
-settings would give with secret randomness; it is no protection of the people in the data."""
+PARTS = tuple(str(key) for key in TEXTS["part"].choices)
+
+
+def render(facts: JsonMapping, name: str) -> str:
+    """A text of the template, filled; KeyError for a fact, or words for it, that are not there.
+
+    A fact is put in last and never read again: a record with a `$` in it stays as it is.
+    """
+    fact, choices = TEXTS[name]
+    words = choices[None if fact is None else str(facts[fact])]
+    names = Template(words).get_identifiers()
+    filled = {x: render(facts, x) if x in TEXTS else str(facts[x]) for x in names}
+    for x in names:
+        if not filled[x]:  # no line is left of what has one of its own
+            words = re.sub(rf"\n+\${x}$", "", words, flags=re.MULTILINE)
+    return Template(words).substitute(filled)
+
+
+def text_of(facts: JsonMapping) -> str:
+    """The text of `PRIVACY.md`, in Markdown."""
+    return render(facts, "statement") + "\n"
+
+
+def nominal_notice(epsilon: float) -> str:
+    """What is said above all else of a training with a seed."""
+    return render({"seeded": True, "epsilon": rounded(epsilon)}, "nominal")
 
 
 def rounded(value: float) -> str:
@@ -91,7 +108,7 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
     return power
 
 
-def privacy(
+def facts_of_run(
     config: JsonMapping,
     plan: PrivacyPlan,
     summary: JsonMapping,
@@ -99,24 +116,36 @@ def privacy(
     diagnosed: bool,
     own_parts: Mapping[str, str] | None = None,
     **words: str,
-) -> str:
-    """The statement of a finished run of `bam train`.
+) -> JsonObject:
+    """The facts of a finished run of `bam train`.
 
     `config` has the settings that may be published; `summary` is `summary.json`; `diagnosed`:
-    whether the records hold figures of training examples; `own_parts` are those of `of_training`,
-    None: of `config`; `words` are `data`, `exported_by` and `released` of `of_training`.
+    whether the records hold figures of training examples; `own_parts` are those of
+    `training_facts`, None: of `config`; `words` are its `data`, `exported_by` and `released`.
     """
+    parts = parts_of(config) if own_parts is None else own_parts
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
-    looked_at = unaccounted(config, summary, diagnosed)
-    own = parts_of(config) if own_parts is None else own_parts
-    record = {**summary, "own_parts": own, "bounded": OF_TRAIN[plan.unit]}
-    return of_training(plan, record, looked_at=looked_at, **names, **words)
+    return {
+        **training_facts(plan, summary, own_parts=parts, clip=names["clip"], **words),
+        **looked_at(config, summary, diagnosed, searched=bool(plan.selection)),
+        "door": "bam train",
+        "method": names["method"],
+    }
+
+
+def facts_of_own_loop(
+    plan: PrivacyPlan, record: JsonMapping, *, is_proved: bool, data: str, exported_by: str
+) -> JsonObject:
+    """The facts of a training by a loop of one's own, whose clip is of bam's if `is_proved`."""
+    parts = {"oracle": ""} if is_proved else {"oracle": "", "clip": ""}
+    words = {"data": data, "exported_by": exported_by, "released": "the weights"}
+    return {**training_facts(plan, record, own_parts=parts, clip="", **words), "door": "own loop"}
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
-    """The config's keys, of `PROMISES`, that name a MODULE:FUNCTION, with the name."""
+    """The config's keys, of `PARTS`, that name a MODULE:FUNCTION, with the name."""
     named = {}
-    for key in PROMISES:
+    for key in PARTS:
         section, _, name = key.partition(".")
         options = config.get(section)
         value = options.get(name) if name and isinstance(options, Mapping) else ""
@@ -125,245 +154,110 @@ def parts_of(config: JsonMapping) -> dict[str, str]:
     return named
 
 
-def of_training(
+def training_facts(
     plan: PrivacyPlan,
     record: JsonMapping,
     *,
-    data: str,
-    method: str,
+    own_parts: Mapping[str, str],
     clip: str,
-    looked_at: str,
+    data: str,
     exported_by: str,
-    released: str = "this folder",
-) -> str:
-    """The text of `PRIVACY.md`, in Markdown, whose texts are of one line each.
+    released: str = FOLDER,
+) -> JsonObject:
+    """The facts that every training has, whose texts are of one line each.
 
     Args:
       plan: of the training.
       record: what it recorded: seed, sensitivity, sampling, noise, noise_key, the steps begun and
         taken, and the `processes` that took them (`bam.privacy.ledger`; of a run that recorded
-        none, `device`, `versions` and `commit` of the last). What its caller knows: `own_parts`,
-        keys of `PROMISES` with the name of what is not bam's own there, or ""; and `bounded`, the
-        gradient that the clip is given, in words: `OF_TRAIN` or `OF_OWN_LOOP`.
-      data: the data set, in words that may be published.
-      method: its name.
+        none, `device`, `versions` and `commit` of the last).
+      own_parts: keys of `PARTS` with the name of what is not bam's own there, or "".
       clip: its name.
-      looked_at: what ε does not cover.
+      data: the data set, in words that may be published.
       exported_by: version and commit of the code that writes this.
       released: what the reader has, if it is not such a folder.
     """
-    nominal = record["seed"] is not None
-    epsilon, delta = rounded(plan.epsilon), rounded(plan.delta)
-    commits = "that commit" if len(shares_of(record)) == 1 else "each commit that it names"
-    each, folder, chosen = "each single training example", "", ""
-    if plan.unit == "user":
-        each = "each single user, for all training examples\nof that user together"
-    if released == "this folder":
-        folder = """ Nothing else in the folder was computed from the data; it
-repeats what is treated as public (listed below)."""
-    if plan.selection:
-        chosen = f"""
-
-The settings were chosen on these data, and ε pays for that: this is the best, by a noised score, of
-a random number of trials, {plan.selection.trials_mean:g} on average, each with settings drawn at
-random from a list that was fixed before. It holds for whoever does not know how many trials there
-were and what became of the others (Papernot & Steinke 2022)."""
-    return f"""\
-# Privacy of this model
-
-{NOMINAL.format(epsilon=epsilon) + chr(10) * 2 if nominal else ""}\
-The weights{" in this folder" if folder else ""} were trained on {data}, with \
-{"*nominal* " if nominal else ""}({epsilon}, {delta})-differential
-privacy for {each}.{folder}{chosen}
-
-{in_words(plan, nominal, released)}
-
-{facts(plan, record, method, clip)}
-
-## Looked at without accounting
-
-{looked_at}
-
-{nist(plan, released)}
-
-## Check it
-
-{recomputation(plan)}
-
-What q is, and that the noise is σ times S, stands in the table. That the program does what the
-table says can be read, and tested, in its code at {commits} (where it says "modified", with
-changes that are in no commit).
-
-## What this file cannot show
-
-A program ({exported_by}) wrote it from the records of the run.
-That training went as recorded, on data with one {_owned(plan)} per person if that is claimed, and
-that nothing else was released, is the word of whoever releases the model.
-"""
+    shares, is_proved = shares_of(record), "oracle" in own_parts and "clip" not in own_parts
+    std = plan.noise_multiplier * record["sensitivity"]
+    return {
+        **_plan_facts(plan),
+        **_check_facts(plan),
+        "data": data,
+        "exported_by": exported_by,
+        "released": released,
+        "is_folder": released == FOLDER,
+        "seeded": record["seed"] is not None,
+        "noise_key": record["noise_key"],
+        "noise": record["noise"],
+        "sampling": record["sampling"],
+        "sensitivity": record["sensitivity"],
+        "exact_std": std,
+        "std": rounded_down(std, ".4g"),
+        "steps_begun": record.get("steps_begun", NOT_RECORDED),
+        "steps_taken": record.get("steps_taken", NOT_RECORDED),
+        "clip": clip,
+        "bound": "proved" if is_proved else clip if clip in CLIPS else "own",
+        "own_parts": "some" if own_parts else "none",
+        "parts": "; ".join(_part(key, name) for key, name in own_parts.items()),
+        "num_codes": "one" if len(shares) == 1 else "several",
+        "taken_by": taken_by(record),
+    }
 
 
-def _owned(plan: PrivacyPlan) -> str:
-    """What a person may have several of."""
-    return "id" if plan.unit == "user" else "example"
-
-
-def _number(plan: PrivacyPlan) -> str:
-    """What N is."""
-    number = f"number of {'users' if plan.unit == 'user' else 'training examples'}"
-    if plan.num_examples_given:
-        return f"upper bound on the {number}, fixed without counting"
-    return number
-
-
-def _protected(plan: PrivacyPlan) -> str:
-    """The unit of privacy."""
-    if plan.unit == "user":
-        k = plan.group_size
-        return f"user: all training examples that carry one id, together; at most {k} are used"
-    return "training example: one row of the data set, that is one image or record with its label"
-
-
-def in_words(plan: PrivacyPlan, nominal: bool, released: str) -> str:
-    """What ε and δ promise to whom, and what they do not."""
-    unit, owned, n = plan.unit, _owned(plan), plan.num_examples
-    could, otherwise = f"with nothing in the place of that {unit}", "with nothing in its place"
-    if plan.num_examples_given:
-        could, otherwise = f"without that {unit}", f"without the {unit}"
-    doubled = rounded(2 * plan.epsilon), rounded(min(1, (1 + math.exp(plan.epsilon)) * plan.delta))
-    return f"""\
-## In plain words
-
-**What is protected.** Each single {_protected(plan)}.
-{"**It is not one person, who may have several.** " if unit == "example" else ""}\
-Random noise was added during training, so that the same weights could have come out {could}
-too; ε and δ limit how much less likely that would have been.
-
-**From whom.** From anyone who has {released}, whatever else they have: the program, all settings
-below, every training example {"of other users" if unit == "user" else "but that one"}, other data,
-and any amount of computing short of what it takes to find the random numbers that were used\
-{" (here: the seed)" if nominal else ""}; see "noise".
-
-**What ε and δ mean.** Suppose somebody tests whether one given {unit} was among the training \
-{unit}s.
-However clever the test, if it says "yes" of weights that were trained {otherwise} as
-often as on the left, it says "yes" of weights that were trained with it at most as often as on the
-right:
-
-{_powers(plan, otherwise)}
-By them the right side is at most e^ε times the left plus δ, and the same holds of "no". A
-smaller ε brings the sides together. δ is the part of the difference that no factor limits; here it
-is {rounded(plan.delta)}. It has to be far below 1/N: a δ of 1/{n} = {rounded_down(1 / n, ".2g")}
-would allow publishing {"a user" if unit == "user" else "an example"} outright.
-
-**What is not protected.**
-
-- *People with several {owned}s.* The promise is per {owned}\
-{", for all of its examples together" if unit == "user" else ""}. With two, a person
-  has ({doubled[0]}, {doubled[1]}) instead; with more, less protection still. The same pair limits
-  how well two versions of one {unit} can be told apart.
-- *What holds for people in general.* A model that learns from many that a habit goes with an
-  illness says so of everybody with that habit, in the data or not.
-- *What is treated as public:* the {_number(plan)} ({n}),
-  {f"the most examples used of each ({plan.group_size}), " if unit == "user" else ""}the size and \
-format of examples, the names of the classes, the constants that
-  prepare and normalise the inputs, and all settings.
-- *Anything released besides {released}.* Other models and figures from the same data add their ε
-  to this one, roughly. The run's own folder, checkpoints above all, is not for release.
-- *Test examples,* and what else stands under "Looked at without accounting"."""
-
-
-def _powers(plan: PrivacyPlan, otherwise: str) -> str:
-    """The table of the best tests, with what it rests on."""
+def _plan_facts(plan: PrivacyPlan) -> JsonObject:
+    """What a plan says: its numbers, and what was chosen."""
+    epsilon, delta, n, mu = plan.epsilon, plan.delta, plan.num_examples, plan.mu
+    prob = plan.mechanism.sampling_prob
     powers: list[Callable[[float], float]]
-    powers = [lambda alarm: most_power(plan.epsilon, plan.delta, alarm)]
-    head = '"yes" if trained with it, at most %'
-    rests_on = "These limits follow from ε and\nδ alone."
-    own, mu = own_power(plan, plan.num_steps), plan.mu
-    if own and mu is not None:
-        powers.insert(0, own)
-        head += " | the same by ε and δ alone, %"
-        rests_on = f"""The limits in
-the middle are those of this very training, by the noise and the batches of all its steps. In one
-number, they are within μ-Gaussian differential privacy for μ = {rounded(mu)}, rounded up: but for
-δ, no test does better than one that tells a draw of a normal distribution from a draw of another
-whose mean is μ standard deviations higher. The limits on the right follow from ε and δ alone, and
-are weaker."""
-    shares = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_ALARMS]
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in shares)
-    return f"""\
-| "yes" if trained {otherwise}, % | {head} |
-|---:|{"---:|" * len(powers)}
-{rows}
-
-The same on both sides would be perfect privacy; 100 on the right, none. {rests_on}"""
-
-
-def facts(plan: PrivacyPlan, record: JsonMapping, method: str, clip: str) -> str:
-    """Every number and choice that the guarantee rests on."""
-    unit, given = plan.unit, plan.num_examples_given
-    sigma, std = plan.noise_multiplier, plan.noise_multiplier * record["sensitivity"]
-    neighbours = "replaced by nothing, its place left empty (zero-out)"
-    neighbours = "added or removed" if given else neighbours
-    norm = plan.clip_norm if plan.clip_norm < math.inf else "none: the clip is the caller's"
-    source = "secret and never saved" if record["seed"] is None else "**a seed** (see the top)"
-    prob, size = plan.mechanism.sampling_prob, plan.expected_batch_size
-    batch = f"""l, batch size, or what it is on average{", at most" * given} | | {size} |
-| q = l/N"""
-    if prob != plan.sampling_prob:  # of batches that divide the data
-        batch = f"""l, what a step's sum is divided by | | {size} |
-| N/b, batch size on average | | {plan.num_examples * prob} |
-| q = 1/b"""
-    mu = f"\n| μ of Gaussian DP, but for δ | {rounded(plan.mu)} | {plan.mu} |" if plan.mu else ""
-    bound = CLIPS.get(clip, "given a norm of at most S")
-    if "oracle" in record["own_parts"] and "clip" not in record["own_parts"]:
-        bound += " by one of bam's own clips, whose bound is proved"
-    choice = ""
+    powers = [lambda alarm: most_power(epsilon, delta, alarm)]
+    composed = None if mu is None else own_power(plan, plan.num_steps)
+    if composed:
+        powers.insert(0, composed)
+    rows = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_ALARMS]
+    facts = {
+        "unit": plan.unit,
+        "group_size": plan.group_size,
+        "num_examples": n,
+        "num_examples_given": plan.num_examples_given,
+        "adjacency": plan.adjacency,
+        "exact_epsilon": epsilon,
+        "epsilon": rounded(epsilon),
+        "exact_delta": delta,
+        "delta": rounded(delta),
+        "delta_of_one": rounded_down(1 / n, ".2g"),
+        # For a person with two units.
+        "epsilon_of_two": rounded(2 * epsilon),
+        "delta_of_two": rounded(min(1, (1 + math.exp(epsilon)) * delta)),
+        "mu_known": bool(mu),
+        "own_limit": composed is not None,
+        "powers": "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        "accountant": plan.accountant,
+        "mechanism": plan.mechanism_name,
+        "batch_size": plan.expected_batch_size,
+        # The others are of batches that divide the data.
+        "q_is": "l/N" if prob == plan.sampling_prob else "1/b",
+        "average_batch_size": n * prob,
+        "exact_q": prob,
+        "q": rounded(prob),
+        "num_steps": plan.num_steps,
+        "exact_sigma": plan.noise_multiplier,
+        "sigma": rounded_down(plan.noise_multiplier, ".4g"),
+        "clip_norm": plan.clip_norm,
+        "clip_norm_known": plan.clip_norm < math.inf,
+        "searched": bool(plan.selection),
+    }
+    if mu is not None:
+        facts |= {"exact_mu": mu, "mu": rounded(mu)}
     if plan.selection:
         mean, shape, noise = dataclasses.astuple(plan.selection)
-        choice = f"""
-| E[K], trials on average | K is drawn before the first, and secret | {mean} |
-| η, shape of the distribution of K | truncated negative binomial: 0 is logarithmic, 1 geometric \
-| {shape} |
-| noise on a trial's score | standard deviation, in images classified right | {noise} |"""
-    return f"""\
-## Facts
-
-Each step takes the gradients of a batch, bounds each {unit}'s own, adds them up, adds noise
-once, and divides by l. Training uses the training examples for nothing else.
-
-| fact | in words, or rounded | exactly, as used |
-|---|---|---|
-| unit of privacy | one {_protected(plan)} | |
-| adjacency | one {unit} {neighbours} | `{plan.adjacency}` |
-| ε, rounded up | {rounded(plan.epsilon)} | {plan.epsilon} |
-| δ, rounded up | {rounded(plan.delta)} | {plan.delta} |{mu}
-| accountant | {ACCOUNTANTS[plan.accountant]} | `{plan.accountant}` |{choice}
-| N, {_number(plan)} | | {plan.num_examples} |
-| {batch}, rounded up | {rounded(prob)} | {prob} |
-| sampling | {record["sampling"]} | `{plan.mechanism_name}` |
-| T, steps that ε pays for | | {plan.num_steps} |
-| steps begun, lost ones included | | {record.get("steps_begun", NOT_RECORDED)} |
-| steps taken | | {record.get("steps_taken", NOT_RECORDED)} |
-| method | | `{method}` |
-| {record["bounded"]} is | {bound} | `{clip}` |
-| C, clip norm | | {norm} |
-| S, sensitivity | how far one {unit} moves the sum, in L2 | {record["sensitivity"]} |
-| σ, noise multiplier, rounded down | {rounded_down(sigma, ".4g")} | {sigma} |
-| σS, standard deviation of the fresh noise on a step's sum, rounded down | \
-{rounded_down(std, ".4g")} | {std} |
-| noise | {record["noise"]} | |
-| noise and batches come from | {source} | {record["noise_key"]} |
-| code by others than bam that the guarantee rests on | {promises(record["own_parts"])} | |
-{taken_by(record)}"""
+        facts |= {"exact_trials_mean": mean, "trials_mean": f"{mean:g}"}
+        facts |= {"trials_shape": shape, "score_noise": noise}
+    return facts
 
 
-def promises(parts: Mapping[str, str]) -> str:
-    """The parts that are not bam's own, each with what it must be."""
-    each = []
-    for key, name in parts.items():
-        part = key.removesuffix(".name").replace("dataset", "data set").replace(".", "'s ")
-        each.append(f"{part}{f' `{name}`' if name else ''}, which must be: {PROMISES[key]}")
-    return "; ".join(each) or "none"
+def _part(key: str, name: str) -> str:
+    """A part that is not bam's own, with what it must be."""
+    return render({"part_of": key, "named": f" `{name}`" if name else ""}, "part")
 
 
 class Share(NamedTuple):
@@ -415,126 +309,74 @@ def taken_by(record: JsonMapping) -> str:
     shares = shares_of(record)
     if len(shares) > 1:
         return "\n".join(map(_row_of, shares))
-    process, only_last = shares[0].process, ""
-    if process is None:  # by a version that recorded the last process alone
-        process = {key: record.get(key, NOT_RECORDED) for key in ("device", "commit")}
-        process["versions"] = record.get("versions", {})
-        only_last = f" (of the last process; whether others took steps before: {NOT_RECORDED})"
-    return f"""\
-| device | {_devices(process)}{only_last} | |
-| libraries | {_libraries(process)}{only_last} | |
-| commit of bam's code | {process["commit"]}{only_last} | |"""
+    if process := shares[0].process:
+        return render({"recorded": "the only process"} | _process_facts(process), "process")
+    # By a version that recorded the last process alone.
+    process = {key: record.get(key, NOT_RECORDED) for key in ("device", "commit")}
+    process["versions"] = record.get("versions", {})
+    return render({"recorded": "the last process"} | _process_facts(process), "process")
 
 
 def _row_of(share: Share) -> str:
     first, last, process = share
-    steps = f"steps {first} to {last}" if first < last else f"step {first}"
-    if last < first:
-        steps = f"steps from {first} on, all taken again later"
-    said = NOT_RECORDED
+    which = "several" if first < last else "one" if first == last else "none"
+    facts = {"first": first, "last": last, "which": which, "recorded": "nothing"}
     if process:
-        said = f"by bam's code at commit {process['commit']}; on {_devices(process)}; with "
-        said += _libraries(process)
-    return f"| {steps}, of those begun | {said} | |"
+        facts |= {"recorded": "one of several"} | _process_facts(process)
+    return render(facts, "process")
 
 
-def _devices(process: JsonMapping) -> str:
-    """Number and kind of devices."""
+def _process_facts(process: JsonMapping) -> JsonObject:
+    """The code, the libraries, with their versions, and the devices, with their number."""
     num, hosts = process.get("num_devices", 1), process.get("num_processes", 1)
-    several = f"{num} × " if num > 1 else ""
-    return f"{several}{process['device']}" + (f", in {hosts} processes at once" * (hosts > 1))
+    return {
+        "commit": process["commit"],
+        "libraries": ", ".join(f"{name} {x}" for name, x in process["versions"].items()),
+        "device": (f"{num} × " if num > 1 else "") + process["device"],
+        "num_processes": hosts,
+        "at_once": "several processes" if hosts > 1 else "one process",
+    }
 
 
-def _libraries(process: JsonMapping) -> str:
-    """Names and versions."""
-    return ", ".join(f"{name} {version}" for name, version in process["versions"].items())
-
-
-def unaccounted(config: JsonMapping, summary: JsonMapping, diagnosed: bool) -> str:
-    """What was looked at that ε does not cover."""
-    unknown, declared = "not known to this file", "which whoever trained declares"
-    made, chosen = f"{declared} made without these data", bool(summary.get("selection"))
-    holdout, evaluated = config["dataset"].get("holdout", 0), config["eval"]["every"]
-    weights, name = (
-        config.get("loss", {}).get("weights"),
-        config.get("features", {}).get("name", ""),
-    )
-    measured, aside, clip_norm, begun = (
-        "none in the run's records",
-        "none",
-        "a setting",
-        "at random",
-    )
-    if config["diagnostics"]["every"] or diagnosed:
-        measured = "**yes**: losses, norms and clipping bias were measured and shown in training"
-    if holdout:
-        covered = "ε covers this choice by them" if chosen else "no ε covers them"
-        aside = f"""**{holdout}** were set aside and stood in for test examples; they are not among
-the N, and {covered}""".replace("\n", " ")
-    tested = f"every {evaluated} steps and at the end" if evaluated else "at the end"
-    tested = "none was measured" if chosen and holdout else tested
-    searched = "**yes**, by the search that ε pays for"
-    if config["public_clip"]["quantile"]:
-        clip_norm = f"from another data set, {declared} public"
+def looked_at(
+    config: JsonMapping, summary: JsonMapping, diagnosed: bool, searched: bool
+) -> JsonObject:
+    """What was looked at that ε does not cover, in a run of `bam train`."""
+    holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
+    weights = config.get("loss", {}).get("weights")
+    features = config.get("features", {}).get("name", "")
+    named, num_frozen = parts_of(config), summary.get("num_frozen")
+    facts = {
+        "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
+        "num_held_out": holdout,
+        "holdout": ("covered" if searched else "not covered") if holdout else "none",
+        "tests": "in training" if every else "at the end",
+        "tested_every": every,
+        "public_clip": bool(config["public_clip"]["quantile"]),
+        "weighted": "by a setting" if weights else "none",
+        "weights": list(weights or ()),
+        "init": "at random",
+        "frozen": bool(num_frozen),
+        "features": "fixed" if features else "none",
+        "features_name": features,
+    }
+    if searched and holdout:
+        facts["tests"] = "none"
+    if loss := named.get("loss.name"):
+        facts |= {"weighted": "by its own loss", "loss": loss}
     if digest := summary.get("init_digest"):
-        begun = f"**in a file** (SHA-256 {digest}), {made}"
-    elif network := parts_of(config).get("model.name"):
-        begun = f"**as `{network}` makes them**, {made}"
-    if frozen := summary.get("num_frozen"):
-        begun += f"; {frozen} of {frozen + summary['num_params']} were left as they began"
-    class_weights = f"**{list(weights)}**, {declared} public" if weights else "none"
-    if loss := parts_of(config).get("loss.name"):
-        class_weights = f"{unknown}: the loss `{loss}` is the caller's own"
-    seen = f"by `{name}`, a fixed map of each image alone, made without these data"
-    if ":" in name:
-        seen = f"**by `{name}`**, {made}"
-    elif name == "prior":
-        seen = "by `prior`, a fixed map of each image alone, learned from drawn images"
-    elif digest := summary.get("features_digest"):
-        seen = f"**by `{name}`**, a frozen network of the weights of SHA-256 {digest}, {made}"
-    return f"""\
-ε does not cover what follows: people may have seen it, and acted on it. What is "not known to this
-file" is for whoever releases the model to say.
-
-| what | in this run |
-|---|---|
-| figures of training examples | {measured} |
-| training examples held out | {aside} |
-| accuracy on test examples | {tested}; test examples are not protected |
-| C, the clip norm | {clip_norm} |
-| weights of the classes in the loss | {class_weights} |
-| weights before training | {begun} |
-| features of the examples | {seen if name else "none: the examples themselves"} |
-| constants that normalise the inputs | taken as public, whatever they were computed from |
-| hyper-parameters chosen by looking at this data | \
-{f"{searched}; others: {unknown}" if chosen else unknown} |
-| this run chosen among several | {searched if chosen else unknown} |
-| other releases from the same data | {unknown} |"""
-
-
-def nist(plan: PrivacyPlan, released: str) -> str:
-    """What NIST has an evaluator ask of a claim of differential privacy, where no fact answers it.
-
-    Source: NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy
-    Guarantees (2025).
-    """
-    chosen = "by the search that ε pays for" if plan.selection else "not known to this file"
-    return f"""\
-## What NIST SP 800-226 asks of such a claim
-
-"Facts" has the unit of privacy, the neighbouring data sets (adjacency), the privacy parameters (ε
-and δ, of the whole training), the bound on a contribution (S, enforced for each {plan.unit} in each
-step) and the randomness. "From whom" has the threat model; "What is not protected" and "Looked at
-without accounting" have what is outside; "Check it" says how it can be checked. What is left:
-
-| question | answer |
-|---|---|
-| who chose ε and δ | whoever trained, before training; they are public |
-| other parameters | settings, all public; chosen by looking at these data: {chosen} |
-| trust model | central: whoever trained saw the data; what is released is {released} |
-| side channels | **outside**: how long training took, its memory, screen and logs; rounding is \
-none, since sums and noise are of integers |
-| several releases | their ε add up; others than this one are not known to this file |"""
+        facts |= {"init": "in a file", "init_digest": digest}
+    elif network := named.get("model.name"):
+        facts |= {"init": "by its own model", "model": network}
+    if num_frozen:
+        facts |= {"num_frozen": num_frozen, "num_weights": num_frozen + summary["num_params"]}
+    if ":" in features:
+        facts["features"] = "own"
+    elif features == "prior":
+        facts["features"] = "prior"
+    elif features and (digest := summary.get("features_digest")):
+        facts |= {"features": "backbone", "features_digest": digest}
+    return facts
 
 
 def event(
@@ -549,48 +391,27 @@ def event(
     return dp_event.RepeatAndSelectDpEvent(trial, choice.trials_mean, choice.trials_shape)
 
 
-def recomputation(plan: PrivacyPlan) -> str:
-    """Three lines of Python that compute ε again without bam, and how to read them."""
+def _check_facts(plan: PrivacyPlan) -> JsonObject:
+    """What the three lines of Python that compute ε again without bam are made of."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
-    notes = f"\nTheir δ is less by {plan.overflow:g}, for draws that outgrow their rows"
-    notes += ", and by 2⁻⁵¹ a step for rounding." if plan.accountant == "pld" and steps else "."
-    package, own = "Google's dp-accounting (`pip install dp-accounting`)", ""
-    if bands > 1:
-        notes += f"""
-The noise is correlated over {bands} steps, and the data are in {bands} parts that take turns. For
-any one {plan.unit} that is worth one Poisson-sampled step of independent noise in {bands}: as many
-as T/{bands}, rounded up, with probability {bands}q, and with σ over the norm of what the noise of a
-step is made of (see "noise"). These numbers are what the lines have."""
+    facts = {
+        "computed_by": plan.accountant if steps else "PLD_accounting",
+        "overflow": f"{plan.overflow:g}",
+        "delta_left": delta,
+        "noise_is": "correlated" if bands > 1 else "independent",
+        "bands": bands,
+        "printed_by_bam": steps is not None and not plan.selection,
+    }
     if steps is None:
         sigma, batches = plan.noise_multiplier, plan.mechanism.period
-        epochs, package = -(-plan.num_steps // batches), "PLD_accounting (`pip install` it)"
+        epochs = -(-plan.num_steps // batches)
         spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
-        lines = f"""\
-from PLD_accounting import *
-run = PrivacyParams(sigma={sigma}, num_steps={batches}, num_epochs={epochs}, delta={delta})
-print(gaussian_allocation_epsilon_configurable(params=run, config=AllocationSchemeConfig(\
-loss_discretization={spacing}, tail_truncation={truncation})))"""
-    else:
-        name, less = "PLDAccountant", f" - {steps.num_steps} * {pld.ROUNDING}"
-        if plan.accountant == "rdp":
-            name, less = "RdpAccountant", ""
-            notes += "\nWarnings name orders that are left out."
-        lines = f"""\
-from dp_accounting.dp_event import *
-from dp_accounting.{plan.accountant} import {name}
-print({name}().compose({event(plan, *steps)!r}).get_epsilon({delta}{less}))"""
-        flags = " ".join(f"--{key}={value}" for key, value in steps._asdict().items())
-        own = f"""
-
-With bam, this prints ε, this training's own limits (column "composed") and its μ:
-
-```console
-bam privacy {flags} --delta={delta}
-```"""
-    return f"""\
-These lines compute ε from the noise, the batches, T and δ without bam, by
-{package}. They print {plan.epsilon}, but for late digits.{notes}
-
-```python
-{lines}
-```{own * (not plan.selection)}"""
+        facts |= {"period": batches, "num_epochs": epochs}
+        return facts | {"spacing": spacing, "truncation": truncation}
+    return facts | {
+        "event": repr(event(plan, *steps)),
+        "event_sigma": steps.noise_multiplier,
+        "event_q": steps.sampling_prob,
+        "event_steps": steps.num_steps,
+        "rounding": pld.ROUNDING,
+    }

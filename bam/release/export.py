@@ -183,14 +183,14 @@ def made_by() -> str:
     return f"bam {bam.__version__}, commit {git_commit()}"
 
 
-def statement_of(run: Run, exported_by: str, released: str = "this folder") -> str:
+def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -> str:
     """The text of `PRIVACY.md` of a finished run."""
     # Of a data set of one's own the name is not told.
     parts = {
         key: name if _is_plain(name) and key != "dataset.name" else ""
         for key, name in statement.parts_of(run.config).items()
     }
-    return statement.privacy(
+    facts = statement.facts_of_run(
         one_line(settings(run)),
         run.plan,
         run.summary,
@@ -200,6 +200,7 @@ def statement_of(run: Run, exported_by: str, released: str = "this folder") -> s
         exported_by=exported_by,
         released=released,
     )
+    return statement.text_of(facts)
 
 
 def settings(run: Run) -> JsonObject:

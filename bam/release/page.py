@@ -6,6 +6,7 @@ What it says of privacy is the statement of a release, word by word.
 import contextlib
 import dataclasses
 import json
+import math
 import shlex
 from pathlib import Path
 
@@ -56,14 +57,15 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     config = export.settings(run) if public else run.config
     shown = dataclasses.replace(run, config=config, rows=[]) if public else run
     command, missing = command_of(config)
+    epsilon = run.plan.epsilon_after(counted) if run.private else math.inf
     return _TEMPLATES.get_template("report.html").render(
         run=shown,
         public=public,
         title=one_line(about if public else run.workdir.resolve().name),
         about=about,
         plots_missing=plots.MISSING,
-        epsilon=run.plan.epsilon_after(counted) if run.private else None,
-        nominal=statement.NOMINAL if run.private and run.nominal else "",
+        epsilon=epsilon,
+        nominal=statement.nominal_notice(epsilon) if run.private and run.nominal else "",
         diverged="" if public else divergence(run.summary),
         faults=list(run.faults()) if run.private and run.summary else [],
         attacker=_attacker(run, counted) if run.private and counted else [],
