@@ -192,7 +192,8 @@ def test_one_key_in_two_transforms_is_refused():
 def test_one_transform_for_two_sets_of_parameters_is_refused():
     """As in `optax.multi_transform`, with one transform under two labels."""
     tx = bam.privatize(bam.clip_by_l2_norm(1.0), 1.0, 4, bam.secret_key())
-    jax.eval_shape(tx.init, {"a": jnp.zeros(3)})
+    with pytest.raises(RuntimeError, match="outside of jit"):  # which begins for no parameters
+        jax.eval_shape(tx.init, {"a": jnp.zeros(5)})
     tx.init({"a": jnp.zeros(3)})
     for other in ({"b": jnp.zeros(3)}, {"a": jnp.zeros(4)}):
         with pytest.raises(ValueError, match="one for each, with a key of its own"):

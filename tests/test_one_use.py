@@ -492,7 +492,7 @@ def test_a_folder_in_place_of_the_ledger_is_one_line(tmp_path):
     private.close()
     (tmp_path / "steps_begun").unlink()
     (tmp_path / "steps_begun").mkdir()
-    refused("steps_begun is damaged: it is no file", lambda: resume(tmp_path))
+    refused("steps_begun is damaged: it is a folder", lambda: resume(tmp_path))
 
 
 def test_a_statement_names_the_code_of_every_process_that_took_steps(tmp_path, monkeypatch):
@@ -678,8 +678,10 @@ def test_a_sharding_constraint_in_the_loss_with_a_mesh_is_one_line():
 def test_parameters_without_an_array_are_one_line():
     match = "the parameters are a tree without an array"
     refused(match, bam.PrivateTraining(**PLAN).gradient(ORACLE).init, {})
-    refused(match, bam.privatize(CLIP, 1.0, 4, bam.secret_key()).init, {})
-    refused(match, lambda: bam.clipped_sum(lambda w, x: w, CLIP, {}, ROWS, mask=None))
+    tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    refused("got a tree without an array", lambda: tx.update({}, tx.init({}), {}, mask=None))
+    no_gradient = lambda: bam.clipped_sum(lambda w, x: w, CLIP, {}, ROWS, mask=None)  # noqa: E731
+    refused("the gradient is a tree without an array", no_gradient)
 
 
 def test_a_key_of_jax_random_is_not_saved_and_its_data_are(tmp_path):

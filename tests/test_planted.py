@@ -12,7 +12,8 @@ def test_every_fault_applies_to_the_tree_as_it_is():
     for fault in FAULTS:
         text = Path(fault.file).read_text()
         assert text != fault.planted(text)
-        compile(fault.planted(text), fault.file, "exec")
+        if fault.file.endswith(".py"):
+            compile(fault.planted(text), fault.file, "exec")
         assert fault.tests and all(Path(test).is_file() for test in fault.tests)
 
 

@@ -97,7 +97,6 @@ def clipped_sum(
       >>> print(total, norms)
       [0.6 1.3] [5.  0.5 0. ]
     """
-    pytree.check_has_arrays(params)
     clip, microbatch_size = as_declared(clip), scalars.count("microbatch_size", microbatch_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
     if noise is not None:
@@ -241,6 +240,7 @@ def per_example_sum(
     like, _ = jax.eval_shape(
         lambda params, row: _summand(bound, None, params, value_fn(params, row)), params, one_row
     )
+    pytree.check_has_arrays(like, "gradient is")
     how = _Sum(value_fn, bound, like, size, most_rows)
     total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
     if noise is not None:

@@ -16,7 +16,7 @@ import jax
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import processes, pytree, scalars
+from bam.core import processes, scalars
 from bam.core.chacha import claimed
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
@@ -126,7 +126,6 @@ def privatize(
     def init(params: Params) -> PrivatizeState:
         processes.check_not_forked(process, "this private transform")
         check_not_accumulated()
-        pytree.check_has_arrays(params)
         if being_traced() and not isinstance(key, jax.core.Tracer):
             raise RuntimeError(
                 "init a private transform outside of jit and vmap: its key would be a constant of "

@@ -24,10 +24,10 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def check_has_arrays(params: PyTree) -> None:
-    """ValueError for parameters without an array: nothing of them could be trained."""
-    if not jax.tree.leaves(params):
-        raise ValueError("the parameters are a tree without an array: there is nothing to train")
+def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
+    """ValueError for a tree without an array: nothing of it could be trained."""
+    if not jax.tree.leaves(tree):
+        raise ValueError(f"the {what} a tree without an array: there is nothing to train")
 
 
 def l2_norm(tree: Grads) -> Float[Array, ""]:

@@ -76,8 +76,8 @@ class Ledger:
         self.begun = step
         if path is None:
             return
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is damaged: it is no file; choose another folder")
+        if path.is_dir():
+            raise ValueError(f"{path} is damaged: it is a folder; choose another one for the run")
         written = path.stat().st_size if path.exists() else -1
         written = int(processes.from_first(np.int32(written)))
         if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut

@@ -24,9 +24,8 @@ class Fault(NamedTuple):
 
 
 def _fault(name: str, breaks: str, file: str, old: str, new: str, *tests: str) -> Fault:
-    return Fault(
-        name, breaks, f"bam/{file}.py", old, new, tuple(f"tests/test_{x}.py" for x in tests)
-    )
+    path = f"bam/{file}" if "." in file else f"bam/{file}.py"
+    return Fault(name, breaks, path, old, new, tuple(f"tests/test_{x}.py" for x in tests))
 
 
 # fmt: off
@@ -154,15 +153,14 @@ FAULTS = (
         "pld", "accounting"),
     _fault("statement_without_s",
         "A statement does not say S.",
-        "privacy/statement",
-        '| S, sensitivity | how far one {unit} moves the sum, in L2 | {record["sensitivity"]} |\n',
+        "privacy/PRIVACY.md.template",
+        "| S, sensitivity | how far one $unit moves the sum, in L2 | $sensitivity |\n",
         "",
-        "private_training", "export"),
+        "statement"),
     _fault("seed_called_secret",
         "A statement says of a seed that it is secret and never saved.",
-        "privacy/statement", '"secret and never saved" if record["seed"] is None else',
-        '"secret and never saved" if record else',
-        "private_training", "export"),
+        "privacy/statement", '"seeded": record["seed"] is not None', '"seeded": False',
+        "statement"),
     # Runs.
     _fault("lost_steps_free",
         "Steps that a crash lost are not counted.",
