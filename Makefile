@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-flags test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
+.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -22,20 +22,21 @@ demo: .venv/demo
 test: install
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-slow: install
-	$(BIN)/python -m pytest -m slow
+# Everything, also what is thorough or slow (tests/conftest.py says which).
+test-all: install
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal -m ''
 
 # What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
 PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
   private_training resumed_training strategy transforms users
 test-flags: install
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 $(PRIVACY_TESTS:%=tests/test_%.py)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 -m 'not slow' $(PRIVACY_TESTS:%=tests/test_%.py)
 
 # The lower bounds of pyproject.toml hold: with them every module is imported, for its doctests, and
 # runs are trained, saved and resumed.
 LOWEST := .venv-lowest
 test-lowest: $(LOWEST)/installed
-	$(LOWEST)/bin/python -m pytest bam tests/test_accounting.py tests/test_datasets.py tests/test_engine.py \
+	$(LOWEST)/bin/python -m pytest -m 'not slow' bam tests/test_accounting.py tests/test_datasets.py tests/test_engine.py \
 	  tests/test_recorded_plan.py tests/test_transforms.py
 $(LOWEST)/installed: pyproject.toml
 	$(PYTHON) -m venv $(LOWEST)

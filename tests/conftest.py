@@ -33,6 +33,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live: 8 % of the time
 
 
+# Whole files that `make test` leaves out: matrices of switches, inputs and settings, pages,
+# examples, installing and what trains several runs. The guarantee has its tests elsewhere, too.
+THOROUGH = (
+    *("answer", "augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
+    *("every_hand", "examples", "features", "figures", "hardware", "install", "judging", "kit"),
+    *("notebook", "page", "page_commands", "performance", "pixels", "plots", "prior"),
+    *("private_search", "processes", "properties", "public_clip", "reference", "scripts"),
+    *("stream", "sweep", "symmetries", "timing", "tuning", "untidy", "untrusted"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem.removeprefix("test_") in THOROUGH:
+            item.add_marker(pytest.mark.thorough)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def shared_compilation_cache(tmp_path_factory, worker_id):
     base = tmp_path_factory.getbasetemp()
