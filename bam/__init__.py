@@ -21,6 +21,7 @@ from bam.core.fixed_point import GaussianNoise
 from bam.core.noise import gaussian_noise
 from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
 from bam.core.privatize import privatize
+from bam.errors import InputError
 from bam.privacy.accounting import epsilon, noise_multiplier
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.privacy.private_training import DrawnBatch, PrivateTraining
@@ -31,6 +32,7 @@ __all__ = [
     "BoundedTransformation",
     "DrawnBatch",
     "GaussianNoise",
+    "InputError",
     "Oracle",
     "PrivacyPlan",
     "PrivateTraining",

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
+from bam.errors import InputError
+
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 
@@ -30,38 +32,38 @@ def user_path(text: str | os.PathLike[str]) -> Path:
 def read_bytes(path: Path, limit: int = 2**30) -> bytes:
     """The bytes, at most `limit`, of an ordinary file: no folder, pipe or device.
 
-    ValueError, in one line that names it, for anything else; OSError if it cannot be read.
+    InputError, in one line that names it, for anything else; OSError if it cannot be read.
     """
     if not path.is_file():
         there = ": what is there is no ordinary file" if path.exists() else ""
-        raise ValueError(f"{path}: missing{there}")
+        raise InputError(f"{path}: missing{there}")
     num_bytes = path.stat().st_size
     if num_bytes > limit:
-        raise ValueError(f"{path}: {num_bytes:,} bytes, at most {limit:,} are expected")
+        raise InputError(f"{path}: {num_bytes:,} bytes, at most {limit:,} are expected")
     return path.read_bytes()
 
 
 def read_json(path: Path) -> JsonObject:
-    """A file's JSON object; ValueError, in one line that names it, for anything else."""
+    """A file's JSON object; InputError, in one line that names it, for anything else."""
     return as_object(read_bytes(path), path)
 
 
 def as_object(text: str | bytes, path: Path) -> JsonObject:
-    """A JSON object in a text of a file; ValueError, in one line, for anything else."""
+    """A JSON object in a text of a file; InputError, in one line, for anything else."""
     try:
         value = json.loads(text)
     except ValueError:  # of bytes that are no text, too
-        raise ValueError(f"{path} is damaged: not JSON") from None
+        raise InputError(f"{path} is damaged: not JSON") from None
     except RecursionError:
-        raise ValueError(f"{path} is damaged: {_DEEP}") from None
+        raise InputError(f"{path} is damaged: {_DEEP}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged, or not of one run: not a JSON object")
+        raise InputError(f"{path} is damaged, or not of one run: not a JSON object")
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         parts = (x.values() if isinstance(x, dict) else x for x in level)
         level = [y for part in parts for y in part if isinstance(y, dict | list)]
     if level:  # whoever walks it would recurse as deep
-        raise ValueError(f"{path} is damaged: {_DEEP}")
+        raise InputError(f"{path} is damaged: {_DEEP}")
     return value
 
 

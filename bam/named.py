@@ -8,9 +8,10 @@ import traceback
 import types
 from typing import Any
 
+from bam.errors import InputError
 
 def imported(what: str, name: str) -> Any:
-    """What a "MODULE:FUNCTION" names; a ValueError, with its cause, if there is no such thing.
+    """What a "MODULE:FUNCTION" names; an InputError, with its cause, if there is no such thing.
 
     The current folder is looked in last, and for this import alone: a file that lies there is not
     run in place of a package that something else tries to import.
@@ -25,7 +26,7 @@ def imported(what: str, name: str) -> Any:
     except Exception as error:
         usual = isinstance(error, ImportError | AttributeError | TypeError | ValueError)
         reason = error if usual else place(error)
-        raise ValueError(f"{what} {name!r} cannot be imported: {reason}") from error
+        raise InputError(f"{what} {name!r} cannot be imported: {reason}") from error
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
@@ -34,17 +35,17 @@ def imported(what: str, name: str) -> Any:
 def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
     """What a function returns; what it raises itself is raised as it is.
 
-    ValueError, which begins with `what`, if it does not take these arguments, or is of Python's own
+    InputError, which begins with `what`, if it does not take these arguments, or is of Python's own
     library, as `os.system`: nothing there makes a part of an experiment.
     """
     kinds = (type, types.FunctionType, types.BuiltinFunctionType)  # and not a partial function
     module = str(getattr(function, "__module__", "")).partition(".")[0]
     if isinstance(function, kinds) and module in sys.stdlib_module_names:
-        raise ValueError(f"{what} is of Python's own library, which makes no such part")
+        raise InputError(f"{what} is of Python's own library, which makes no such part")
     try:
         inspect.signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:  # a builtin function may have no signature
-        raise ValueError(f"{what} does not take {options}: {error}") from error
+        raise InputError(f"{what} does not take {options}: {error}") from error
     return function(*given, **options)
 
 

@@ -13,6 +13,7 @@ Accuracy, pairs and time: docs/does_bam_help.md. All else is as in cifar10_mediu
 
 from ml_collections import ConfigDict
 
+from bam.errors import InputError
 from bam.training.registry import METHODS
 from configs import cifar10_medium
 
@@ -32,6 +33,6 @@ def get_config(name: str = "flat") -> ConfigDict:
             config.method = ConfigDict(FIRST | {"last_step": config.num_steps // 3})
     elif name not in METHODS:
         if name not in STARTS:
-            raise ValueError(f"unknown start {name!r}; choose from bam_first, {', '.join(STARTS)}")
+            raise InputError(f"unknown start {name!r}; choose from bam_first, {', '.join(STARTS)}")
         config.update(STARTS[name])
     return config

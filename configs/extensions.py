@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
+from bam.errors import InputError
 from configs import digits
 
 # name -> (method, sections that differ from it)
@@ -48,9 +49,9 @@ EXTENSIONS = {
 
 
 def get_config(name: str = "automatic") -> ConfigDict:
-    """The config of a worked extension, or a ValueError."""
+    """The config of a worked extension, or an InputError."""
     if name not in EXTENSIONS:
-        raise ValueError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
+        raise InputError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
     method, sections = EXTENSIONS[name]
     return extended(digits.get_config(method), sections)
 

@@ -13,6 +13,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from bam.errors import InputError
 from bam.training import config as base
 
 INPUT_CLIP_NORM = 3.0
@@ -22,7 +23,7 @@ def get_config(method_and_clipping: str = "dp_sgd,gradients") -> ConfigDict:
     """Returns the configuration "METHOD" or "METHOD,inputs" on breast cancer."""
     method, _, clipping = method_and_clipping.partition(",")
     if clipping not in ("", "gradients", "inputs"):
-        raise ValueError(f"unknown clipping {clipping!r}; choose from gradients, inputs")
+        raise InputError(f"unknown clipping {clipping!r}; choose from gradients, inputs")
     config = base.get_config(method)
     config.epsilon = 1.0
     config.delta = 1e-5

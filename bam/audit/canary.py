@@ -29,6 +29,7 @@ from bam.core import sampling
 from bam.core.chacha import seeded_key
 from bam.core.pytree import Grads
 from bam.data import datasets, users
+from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting, tradeoff
 from bam.training import trainer
@@ -165,9 +166,9 @@ def lower_bound(
     without, at least 50; q and T are those of the mechanism.
     """
     if min(len(present), len(absent)) < 50:
-        raise ValueError("an audit needs at least 50 scores with and 50 without the canary")
+        raise InputError("an audit needs at least 50 scores with and 50 without the canary")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
     num_held_out = len(present) // 5, len(absent) // 5
     threshold = _best_threshold(present[: num_held_out[0]], absent[: num_held_out[1]])
     missed = present[num_held_out[0] :] <= threshold

@@ -33,6 +33,7 @@ from bam.core import chacha, pytree, sampling
 from bam.core.oracles import LossFn, Oracle
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import tradeoff
@@ -80,16 +81,16 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     """A user's experiment with m canaries after the rows of its training split.
 
     N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
-    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. ValueError if
+    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. InputError if
     the config is not private, or of users, its noise is correlated over steps, or m is not from 1
     to the number of parameters.
     """
     if not registry.is_private(config.method.name):
-        raise ValueError("a non-private run claims no ε to audit")
+        raise InputError("a non-private run claims no ε to audit")
     if config.num_examples is not None:
-        raise ValueError("one run is audited of an N that is counted: num_examples must not be set")
+        raise InputError("one run is audited of an N that is counted: num_examples must not be set")
     if config.dataset.group_size:
-        raise ValueError(
+        raise InputError(
             "one run is audited of examples, not of users: dataset.group_size must be 0"
         )
     config = config.copy_and_resolve_references()
@@ -100,15 +101,15 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     config.diagnostics.every = 0
     dataset = loading.make_dataset(config.dataset, config.features)
     if datasets.streams(dataset):
-        raise ValueError("one run is audited on data in memory: set dataset.memory=device")
+        raise InputError("one run is audited on data in memory: set dataset.memory=device")
     images, labels = dataset.train
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
     built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
     if len(built.plan.mechanism.strategy) > 1:
-        raise ValueError("one run is audited of independent noise, not of mechanism banded's")
+        raise InputError("one run is audited of independent noise, not of mechanism banded's")
     if not 1 <= num_canaries <= built.num_params:
-        raise ValueError(
+        raise InputError(
             f"canaries must be from 1 to the number of parameters, {built.num_params}, "
             f"got {num_canaries}"
         )
@@ -209,7 +210,7 @@ def scores_of(
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
     """Lower bounds on ε from one run; `guesses` is fixed before, so no choice is corrected for."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
     num_canaries, level = len(seen.scores), 1 - confidence
     num_guesses = guesses(num_canaries)
     order, half = np.argsort(seen.scores), num_guesses // 2

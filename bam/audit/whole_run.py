@@ -24,6 +24,7 @@ from scipy import signal
 from bam.audit import checks
 from bam.core import sampling
 from bam.data import datasets
+from bam.errors import InputError
 from bam.training import loop, registry
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
@@ -50,15 +51,15 @@ class Run(NamedTuple):
 def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
     """Runs `loop.train`, stopped and resumed after step `cut` unless 0; returns what it did.
 
-    The trainer is of a small model, as all noise is kept. ValueError if it is not private, or
+    The trainer is of a small model, as all noise is kept. InputError if it is not private, or
     its clip changes the noised mean (`finish`), from which the noise cannot be read.
     """
     plan = trainer.plan
     noise_std = plan.noise_multiplier * trainer.sensitivity
     if not noise_std > 0:
-        raise ValueError("only a private run has noise to audit")
+        raise InputError("only a private run has noise to audit")
     if registry.make_clip(trainer.config.clip, plan).finish is not None:
-        raise ValueError("a clip with a `finish` of its own hides the noise from the audit")
+        raise InputError("a clip with a `finish` of its own hides the noise from the audit")
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []
 

@@ -23,6 +23,7 @@ from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
 from bam.data.stream import select
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.models import layers
 from bam.privacy.plan import PrivacyPlan
@@ -79,19 +80,19 @@ EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, h100, h100:8, h200,
 
 
 def kind_of(target: str) -> Kind:
-    """The kind of a target's devices; a ValueError for one that is not known."""
+    """The kind of a target's devices; an InputError for one that is not known."""
     name, _, shape = target.partition(":")
     kind = KINDS.get(name)
     shapes = {"tpu": r"[1-9]\d*(x[1-9]\d*){1,2}", "cuda": r"([1-9]\d*)?"}
     if kind is None or not re.fullmatch(shapes[kind.platform], shape):
-        raise ValueError(f"unknown target {target!r}; for example {EXAMPLES}")
+        raise InputError(f"unknown target {target!r}; for example {EXAMPLES}")
     return kind
 
 
 def devices_of(target: str) -> list[jax.Device]:
     """The target's devices, to compile for, before JAX has started.
 
-    It sets what JAX's compilers read from the environment. ValueError if there are no devices of
+    It sets what JAX's compilers read from the environment. InputError if there are no devices of
     that shape, or if the compiler is not installed.
     """
     from jax.experimental import topologies
@@ -118,8 +119,8 @@ def devices_of(target: str) -> list[jax.Device]:
         needed = {"tpu": "libtpu", "cuda": "jax_cuda12_plugin"}[kind.platform]
         if not importlib.util.find_spec(needed):
             install = f"pip install '.[{kind.platform}]' in a clone of bam"
-            raise ValueError(f"the compiler for {name} is not installed: {install}") from None
-        raise ValueError(f"{target}: {' '.join(str(error).split())[:300]}") from None
+            raise InputError(f"the compiler for {name} is not installed: {install}") from None
+        raise InputError(f"{target}: {' '.join(str(error).split())[:300]}") from None
 
 
 def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int = 0) -> JsonObject:

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from bam import files, provenance
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import console, tables
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
 from bam.training import devices, registry, trainer
@@ -91,9 +92,9 @@ def _kept(path: Path) -> list[JsonObject]:
     try:
         rows: list[JsonObject] = json.loads(files.read_bytes(path))
     except ValueError:
-        raise ValueError(f"{path} is damaged: not JSON") from None
+        raise InputError(f"{path} is damaged: not JSON") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise ValueError(f"{path} holds no results of an audit: choose another --out")
+        raise InputError(f"{path} holds no results of an audit: choose another --out")
     return rows
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bam import files, named
+from bam.errors import InputError
 from bam.extras import MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,12 +43,12 @@ def with_files(argv: Sequence[str]) -> tuple[list[str], str]:
 
 
 def file_of(value: str) -> str:
-    """FILE:METHOD of what `--config` is given; ValueError for no file and no shipped config."""
+    """FILE:METHOD of what `--config` is given; InputError for no file and no shipped config."""
     name, colon, method = value.partition(":")
     known = shipped()
     if name.endswith(".py") or "/" in name:
         if not name.endswith(".py"):
-            raise ValueError(f"{name} is no config: a config is a Python file, as FILE.py:METHOD")
+            raise InputError(f"{name} is no config: a config is a Python file, as FILE.py:METHOD")
         files.read_bytes(Path(name), LIMIT)
         own = Path(name).resolve().parent
         is_package = own.name == "configs" and (own / "__init__.py").exists()
@@ -56,14 +57,14 @@ def file_of(value: str) -> str:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "name a file, or"
-        raise ValueError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
+        raise InputError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
     _import_configs(known["cifar10"].parent)
     return f"{known[name]}{colon}{method}"
 
 
 @contextlib.contextmanager
 def one_line_errors(file: str) -> Iterator[None]:
-    """Turns what a config file's own code raises into a ValueError with its file and line.
+    """Turns what a config file's own code raises into an InputError with its file and line.
 
     Bad input that bam refuses on its behalf is raised as it is, and so is what arose elsewhere.
     """
@@ -76,7 +77,7 @@ def one_line_errors(file: str) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         if not file or cause is None:
             raise
-        raise ValueError(where) from error
+        raise InputError(where) from error
 
 
 def _place(error: BaseException, file: str) -> str:

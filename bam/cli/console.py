@@ -26,6 +26,7 @@ from absl import logging as absl_logging
 
 from bam import extras
 from bam.cli import configs
+from bam.errors import InputError
 from bam.files import JsonObject, check_replaceable, visible
 
 # Folders of code: of bam's own, and of other libraries, among which it may be installed.
@@ -100,7 +101,7 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 
     def check(values: JsonObject) -> bool:
         if not holds(*(values[name] for name in names)):
-            raise ValueError(message)  # absl's own error would list all values first
+            raise InputError(message)  # absl's own error would list all values first
         return True
 
     flags.register_multi_flags_validator(names, check)
@@ -110,7 +111,7 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 def one_line_errors() -> Iterator[None]:
     """Turns what a user can get wrong into `error: …` on standard error and exit status 2.
 
-    With `--debug` the traceback stands above it. A ValueError that nobody raised on purpose is a
+    With `--debug` the traceback stands above it. An InputError that nobody raised on purpose is a
     fault of the program: it keeps its traceback, which ends by asking for a report.
     """
     try:
@@ -184,16 +185,16 @@ def join_processes(
 
     Should one of them die, the others end too, within half a minute. `coordinator` is "HOST:PORT"
     of the first process; "auto": as SLURM, Kubernetes, Cloud TPU or MPI say, without the numbers;
-    or "": this process is the only one. Raises a ValueError if that is not a set of processes, an
+    or "": this process is the only one. Raises an InputError if that is not a set of processes, an
     OSError if the others cannot be reached.
     """
     numbers, automatic = (num_processes, process_id), coordinator == "auto"
     if (not coordinator or automatic) and numbers != (None, None):
-        raise ValueError("--num_processes and --process_id need --coordinator=HOST:PORT")
+        raise InputError("--num_processes and --process_id need --coordinator=HOST:PORT")
     if not coordinator:
         return
     if not automatic and (None in numbers or not re.fullmatch(r".+:[0-9]+", coordinator)):
-        raise ValueError("--coordinator=HOST:PORT needs --num_processes and --process_id")
+        raise InputError("--coordinator=HOST:PORT needs --num_processes and --process_id")
     try:
         jax.distributed.initialize(
             None if automatic else coordinator,
@@ -207,9 +208,9 @@ def join_processes(
         text = str(error)
         if "should be defined" in text or "must be defined" in text:
             absent = "no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT"
-            raise ValueError(absent) from None
+            raise InputError(absent) from None
         if "process_id" in text:
-            raise ValueError(text) from None
+            raise InputError(text) from None
         raise OSError(f"the processes at {coordinator} could not be joined: {text}") from None
 
 

@@ -28,6 +28,7 @@ from bam.cli import console, tables
 from bam.data import importing, leaks, listing, pixels
 from bam.data.common import DataError, Split
 from bam.data.sources import parquet
+from bam.errors import InputError
 
 _OUT = flags.DEFINE_string("out", "", "of import: folder for the data set; of show: a PNG file")
 _SIZE = flags.DEFINE_string("size", "32", "pixels of the height and the width; 16x24: of each")
@@ -64,26 +65,26 @@ def main(arguments: Sequence[str]) -> None:
     """Imports, or shows."""
     with console.one_line_errors():
         if len(arguments) != 2 or arguments[0] not in VERBS:
-            raise ValueError("bam data import FOLDER --out=DATA, or bam data show DATA")
+            raise InputError("bam data import FOLDER --out=DATA, or bam data show DATA")
         (import_folder if arguments[0] == "import" else show)(Path(arguments[1]))
 
 
 def import_folder(folder: Path) -> None:
     """Writes the data set, and says what became of the images."""
     if not _OUT.value:
-        raise ValueError("--out is required: folder for the data set")
+        raise InputError("--out is required: folder for the data set")
     preprocessing = _preprocessing()
     several = _LABEL.value.split(",")[1:] != []
     kind = "number" if _NUMBER.value else "several" if several else "class"
     if _LABELS.value and _USERS.value:
-        raise ValueError("--user_from is for folders of classes: give --user_column with --labels")
+        raise InputError("--user_from is for folders of classes: give --user_column with --labels")
     if (_USER.value not in ("", "PatientID") or _SPLIT.value) and not _LABELS.value:
-        raise ValueError(
+        raise InputError(
             "--user_column and --split_column are columns of --labels, which is missing"
         )
     if _LABELS.value:
         if not (_CLASSES.value or several or _NUMBER.value):
-            raise ValueError("--labels needs --classes: their names are public, the labels are not")
+            raise InputError("--labels needs --classes: their names are public, the labels are not")
         named = {"file": _FILE.value, "label": _LABEL.value}
         named |= {"user": _USER.value, "split": _SPLIT.value}
         columns = {field: name for field, name in named.items() if name}
@@ -141,12 +142,12 @@ def import_folder(folder: Path) -> None:
 
 
 def _preprocessing() -> pixels.Preprocessing:
-    """What the flags say of pixels; a ValueError if they are no numbers."""
+    """What the flags say of pixels; an InputError if they are no numbers."""
     try:
         sides = [int(x) for x in _SIZE.value.lower().split("x")]
         window: Any = _WINDOW.value and tuple(float(x) for x in _WINDOW.value)
     except ValueError:
-        raise ValueError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
+        raise InputError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
     size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
     preprocessing = pixels.Preprocessing(size, int(_CHANNELS.value), window, _BACKGROUND.value)
     preprocessing.check()

@@ -24,6 +24,7 @@ from bam import files
 from bam.cli import console
 from bam.data import pixels
 from bam.data.common import DataError
+from bam.errors import InputError
 from bam.extras import MissingExtraError
 from bam.release import load, predict
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     """Predicts, and writes the table."""
     with console.one_line_errors():
         if not arguments:
-            raise ValueError("bam predict --release=DIR FILE|FOLDER … [--out=FILE.csv]")
+            raise InputError("bam predict --release=DIR FILE|FOLDER … [--out=FILE.csv]")
         if os.path.lexists(_OUT.value):
             raise FileExistsError(f"{_OUT.value} exists; choose another --out")
         released = load.load(_RELEASE.value, _OWN_MODEL.value)

@@ -15,6 +15,7 @@ from absl import flags
 
 from bam import files
 from bam.cli import console, tables
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
 from bam.privacy.rounding import rounded_down, rounded_up
@@ -67,7 +68,7 @@ def main() -> None:
         sampling_prob, num_steps = _SAMPLING_PROB.value, _NUM_STEPS.value
         assert sampling_prob is not None and num_steps is not None  # the flags are required
         if not 0 < sampling_prob <= 1:
-            raise ValueError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
+            raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
         sigma = _NOISE_MULTIPLIER.value
         if sigma is None:
             assert _TARGET_EPSILON.value is not None  # one of both is required
@@ -79,7 +80,7 @@ def main() -> None:
                 num_steps=num_steps,
             )
         if not 0 < sigma < math.inf:
-            raise ValueError(f"noise_multiplier must be positive and finite, got {sigma}")
+            raise InputError(f"noise_multiplier must be positive and finite, got {sigma}")
         for file in (_JSON.value, _PLOT.value):
             console.check_writable(file)
         analysis = analyse(sigma, sampling_prob, num_steps, _DELTA.value)

@@ -19,6 +19,7 @@ from bam import files
 from bam.cli import console, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting
 from bam.privacy.plan import PrivacyPlan
@@ -42,11 +43,11 @@ COSTS: tables.Columns = {
 def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> ConfigDict:
     """A setting's config, whose ε becomes that of the whole search."""
     if held_out != bool(config.dataset.holdout):
-        raise ValueError("--score=held_out and --holdout=N belong together")
+        raise InputError("--score=held_out and --holdout=N belong together")
     if not config.checkpoint.every:
-        raise ValueError("--private keeps the chosen weights: set checkpoint.every above 0")
+        raise InputError("--private keeps the chosen weights: set checkpoint.every above 0")
     if config.loss.name != "cross_entropy":
-        raise ValueError("--private counts images that are classified right: loss cross_entropy")
+        raise InputError("--private counts images that are classified right: loss cross_entropy")
     trial = config.copy_and_resolve_references()
     trial.accountant, trial.eval.every, trial.diagnostics.every = "rdp", 0, 0
     with trial.unlocked():
@@ -73,7 +74,7 @@ def search(
       The folder of the chosen trial, which `export` takes; None if the search was stopped before.
 
     Raises:
-      ValueError: if the workdir has another search's trials. BlockingIOError: if another process
+      InputError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
     settled = files.read_json(workdir / TRIALS) if (workdir / TRIALS).exists() else {}
@@ -84,7 +85,7 @@ def search(
         trainers = {name: _with_recorded_noise(workdir, x) for name, x in trainers.items()}
     first = next(iter(trainers.values()))
     if len({trainer.plan.noise_multiplier for trainer in trainers.values()}) > 1:
-        raise ValueError("the settings must differ in nothing that the noise depends on")
+        raise InputError("the settings must differ in nothing that the noise depends on")
     log(describe(first.plan))
     tables.show(COSTS, costs(first.plan))
     files.make_folder(workdir, mode=0o700)
@@ -146,7 +147,7 @@ def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplie
     """The noised score of a finished trial: whatever is done with the exact one is done here."""
     state = runs.last_state(trainer, seed, folder)
     if state is None:
-        raise ValueError(f"{folder} kept no weights: what became of this trial is not known")
+        raise InputError(f"{folder} kept no weights: what became of this trial is not known")
     count = score.num_correct(trainer, loop.whole_model(state), _judged_on(trainer))
     return score.noised(count, noise_multiplier, secret_key())
 
@@ -169,7 +170,7 @@ def _score(
         if not console.on_purpose(error):
             raise
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")
-        raise ValueError(
+        raise InputError(
             f"{why} (a new search is a second release: its ε adds to this one's)"
         ) from None
 
@@ -201,7 +202,7 @@ def _drawn(
     if recorded is not None:
         compared = identity.keys() - ({"data_key", "data"} if _scored(recorded) else set())
         if any(recorded.get(key) != identity[key] for key in compared):
-            raise ValueError(f"{path} is of another search; choose another --workdir")
+            raise InputError(f"{path} is of another search; choose another --workdir")
         return recorded
     system = secrets.SystemRandom()
     num_trials = _selection(trainer.plan).num_trials(system.random())
@@ -238,7 +239,7 @@ def _with_recorded_noise(workdir: Path, trainer: loop.Trainer) -> loop.Trainer:
         plan.check_target(config.epsilon)
         plan.check_epsilon()
     except (ValueError, TypeError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is of another search; choose another --workdir ({error})"
         ) from None
     return trainer if plan == trainer.plan else loop.build(config, plan=plan)

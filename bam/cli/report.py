@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from bam.cli import console
+from bam.errors import InputError
 from bam.files import write_text
 from bam.release import export, page, records
 
@@ -35,7 +36,7 @@ def main() -> None:
                 run.check_chosen()
             text = page.page(run, public=public, made_by=export.made_by())
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"the records in {workdir} are damaged: {error!r}") from None
+            raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
         console.check_writable(str(out))
         write_text(out, text)
     advice = "not for passing on" + "; see --public" * (run.private and not public)

@@ -21,6 +21,7 @@ from absl import flags
 
 from bam import extras
 from bam.cli import console, private_search, sweeps
+from bam.errors import InputError
 from bam.privacy.selection import Selection
 from bam.sweep import comparison
 from bam.training import registry
@@ -99,9 +100,9 @@ def main() -> None:
 def _search_privately(study: comparison.Study) -> None:
     """Draws, trains, scores and chooses as `private_search` does."""
     if _BEST.value or flags.FLAGS["num_seeds"].present:
-        raise ValueError("--private draws how often a setting is tried: no --best, no --num_seeds")
+        raise InputError("--private draws how often a setting is tried: no --best, no --num_seeds")
     if _METRIC.value:
-        raise ValueError("--private judges trials by --score, without test data: no --metric")
+        raise InputError("--private judges trials by --score, without test data: no --metric")
     selection = Selection(_TRIALS_MEAN.value, _TRIALS_SHAPE.value, _SCORE_NOISE.value)
     trials = {
         name: private_search.as_trial(config, selection, held_out=_SCORE.value == "held_out")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bam import files
 from bam.cli import configs, console, tables
+from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up
@@ -144,16 +145,16 @@ def load(file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = 
       fixed: keys that the caller sets and that therefore no override may set.
 
     Raises:
-      ValueError: for an override of what is fixed or not there, a strength that cannot be, or what
+      InputError: for an override of what is fixed or not there, a strength that cannot be, or what
         the file's own code raises.
     """
     name, colon, number = method.partition(":")
     strength = registry.METHODS[name].strength if name in registry.METHODS else ""
     if colon and not strength:
-        raise ValueError(f"{method}: {name} takes no strength")
+        raise InputError(f"{method}: {name} takes no strength")
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
     if set_twice := sorted(keys & set(overrides)):
-        raise ValueError(f"this command sets {', '.join(set_twice)} itself: leave it out")
+        raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
     with configs.one_line_errors(file):
         config: ConfigDict = runpy.run_path(file)["get_config"](name)
     for key, value in overrides.items():
@@ -162,10 +163,10 @@ def load(file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = 
         try:
             config.update_from_flattened_dict({key: value})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{file} does not take {key} = {value!r}: {error}") from None
+            raise InputError(f"{file} does not take {key} = {value!r}: {error}") from None
     if colon:
         try:
             config.method[strength] = float(number)
         except ValueError:
-            raise ValueError(f"{method}: {number!r} is no number") from None
+            raise InputError(f"{method}: {number!r} is no number") from None
     return config

@@ -1,5 +1,5 @@
 """The maths, and every line that privatises a gradient.
 
 Oracles, clips, exact sums of integers, noise, random words, batches. It imports JAX, optax,
-NumPy and SciPy, and nothing else of `bam`; all other folders may import it.
+NumPy and SciPy, and of `bam` `InputError` alone; all other folders may import it.
 """

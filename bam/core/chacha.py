@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Array, PyTree, UInt32
 
 from bam.core.tracing import being_traced
+from bam.errors import InputError
 
 CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 TURNS = [np.roll(np.arange(4), -by) for by in range(4)]
@@ -68,24 +69,24 @@ def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, i
 
 
 def check_step(step: Any) -> None:
-    """Raises ValueError, in one line, for what is no number of a step.
+    """Raises InputError, in one line, for what is no number of a step.
 
     Of a traced one the dtype alone is known; that it is below 2^32 is its caller's promise.
     """
     dtype = jnp.result_type(step)
     if jnp.ndim(step) or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"a step must be an integer from 0 to 2^32 - 1, got {step!r}")
+        raise InputError(f"a step must be an integer from 0 to 2^32 - 1, got {step!r}")
     if isinstance(step, jax.core.Tracer):
         return
     if not 0 <= int(step) < 2**32:
-        raise ValueError(f"a step must be an integer from 0 to 2^32 - 1, got {step}")
+        raise InputError(f"a step must be an integer from 0 to 2^32 - 1, got {step}")
 
 
 def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]) -> Words:
     """ChaCha20's blocks of these numbers, `[n]` uint32: word i of each in row i of `[16, n]`.
 
     The key has 8 words, little-endian, the nonce 3 (RFC 8439, section 2.3). Numbers of NumPy's give
-    words of NumPy's. ValueError for what is no key.
+    words of NumPy's. InputError for what is no key.
     """
     check_key(key)
     xp: Any = np if isinstance(numbers, np.ndarray) else jnp
@@ -170,7 +171,7 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """The key of a seed and a label, for runs to repeat: whoever knows the seed knows the key.
 
     Labels give keys that say nothing of each other; beside those of `STREAMS`, one's own may be any
-    text. ValueError for a seed that is not an integer from 0 to 2^256 - 1, or a label of JAX's;
+    text. InputError for a seed that is not an integer from 0 to 2^256 - 1, or a label of JAX's;
     RuntimeError while JAX traces, as of `secret_key`.
 
     Examples:
@@ -179,7 +180,7 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """
     _check_untraced("seeded_key")
     if label in JAX_STREAMS:
-        raise ValueError(f"the stream {label!r} of a seed is JAX's: choose another label")
+        raise InputError(f"the stream {label!r} of a seed is JAX's: choose another label")
     return jnp.asarray(_derived_key(seed, label))
 
 
@@ -206,7 +207,7 @@ def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
 @functools.lru_cache(maxsize=64)
 def _derived_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**SEED_BITS:
-        raise ValueError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
+        raise InputError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
     if label in JAX_STREAMS:
         sequence = np.random.SeedSequence(int(seed), spawn_key=(0xA5, JAX_STREAMS[label]))
         key = sequence.generate_state(2)
@@ -224,7 +225,7 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def check_key(key: object) -> None:
-    """Raises ValueError, in one line, for what is no key; RuntimeError for one of before a fork."""
+    """Raises InputError, in one line, for what is no key; RuntimeError for one of before a fork."""
     if _secret_before_fork.get(id(key)) is key:
         raise RuntimeError(
             "this bam.secret_key() was made before the process was forked, and the other process "
@@ -233,7 +234,7 @@ def check_key(key: object) -> None:
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape != (8,) or dtype != np.uint32:
         what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__
-        raise ValueError(
+        raise InputError(
             f"a key is 8 uint32 words, 32 bytes, as bam.secret_key() makes them, got {what}"
         )
 
@@ -261,7 +262,7 @@ def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
     def check_start(params: PyTree) -> None:
         these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
         if started and started[0] != these:
-            raise ValueError(
+            raise InputError(
                 "this transform began for other parameters before, to which it adds the same "
                 "noise: make one for each, with a key of its own"
             )
@@ -270,7 +271,7 @@ def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
     if isinstance(key, jax.core.Tracer):
         return check_start
     if _given.get(id(key)) is key:
-        raise ValueError(
+        raise InputError(
             "this key was given to a transform before, and two with one key add equal noise: "
             "make one for each, with bam.secret_key()"
         )

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
+from bam.errors import InputError
 
 # What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
 # scaled to the larger bound.
@@ -59,7 +60,7 @@ class BoundedTransformation(optax.GradientTransformation):
     Attributes:
       sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
         included; `inf` says "not bounded". Where one example is replaced by nothing (zero-out) it
-        is the L2 sensitivity of a sum over examples. A ValueError refuses one that is not 0 or at
+        is the L2 sensitivity of a sum over examples. An InputError refuses one that is not 0 or at
         least 1e-12.
       finish: `(noised mean, state) -> (private gradient, state)`, once per step; None leaves both
         as they are. Only here does the state change: what `update` returns of it is not used,
@@ -81,7 +82,7 @@ class BoundedTransformation(optax.GradientTransformation):
         """Makes the pair `(init, update)` and attaches the bound."""
         bound = scalars.real("sensitivity", sensitivity)
         if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
-            raise ValueError(
+            raise InputError(
                 f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
             )
 
@@ -173,7 +174,7 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
     C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
     =================== =======================================================
 
-    A ValueError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
+    An InputError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
     float32's squares.
 
     The bound: where n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$. Else C,
@@ -211,7 +212,7 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
     C (1 + 5.4 \cdot 10^{-6})$.
 
     Raises:
-      ValueError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
+      InputError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
         and at least 1e-12 (below that a norm may underflow unnoticed).
 
     Source: Bu et al. 2023, "Automatic Clipping".
@@ -225,9 +226,9 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
     """
     bound, floor = _clip_norm(clip_norm), scalars.real("gamma", gamma)
     if math.isinf(bound):
-        raise ValueError("clip_norm must be finite for normalize, got inf")
+        raise InputError("clip_norm must be finite for normalize, got inf")
     if not SMALLEST_CLIP_NORM <= floor < math.inf:
-        raise ValueError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
+        raise InputError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
 
     def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
         norm = pytree.l2_norm(grads)
@@ -245,7 +246,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
     output zero.
 
     `clip_norm` is one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
-    numbers like the parameters, the $C_k$. A ValueError refuses a bound that is negative, NaN, or
+    numbers like the parameters, the $C_k$. An InputError refuses a bound that is negative, NaN, or
     positive but below 1e-12.
 
     The bound is that of `clip_by_l2_norm` for each leaf, so the same factor for all together.
@@ -273,7 +274,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
             else jax.tree.unflatten(structure, bounds)
         )
         if str(jax.tree.structure(leaf_bounds)) != str(jax.tree.structure(grads)):
-            raise ValueError("clip_norm is neither a number nor a tree of them like the gradient's")
+            raise InputError("clip_norm is neither a number nor a tree of them like the gradient's")
         finite = jnp.isfinite(pytree.l2_norm(grads))
 
         def clip_leaf(g: Array, bound: float) -> Array:
@@ -285,7 +286,7 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
-    """Applies per-example transforms in order; a ValueError says that the last is not bounded.
+    """Applies per-example transforms in order; an InputError says that the last is not bounded.
 
     Like `optax.chain`, but keeps the promise: the sensitivity of the chain is that of its last
     member. Anything may come before it; nothing may come after it, because even scaling by 2 would
@@ -297,9 +298,9 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
       0.5
     """
     if not transforms:
-        raise ValueError("chain needs at least one transform, and the last must be bounded")
+        raise InputError("chain needs at least one transform, and the last must be bounded")
     if not isinstance(transforms[-1], BoundedTransformation):
-        raise ValueError(
+        raise InputError(
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
@@ -318,13 +319,13 @@ def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
     """A transform with the bound that it declares now, to be kept for as long as that is used.
 
     Of a pair that somebody has given a `sensitivity`, and can give another, it is read once: here.
-    ValueError if a transform declares none.
+    InputError if a transform declares none.
     """
     if type(clip) is BoundedTransformation and clip.update in _promises:
         return clip
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
-        raise ValueError(
+        raise InputError(
             "this per-example transform declares no bound, no `sensitivity`: use clip_by_l2_norm, "
             "normalize or clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
         )
@@ -332,10 +333,10 @@ def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> float:
-    """A transform's declared L2 sensitivity, at least 0; a ValueError if none, or infinite."""
+    """A transform's declared L2 sensitivity, at least 0; an InputError if none, or infinite."""
     sensitivity = as_declared(clip).sensitivity
     if not math.isfinite(sensitivity):
-        raise ValueError(
+        raise InputError(
             f"this per-example transform is not bounded (sensitivity {sensitivity}): "
             "noise cannot hide it, so give a finite clip norm"
         )
@@ -358,7 +359,7 @@ class Bound(NamedTuple):
 
 
 def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
-    """The bound of a clip in this state; ValueError if it declares no `sensitivity`."""
+    """The bound of a clip in this state; InputError if it declares no `sensitivity`."""
     clip = as_declared(clip)
     sensitivity, update = clip.sensitivity, clip.update
 
@@ -398,10 +399,10 @@ def _as_proved(bounded: BoundedTransformation) -> BoundedTransformation:
 
 
 def _clip_norm(clip_norm: float) -> float:
-    """The number that C is now; ValueError if it cannot be one."""
+    """The number that C is now; InputError if it cannot be one."""
     bound = scalars.real("clip_norm", clip_norm)
     if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
-        raise ValueError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+        raise InputError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
     return bound
 
 

@@ -29,6 +29,7 @@ from bam.core.clipping import Bound, as_declared, bound_of, is_within
 from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
+from bam.errors import InputError
 
 
 def clipped_sum(
@@ -83,7 +84,7 @@ def clipped_sum(
 
     Raises:
       TypeError: if a gradient, or what the clip makes of it, is not of real floating-point numbers.
-      ValueError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
+      InputError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
         `batch` and `mask` disagree, the mesh has more than one axis or an explicit one, or the
         noise is below S / 500, where it could hide nothing.
 
@@ -224,7 +225,7 @@ def per_example_sum(
     if noise is None or noise.std == 0:
         noise = None
     elif bound is None:
-        raise ValueError("noise needs a bound on what it is to hide")
+        raise InputError("noise needs a bound on what it is to hide")
     else:
         check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
@@ -320,7 +321,7 @@ def _sum_on_devices(
         if mesh is None:
             raise
         reason = str(error).partition("\n")[0]
-        raise ValueError(
+        raise InputError(
             "the gradient cannot be computed on one device of the mesh: leave sharding constraints "
             f"out of the loss, since rows are shared out without them ({reason})"
         ) from error
@@ -458,21 +459,21 @@ def _checked(
 ) -> tuple[int, int, Array]:
     """The number of rows, rows per microbatch, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
-        raise ValueError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
+        raise InputError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
-        raise ValueError(
+        raise InputError(
             "mesh must have one axis, of AxisType.Auto, as bam.training.devices.mesh makes it; got "
             f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
         )
     shapes = [x.shape for x in jax.tree.leaves((batch, mask))]
     sizes = {shape[0] if shape else -1 for shape in shapes}
     if len(sizes) != 1 or -1 in sizes:
-        raise ValueError(
+        raise InputError(
             f"every array of batch, and mask, needs the same number of rows; got shapes {shapes}"
         )
     batch_size: int = sizes.pop()
     rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
     if mask is not None and (jnp.ndim(mask) != 1 or jnp.result_type(mask) != jnp.bool_):
-        raise ValueError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
+        raise InputError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask)
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask

@@ -32,6 +32,7 @@ from bam.core import scalars
 from bam.core import strategy as strategies
 from bam.core.chacha import Stream, blocks, nonce
 from bam.core.clipping import ROUNDING
+from bam.errors import InputError
 
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
 # grid that gradients are cut to.
@@ -73,7 +74,7 @@ class GaussianNoise:
       drawn: `[entries]`, the noise in multiples of the spacing; None: independent, of the key.
 
     Raises:
-      ValueError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
+      InputError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
     """
 
     key: UInt32[Array, "8"]
@@ -86,7 +87,7 @@ class GaussianNoise:
         for name in ("key", "step", "drawn"):
             object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
         if not (self.std == 0 or LEAST_STD <= self.std <= MOST_STD):
-            raise ValueError(
+            raise InputError(
                 f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
                 f"32-bit floats hold, got {self.std}"
             )
@@ -102,10 +103,10 @@ class GaussianNoise:
         """A device's share of the noise of a sum, in multiples of the spacing.
 
         The shares are of equal length; one after the other they are the noise of all entries, and
-        some that are not needed. ValueError for more than 2^32 entries, or for what is no key.
+        some that are not needed. InputError for more than 2^32 entries, or for what is no key.
         """
         if num_entries > 2**32:
-            raise ValueError(f"a sum of {num_entries} entries is more than there are numbers for")
+            raise InputError(f"a sum of {num_entries} entries is more than there are numbers for")
         if self.drawn is not None:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
@@ -144,10 +145,10 @@ def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "...
 def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
     """How many rows' integers 32 bits surely hold the sum of."""
     if not math.isfinite(sensitivity):
-        raise ValueError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
+        raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     most = math.ceil(sensitivity * ROUNDING / spacing_of(noise_std)) + 1  # of one entry
     if most > 2**29 or most * batch_size > 2**46:
-        raise ValueError(
+        raise InputError(
             f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
             f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
         )

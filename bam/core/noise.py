@@ -30,6 +30,7 @@ from bam.core.fixed_point import GaussianNoise
 from bam.core.pytree import Params
 from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
+from bam.errors import InputError
 
 # With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
@@ -105,7 +106,7 @@ def next_noise(
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
     share = noise_multiplier * rounded / fixed_point.NOISE_STD
     if share > 0.5:
-        raise ValueError(
+        raise InputError(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
@@ -132,7 +133,7 @@ def gaussian_noise(
       step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
 
     Raises:
-      ValueError: if `clip` is not bounded, σ is out of range, the key is none, or it is a constant
+      InputError: if `clip` is not bounded, σ is out of range, the key is none, or it is a constant
         of what JAX traces: there it must be an argument.
 
     Examples:
@@ -146,20 +147,20 @@ def gaussian_noise(
     check_key(key)
     check_step(step)
     if noise_multiplier == 0:
-        raise ValueError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
+        raise InputError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
     check_keys(key, step)
     state = GaussianNoiseState(key, jnp.array(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 
 
 def check_noise(noise_multiplier: float, sensitivity: float) -> None:
-    """Raises ValueError for σ or S that cannot be."""
+    """Raises InputError for σ or S that cannot be."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
+        raise InputError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
     if 0 < noise_multiplier < LEAST_NOISE_MULTIPLIER:
-        raise ValueError(
+        raise InputError(
             f"noise_multiplier {noise_multiplier} hides nothing: use 0 for none, or at least "
             f"{LEAST_NOISE_MULTIPLIER}"
         )
     if not (math.isfinite(sensitivity) and sensitivity >= 0):
-        raise ValueError(f"sensitivity must be finite and at least 0, got {sensitivity}")
+        raise InputError(f"sensitivity must be finite and at least 0, got {sensitivity}")

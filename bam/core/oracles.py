@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, PyTree
 
 from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
+from bam.errors import InputError
 
 # `(params, example) -> scalar loss of one example`
 LossFn = Callable[[Params, PyTree], Float[Array, ""]]
@@ -72,7 +73,7 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
 
     $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
     shift, of length `radius` ρ in the units of the parameters, reuses a released value, so it is
-    free post-processing. Before the first step (or if `p` is zero) there is no shift. A ValueError
+    free post-processing. Before the first step (or if `p` is zero) there is no shift. An InputError
     refuses a ρ that is negative or not finite.
 
     Source: Park et al. 2023, "Differentially Private Sharpness-Aware Training".
@@ -123,7 +124,7 @@ def bam_sam(
         `params` to one (as in `optax.masked`); None for everywhere.
 
     Raises:
-      ValueError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
+      InputError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
         example is seen) it has fewer views than k, or the mask is True nowhere.
 
     Examples:
@@ -135,7 +136,7 @@ def bam_sam(
     radius, mix = _non_negative("radius", radius), scalars.real("mix", mix)
     ascent_views, ascent_mask = _num_views(ascent_views), _flags(ascent_mask)
     if not 0 <= mix <= 1:
-        raise ValueError(f"mix must be between 0 and 1, got {mix}")
+        raise InputError(f"mix must be between 0 and 1, got {mix}")
     if radius == 0 or mix == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
@@ -233,7 +234,7 @@ def _choose(
         mask = jax.tree.unflatten(structure, [True] * len(leaves))
     flags = jax.tree.leaves(mask)
     if jax.tree.structure(mask) != structure or not any(flags):
-        raise ValueError(
+        raise InputError(
             "ascent_mask must be a tree of bools with the structure of the parameters, at least "
             f"one of them True; got {mask}"
         )
@@ -251,9 +252,9 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
     if num_views == 0:
         return example
     if not isinstance(example, dict) or "image" not in example:
-        raise ValueError('ascent_views needs examples that are dicts with views in "image"')
+        raise InputError('ascent_views needs examples that are dicts with views in "image"')
     if example["image"].shape[0] < num_views:
-        raise ValueError(
+        raise InputError(
             f"ascent_views = {num_views}, but an example has {example['image'].shape[0]} views"
         )
     return {**example, "image": example["image"][:num_views]}
@@ -265,17 +266,17 @@ def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
 
 
 def _non_negative(name: str, value: float) -> float:
-    """The number that it is now; ValueError unless finite and at least 0."""
+    """The number that it is now; InputError unless finite and at least 0."""
     read = scalars.real(name, value)
     if not (math.isfinite(read) and read >= 0):
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+        raise InputError(f"{name} must be a finite number of at least 0, got {value}")
     return read
 
 
 def _num_views(ascent_views: int) -> int:
     views = scalars.whole("ascent_views", ascent_views)
     if views < 0:
-        raise ValueError(f"ascent_views must be at least 0, got {views}")
+        raise InputError(f"ascent_views must be at least 0, got {views}")
     return views
 
 

@@ -25,6 +25,7 @@ from bam.core.pytree import Grads, Params
 from bam.core.strategy import INDEPENDENT, numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys
+from bam.errors import InputError
 
 
 class PrivatizeState(NamedTuple):
@@ -75,7 +76,7 @@ def privatize(
       a tree of `[...]`, float32 or wider. Chain any optimizer after it.
 
     Raises:
-      ValueError: if `clip` is not bounded, a number is out of range, or the key is none or was
+      InputError: if `clip` is not bounded, a number is out of range, or the key is none or was
         given to a transform before; in `init`, if it began for parameters of other shapes before;
         in `update`, without `mask`, or if `params` is given and a gradient has no leading example
         axis.
@@ -99,7 +100,7 @@ def privatize(
     expected_batch_size = scalars.real("expected_batch_size", expected_batch_size)
     check_noise(noise_multiplier, sensitivity)
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-        raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size}")
+        raise InputError(f"expected_batch_size must be positive, got {expected_batch_size}")
     check_strategy(strategy)
     check_start, process = claimed(key), os.getpid()
     key = scalars.unchanging(key)
@@ -146,7 +147,7 @@ def privatize(
         processes.check_not_forked(process, "this private transform")
         _check_per_example(grads, params)
         if isinstance(mask, str):
-            raise ValueError(
+            raise InputError(
                 "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
@@ -157,14 +158,14 @@ def privatize(
 
 
 def check_not_accumulated() -> None:
-    """ValueError where `optax.MultiSteps` makes a transform's state: it would add up batches.
+    """InputError where `optax.MultiSteps` makes a transform's state: it would add up batches.
 
     Nothing that it passes on tells, so its frame is looked for among those that called.
     """
     frame: types.FrameType | None = sys._getframe()
     while frame := frame and frame.f_back:
         if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
-            raise ValueError(
+            raise InputError(
                 "optax.MultiSteps cannot go around a private gradient, which is noised once for "
                 "each drawn batch: leave it out, and bound memory by microbatch_size"
             )
@@ -179,7 +180,7 @@ class NoisedMean:
     strategy: Sequence[float] = INDEPENDENT
 
     def __post_init__(self) -> None:
-        """Copies the numbers; ValueError for what is none."""
+        """Copies the numbers; InputError for what is none."""
         for name in ("noise_multiplier", "expected_batch_size"):
             object.__setattr__(self, name, scalars.real(name, getattr(self, name)))
         object.__setattr__(self, "strategy", numbers(self.strategy))
@@ -225,12 +226,12 @@ def private_mean(
 def _check_per_example(grads: Grads, params: Params | None) -> None:
     """Refuses ordinary gradients: their first weight axis would pass for examples."""
     if not jax.tree.leaves(grads):
-        raise ValueError("privatize needs per-example gradients, got a tree without an array")
+        raise InputError("privatize needs per-example gradients, got a tree without an array")
     if params is None:
         return
     for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
         if grad.shape[1:] != param.shape:
-            raise ValueError(
+            raise InputError(
                 f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
                 f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
             )

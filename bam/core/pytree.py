@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PyTree
 
+from bam.errors import InputError
+
 # A static checker sees any tree; the run-time check in tests sees float leaves.
 Grads: TypeAlias = PyTree[Float[Array, "..."]]
 Params: TypeAlias = PyTree[Float[Array, "..."]]
@@ -25,9 +27,9 @@ def at_least_float32(x: Array) -> Array:
 
 
 def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
-    """ValueError for a tree without an array: nothing of it could be trained."""
+    """InputError for a tree without an array: nothing of it could be trained."""
     if not jax.tree.leaves(tree):
-        raise ValueError(f"the {what} a tree without an array: there is nothing to train")
+        raise InputError(f"the {what} a tree without an array: there is nothing to train")
 
 
 def l2_norm(tree: Grads) -> Float[Array, ""]:
@@ -147,7 +149,7 @@ def read_from_memory(
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
-    The regular expression, or a ValueError, is searched for in each leaf's path, as
+    The regular expression, or an InputError, is searched for in each leaf's path, as
     `"GroupNorm_0/scale"`.
 
     Examples:
@@ -157,7 +159,7 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
     try:
         find = re.compile(pattern).search
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise InputError(f"{pattern!r} is not a regular expression: {error}") from None
     return lambda params: jax.tree.unflatten(
         jax.tree.structure(params), [bool(find(name)) for name in names(params)]
     )

@@ -20,6 +20,7 @@ from scipy import stats
 
 from bam.core import chacha
 from bam.core.chacha import Stream, nonce
+from bam.errors import InputError
 
 # Chance that a draw of one step exceeds the usual capacity, unless another is given; then a larger
 # shape is compiled, nothing is cut.
@@ -67,7 +68,7 @@ def poisson_sample(
 
     Returns sorted row numbers, of random length (possibly none). Every (seed, step) has its own
     independent stream, and gives the same rows again. The probability is q, rounded down to a
-    multiple of 2^-80. ValueError if q is outside [0, 1] or N is negative.
+    multiple of 2^-80. InputError if q is outside [0, 1] or N is negative.
 
     The seed is an integer from 0 to 2^256 - 1. Keep it secret if the guarantee is to hold against
     someone who reads it: the amplification by sampling assumes unknown batches.
@@ -77,9 +78,9 @@ def poisson_sample(
       [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     if not 0 <= sampling_prob <= 1:
-        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+        raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
     if num_examples < 0:
-        raise ValueError(f"num_examples must be at least 0, got {num_examples}")
+        raise InputError(f"num_examples must be at least 0, got {num_examples}")
     key = chacha.host_key(seed, "batches")
     # Of 80 random bits that are compared with q, 16 decide, or once in 2^16 times the other 64.
     first, rest = divmod(math.floor(Fraction(sampling_prob) * 2**80), 2**64)
@@ -118,7 +119,7 @@ def cyclic_sample(
 
     The parts are of random sizes: each example is in any of them with probability 1/b, the same in
     all steps of a seed and independently of the other examples. `sampling_prob` is that of an
-    example of the part; the rest as `poisson_sample`. ValueError for fewer than 1 part.
+    example of the part; the rest as `poisson_sample`. InputError for fewer than 1 part.
 
     Examples:
       >>> drawn = [cyclic_sample(0, step, 10, 1.0, num_parts=2) for step in (1, 2, 3)]
@@ -126,7 +127,7 @@ def cyclic_sample(
       (True, np.True_)
     """
     if num_parts < 1:
-        raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+        raise InputError(f"num_parts must be at least 1, got {num_parts}")
     drawn = poisson_sample(seed, step, num_examples, sampling_prob)
     return drawn[_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
 
@@ -137,7 +138,7 @@ def allocated_sample(
     """Draws the examples that are allocated to a step: to one of each epoch's b steps, anew.
 
     Any step of an epoch is equally likely, independently of other examples and other epochs. Steps
-    1 to b of a seed are its first epoch. ValueError for fewer than 1 batch.
+    1 to b of a seed are its first epoch. InputError for fewer than 1 batch.
 
     Examples:
       >>> epoch = [allocated_sample(0, step, 10, batches_per_epoch=2) for step in (1, 2)]
@@ -145,7 +146,7 @@ def allocated_sample(
       True
     """
     if batches_per_epoch < 1:
-        raise ValueError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
+        raise InputError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
     epoch, place = divmod(step - 1, batches_per_epoch)
     return np.flatnonzero(_parts(seed, num_examples, batches_per_epoch, epoch + 1) == place)
 
@@ -189,7 +190,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
     `usual_capacity`'s, adds to δ. A draw is never cut: leaving examples out would change the
     sampling distribution. A longer shape costs one more compilation, rarely.
 
-    Seed and step are those of the draw. ValueError if the capacity is below 1, or the row numbers
+    Seed and step are those of the draw. InputError if the capacity is below 1, or the row numbers
     are not different integers from 0 to 2^31 - 2.
 
     Examples:
@@ -199,13 +200,13 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
       ([4, 7, 9], True)
     """
     if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity}")
+        raise InputError(f"capacity must be at least 1, got {capacity}")
     if not np.issubdtype(np.asarray(indices).dtype, np.integer):
-        raise ValueError(f"row numbers must be integers, got {np.asarray(indices).dtype}")
+        raise InputError(f"row numbers must be integers, got {np.asarray(indices).dtype}")
     if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < PADDING:
-        raise ValueError(f"row numbers must be from 0 to {PADDING - 1}")
+        raise InputError(f"row numbers must be from 0 to {PADDING - 1}")
     if len(np.unique(indices)) < len(indices):
-        raise ValueError("a row is drawn twice: one example would count for two")
+        raise InputError("a row is drawn twice: one example would count for two")
     while capacity < len(indices):
         capacity *= 2
     places = _permutation(chacha.host_key(seed, "batches"), Stream.SLOTS, step, capacity)

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bam.errors import InputError
+
 KINDS = ((np.bool_, bool), (np.integer, int), (np.floating, float))
 
 
 def number(name: str, value: Any) -> int | float:
     """`value` as an int or a float of Python's own, as it is one or the other.
 
-    It may be Python's, NumPy's or JAX's, or an array of no axes. A ValueError, in one line that
+    It may be Python's, NumPy's or JAX's, or an array of no axes. An InputError, in one line that
     begins with `name`, refuses all else: bools, text, complex numbers, longer arrays, and what JAX
     traces.
 
@@ -39,7 +41,7 @@ def real(name: str, value: Any) -> float:
     try:
         return float(read)
     except OverflowError:
-        raise ValueError(f"{name} is an integer beyond what floats hold") from None
+        raise InputError(f"{name} is an integer beyond what floats hold") from None
 
 
 def whole(name: str, value: Any) -> int:
@@ -54,7 +56,7 @@ def count(name: str, value: Any) -> int:
     """The same of what is an integer, or a float that is equal to one."""
     read = number(name, value)
     if not (math.isfinite(read) and read == int(read)):
-        raise ValueError(f"{name} must be an integer, got {read}")
+        raise InputError(f"{name} must be an integer, got {read}")
     return int(read)
 
 
@@ -72,7 +74,7 @@ def option(name: str, value: Any) -> bool | int | float | str | None:
         return "".join(value)  # of Python's own class
     read = _read(name, value)
     if not (read is None or isinstance(read, bool | int | float)):
-        raise ValueError(f"{name} must be a number, a text or None, got {value!r}")
+        raise InputError(f"{name} must be a number, a text or None, got {value!r}")
     return read
 
 
@@ -87,12 +89,12 @@ def unchanging(value: Any) -> Any:
 def _read(name: str, value: Any) -> Any:
     """A number or a bool as Python's own; what is neither as it is."""
     if isinstance(value, jax.core.Tracer):
-        raise ValueError(
+        raise InputError(
             f"{name} must be a number, not traced: privacy and compiled programs rest on its value"
         )
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         if value.shape:
-            raise ValueError(f"{name} must be one number, got an array of shape {value.shape}")
+            raise InputError(f"{name} must be one number, got an array of shape {value.shape}")
         for dtype, kind in KINDS:
             if jnp.issubdtype(value.dtype, dtype):
                 return kind(np.asarray(value))
@@ -103,5 +105,5 @@ def _read(name: str, value: Any) -> Any:
     return value
 
 
-def _wrong(name: str, kind: type, value: Any) -> ValueError:
-    return ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
+def _wrong(name: str, kind: type, value: Any) -> InputError:
+    return InputError(f"{name} must be of type {kind.__name__}, got {value!r}")

@@ -27,6 +27,7 @@ import numpy as np
 from scipy import signal
 
 from bam.core import scalars
+from bam.errors import InputError
 
 INDEPENDENT = (1.0,)
 UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
@@ -40,7 +41,7 @@ def square_root(bands: int) -> tuple[float, ...]:
     r"""The first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
 
     Of all b steps they are near the best for the sum of all gradients so far; b = 1 is independent
-    noise. ValueError for fewer than 1 or more than 256 bands.
+    noise. InputError for fewer than 1 or more than 256 bands.
 
     Examples:
       >>> square_root(4)
@@ -48,15 +49,15 @@ def square_root(bands: int) -> tuple[float, ...]:
     """
     bands = scalars.whole("bands", bands)
     if not 1 <= bands <= UNITS:
-        raise ValueError(f"bands must be from 1 to {UNITS}, got {bands}")
+        raise InputError(f"bands must be from 1 to {UNITS}, got {bands}")
     coefficients = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, bands))])
     return tuple(float(c) for c in np.round(coefficients * UNITS) / UNITS)
 
 
 def numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """A copy of a strategy, of Python's own numbers; ValueError for what is none."""
+    """A copy of a strategy, of Python's own numbers; InputError for what is none."""
     if not hasattr(strategy, "__len__") or isinstance(strategy, str | dict):
-        raise ValueError(f"a strategy is a sequence of numbers, got {strategy!r}")
+        raise InputError(f"a strategy is a sequence of numbers, got {strategy!r}")
     return tuple(scalars.real("every number of a strategy", c) for c in strategy)
 
 
@@ -74,16 +75,16 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
 
 
 def check(strategy: Sequence[float]) -> None:
-    """Raises ValueError, in one line, for a strategy whose noise would not be what is declared."""
+    """Raises InputError, in one line, for a strategy whose noise would not be what is declared."""
     if len(strategy) == 0 or strategy[0] != 1:
-        raise ValueError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
+        raise InputError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
     if any(not math.isfinite(c) or c * UNITS != round(c * UNITS) for c in strategy):
-        raise ValueError(f"every number of a strategy must be a multiple of 1/{UNITS}")
+        raise InputError(f"every number of a strategy must be a multiple of 1/{UNITS}")
     with np.errstate(over="ignore", invalid="ignore"):
         column = np.abs(noise_of(strategy, HORIZON))
         growth = float(column.sum() * np.abs(strategy).sum())
     if not growth <= MOST_GROWTH or column[-HORIZON // 8 :].sum() > 1e-9:
-        raise ValueError(
+        raise InputError(
             "this strategy's noise grows over the steps: its inverse must be bounded, as that of "
             "positive numbers that fall"
         )

@@ -16,6 +16,8 @@ import numpy as np
 from jax import custom_batching
 from jaxtyping import Array, Bool, PyTree
 
+from bam.errors import InputError
+
 MOST_PROGRAMS = 16
 
 
@@ -72,7 +74,7 @@ def _identity(value: Any) -> Hashable:
 
 
 def check_keys(key: PyTree, step: PyTree = 0) -> None:
-    """Refuses, with a ValueError, a noise key that a program would use more than once.
+    """Refuses, with an InputError, a noise key that a program would use more than once.
 
     That is a constant of the program that JAX traces now, and one of equal keys that `vmap` maps
     over, with equal steps, where their values can be seen. A program that computes its key from
@@ -95,9 +97,9 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
 
 
 def check_one_program(what: str) -> None:
-    """Refuses, with a ValueError, to be traced for each of several devices by itself."""
+    """Refuses, with an InputError, to be traced for each of several devices by itself."""
     if axes := jax.sharding.get_abstract_mesh().manual_axes:
-        raise ValueError(
+        raise InputError(
             f"the same noise would be added more than once: shard_map or pmap over {axes} runs "
             f"{what} on every device; give it mesh=, which shares out the rows of one sum"
         )
@@ -108,7 +110,7 @@ def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
     """A noised sum, checked to be the only one with this key and step.
 
     If two sums share one noise draw, subtracting them removes it. `vmap` over anything that the sum
-    depends on, arguments or not, but neither over key nor step, does just that: ValueError. Where
+    depends on, arguments or not, but neither over key nor step, does just that: InputError. Where
     it maps over equal keys, or devices under `shard_map` or `pmap` have equal ones, the sums are
     NaN: their values are known only when the program runs.
     """
@@ -133,7 +135,7 @@ def _map_noise(
 
 @custom_batching.custom_vmap
 def never_mapped(tree: PyTree) -> PyTree:
-    """The same tree; ValueError where `vmap` maps over anything that it depends on."""
+    """The same tree; InputError where `vmap` maps over anything that it depends on."""
     return tree
 
 
@@ -177,7 +179,7 @@ def _mapped_values(x: Any) -> np.ndarray | None:
 
 
 def _refuse(why: str) -> NoReturn:
-    raise ValueError(
+    raise InputError(
         f"the same noise would be added more than once: its key {why} the state that holds it, as "
         "an argument of the traced function"
     )

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
+from bam.errors import InputError
+
 FLIPS = ("none", "horizontal")
 
 
@@ -79,14 +81,14 @@ def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size
 
 
 def check(num_views: int, shift: int, flip: str, num_mixtures: int = 0) -> None:
-    """Refuses augmentations that cannot be, with a ValueError that names the argument."""
+    """Refuses augmentations that cannot be, with an InputError that names the argument."""
     if num_views < 1:
-        raise ValueError(f"augment.views must be at least 1, got {num_views}")
+        raise InputError(f"augment.views must be at least 1, got {num_views}")
     if num_mixtures < 0 or (num_mixtures and num_views < 2):
-        raise ValueError(
+        raise InputError(
             f"augment.mixtures are of 2 views or more, got {num_mixtures} of {num_views}"
         )
     if shift < 0:
-        raise ValueError(f"augment.shift must be at least 0, got {shift}")
+        raise InputError(f"augment.shift must be at least 0, got {shift}")
     if flip not in FLIPS:
-        raise ValueError(f"unknown augment.flip {flip!r}; choose from {', '.join(FLIPS)}")
+        raise InputError(f"unknown augment.flip {flip!r}; choose from {', '.join(FLIPS)}")

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Int32, Num, UInt8
 
 from bam import files
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 
@@ -38,7 +39,7 @@ _changed = threading.Condition()
 Stays: TypeAlias = Callable[[int], bool]
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data that is missing, damaged or not what its name promises; the message is one line."""
 
     def __init__(self, message: str) -> None:
@@ -101,10 +102,10 @@ def check_memory(num_bytes: int, where: str) -> None:
 def decoding(num_bytes: int) -> Iterator[None]:
     """Waits until so many bytes are free of the `DECODING` that all threads share, and takes them.
 
-    A thread must not ask twice. ValueError, in one line, for more than there are.
+    A thread must not ask twice. InputError, in one line, for more than there are.
     """
     if num_bytes > DECODING:
-        raise ValueError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
+        raise InputError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
     with _changed:
         _changed.wait_for(lambda: num_bytes <= _decoding["free"])
         _decoding["free"] -= num_bytes
@@ -164,11 +165,11 @@ def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) ->
             image = Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)  # its header alone
         with image:
             if image.mode not in ("1", "L", "RGB", "RGBA", "P"):
-                raise ValueError(f"mode {image.mode} is neither 8-bit grey nor RGB")
+                raise InputError(f"mode {image.mode} is neither 8-bit grey nor RGB")
             target = "L" if image.mode in ("1", "L") else "RGB"
             declared = (image.height, image.width, 1 if target == "L" else 3)
             if shape is None and image.height * image.width > MAX_PIXELS:
-                raise ValueError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
+                raise InputError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
             if shape not in (None, declared):
                 raise DataError(f"{place}: image of shape {declared}, expected {tuple(shape)}")
             with decoding(image.height * image.width * PIXEL_BYTES):

@@ -16,6 +16,7 @@ from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import DataError, Split, Stays, in_memory
 from bam.data.sources import archives, builtin, prepared
 from bam.data.stream import StoredImages, content, select
+from bam.errors import InputError
 from bam.files import JsonObject
 
 __all__ = [
@@ -256,14 +257,14 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
 
     For choosing hyper-parameters without a look at the test split. What is chosen on held-out
     examples reveals something of them, and no ε here covers that. The hashes are of `of`, if given,
-    in place of `dataset.train`: images, of which the data set has features, say. ValueError if no
+    in place of `dataset.train`: images, of which the data set has features, say. InputError if no
     training example would remain.
     """
     total = len(dataset.train.labels)
     if num_examples == 0:
         return dataset
     if not 0 < num_examples < total:
-        raise ValueError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
+        raise InputError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
     aside = np.zeros(total, bool)
     aside[np.argsort(_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
     train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in (~aside, aside))

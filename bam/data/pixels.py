@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from bam.data.common import DECODING, MAX_PIXELS, PIXEL_BYTES, DataError, decoding
+from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 
 with needs("data"):
@@ -190,7 +191,7 @@ def dicom_user(file: Path) -> str:
     with _one_line(file), file.open("rb") as stream:
         user = str(_dicom_header(stream).get("PatientID") or "").strip()
         if not user:
-            raise ValueError("no PatientID in it")
+            raise InputError("no PatientID in it")
     return user
 
 
@@ -218,7 +219,7 @@ def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
         stream.seek(0)
         is_mapped = head.startswith(b"\x93NUMPY") or name.endswith((".nii", ".nii.gz"))
         if not is_mapped and (num_bytes := file.stat().st_size) > DECODING:
-            raise ValueError(f"{num_bytes:,} bytes; at most {DECODING:,}")
+            raise InputError(f"{num_bytes:,} bytes; at most {DECODING:,}")
         if head.startswith(b"\x93NUMPY"):
             opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
         elif head[128:] == b"DICM" or name.endswith((".dcm", ".dicom", ".ima")):
@@ -228,7 +229,7 @@ def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
         else:
             opened = _pillow(stream, head)
         if not 0 < opened.size[0] * opened.size[1] <= LIMIT:
-            raise ValueError(f"{opened.size[0]} × {opened.size[1]} pixels; at most {LIMIT:,}")
+            raise InputError(f"{opened.size[0]} × {opened.size[1]} pixels; at most {LIMIT:,}")
         yield opened
 
 
@@ -333,7 +334,7 @@ def _scaled(
         eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
         return np.minimum(eight, 255).astype(np.uint8)
     if window is None:
-        raise ValueError("signed or floating-point numbers need --window=LOW,HIGH")
+        raise InputError("signed or floating-point numbers need --window=LOW,HIGH")
     scaled = np.empty(numbers.shape, np.uint8)
     for part, result in zip(_parts(numbers), _parts(scaled), strict=True):
         unit = (part.astype(np.float64) - window[0]) / (window[1] - window[0])
@@ -350,7 +351,7 @@ def _array(numbers: np.ndarray) -> _Opened:
     """An array `[height, width]`, or with 1, 3 or 4 channels behind."""
     known = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
     if not known or numbers.dtype.kind not in "biuf":
-        raise ValueError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
+        raise InputError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
     height, width = numbers.shape[:2]
     bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
     pixel_bytes = max(PIXEL_BYTES, 8 * numbers.itemsize * math.prod(numbers.shape[2:]))
@@ -371,11 +372,11 @@ def _nifti(file: Path) -> _Opened:
     kind = nibabel.Nifti2Header if is_second else nibabel.Nifti1Header
     header: Any = kind(head[: kind.sizeof_hdr])
     if not 0 <= (offset := header.get_data_offset()) <= NIFTI_BEGINNING:
-        raise ValueError(f"{offset:,} bytes before its numbers; at most {NIFTI_BEGINNING:,}")
+        raise InputError(f"{offset:,} bytes before its numbers; at most {NIFTI_BEGINNING:,}")
     stored: Any = nibabel.arrayproxy.ArrayProxy(str(file), header)
     shape = stored.shape
     if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
-        raise ValueError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
+        raise InputError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
     plain = (stored.slope, stored.inter) == (1, 0)
     middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
     opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
@@ -390,7 +391,7 @@ def _dicom_header(stream: BinaryIO) -> Any:
         import pydicom
     meta = pydicom.filereader.read_file_meta_info(stream.name)
     if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
-        raise ValueError("a deflated DICOM file, whose size is unknown before it is inflated")
+        raise InputError("a deflated DICOM file, whose size is unknown before it is inflated")
     return pydicom.dcmread(stream, stop_before_pixels=True)
 
 
@@ -402,7 +403,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
 
     kind, voi = header.PhotometricInterpretation, header.get("VOILUTSequence")
     if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
-        raise ValueError(f"{frames} frames; a DICOM file of one is read")
+        raise InputError(f"{frames} frames; a DICOM file of one is read")
     has_voi = voi or not {"None", ""} & {str(header.get(f"Window{x}")) for x in ("Center", "Width")}
     rescale = (header.get("RescaleSlope") or 1, header.get("RescaleIntercept") or 0)
     plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
@@ -421,7 +422,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
             frame = next(pydicom.encaps.generate_frames(data.PixelData, number_of_frames=1))
             declared = _size_of(frame) or (data.Rows, data.Columns)
             if declared != (data.Rows, data.Columns):
-                raise ValueError(f"{declared} pixels in a file of {data.Rows} × {data.Columns}")
+                raise InputError(f"{declared} pixels in a file of {data.Rows} × {data.Columns}")
         numbers = data.pixel_array
         if kind == "PALETTE COLOR":
             numbers = pixels.apply_color_lut(numbers, data)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from bam.data.sources import photographs
+from bam.errors import InputError
 
 SCALES, ANGLES = 2, 8
 STRIDE = 2**SCALES
@@ -51,12 +52,12 @@ def scattering(
       (1, 8, 8, 243)
     """
     if not 0 <= whiten < math.inf:
-        raise ValueError(f"features.whiten must be finite and not negative, got {whiten}")
+        raise InputError(f"features.whiten must be finite and not negative, got {whiten}")
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         _, height, width, channels = images.shape
         if min(height, width) < 2 * STRIDE or height % STRIDE or width % STRIDE:
-            raise ValueError(
+            raise InputError(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
@@ -91,7 +92,7 @@ def inverse_root(matrix: np.ndarray, ridge: float) -> np.ndarray:
 
 def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "n k h w"]:
     if groups < 0 or planes.shape[1] % groups:
-        raise ValueError(f"features.groups must divide {planes.shape[1]} channels, got {groups}")
+        raise InputError(f"features.groups must divide {planes.shape[1]} channels, got {groups}")
     grouped = planes.reshape(len(planes), groups, -1)
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
 

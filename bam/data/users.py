@@ -63,7 +63,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
 
     Raises:
       DataError: for ids without a size, a size without ids, or more than the memory holds.
-      ValueError: for a row without an id.
+      InputError: for a row without an id.
     """
     ids = getattr(dataset, "users", None)
     if ids is None and size:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 from bam import named
+from bam.errors import InputError
 from bam.extras import needs
 
 with needs("train"):  # here for every module of this package
@@ -47,18 +48,18 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
 
     The width is the channels of the first layer, or a wide ResNet's widening factor (models without
     widths ignore it); the options are the model's own: `scale_norm`, `weight_standardisation`,
-    `depth`, `norm_last`, `shortcut_norm_first`, `symmetries`. ValueError for an unknown name or
+    `depth`, `norm_last`, `shortcut_norm_first`, `symmetries`. InputError for an unknown name or
     option, no class, or a width below 1.
     """
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
+        raise InputError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
     if num_classes < 1:
-        raise ValueError(f"a network makes at least one number of an image, got {num_classes}")
+        raise InputError(f"a network makes at least one number of an image, got {num_classes}")
     if width < 1:
-        raise ValueError(f"model.width must be at least 1, got {width}")
+        raise InputError(f"model.width must be at least 1, got {width}")
     how = options.get("weight_standardisation", "none")
     if how not in WEIGHT_STANDARDISATIONS:
-        raise ValueError(
+        raise InputError(
             f"unknown model.weight_standardisation {how!r}; choose from "
             f"{', '.join(WEIGHT_STANDARDISATIONS)}"
         )

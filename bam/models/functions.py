@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Num, PyTree
 
 from bam.core import pytree
 from bam.core.pytree import Params
+from bam.errors import InputError
 from bam.models import lora
 from bam.models.layers import convolutions_as
 from bam.models.losses import Loss, cross_entropy
@@ -74,7 +75,7 @@ def as_functions(
       loss: of an image, see `bam.models.losses`.
 
     Raises:
-      ValueError: if the network keeps state besides parameters (BatchNorm does), if its pooling
+      InputError: if the network keeps state besides parameters (BatchNorm does), if its pooling
         leaves nothing of such inputs, if two of its parameters have one name, or for an unknown
         convolution or precision.
 
@@ -85,9 +86,9 @@ def as_functions(
       (5, 2)
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
+        raise InputError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
     if lora_rank and not isinstance(network, nn.Module):
-        raise ValueError("lora is for Flax Linen modules, whose linear layers it finds by name")
+        raise InputError("lora is for Flax Linen modules, whose linear layers it finds by name")
     first, apply = _pure(network)
 
     @contextlib.contextmanager
@@ -118,7 +119,7 @@ def as_functions(
         with arithmetic():
             output = apply(params, jnp.asarray(inputs))
         if not isinstance(output, jax.Array):
-            raise ValueError(f"a network returns one array, not a {type(output).__name__}")
+            raise InputError(f"a network returns one array, not a {type(output).__name__}")
         return pytree.at_least_float32(output)
 
     def loss_of(params: Params, example: PyTree) -> Float[Array, ""]:
@@ -131,19 +132,19 @@ def as_functions(
     try:
         jax.eval_shape(init, jax.random.key(0))
     except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
-        raise ValueError(f"the network leaves nothing of inputs of shape {input_shape}") from error
+        raise InputError(f"the network leaves nothing of inputs of shape {input_shape}") from error
     return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:
-    """A network as `(init, apply)`; ValueError for state besides parameters, or for none."""
+    """A network as `(init, apply)`; InputError for state besides parameters, or for none."""
     if isinstance(network, nn.Module):
         return _linen(network)
     if any(x.__module__.startswith("flax.nnx") for x in type(network).__mro__):
         return _nnx(network)
     if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
         return network[0], network[1]
-    raise ValueError(
+    raise InputError(
         "a network is a Flax Linen or NNX module or a pair of functions (init, apply), not a "
         f"{type(network).__name__}"
     )
@@ -154,7 +155,7 @@ def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
     names, structure = [x or "params" for x in pytree.names(like)], jax.tree.structure(like)
     for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
         if following.startswith(name):
-            raise ValueError(f"two of the network's parameters have one name: {following[:-1]}")
+            raise InputError(f"two of the network's parameters have one name: {following[:-1]}")
 
     def init(key: Array, inputs: Array) -> Params:
         leaves = jax.tree.leaves(first(key, inputs))
@@ -171,11 +172,11 @@ def _only_parameters(extra: list[str]) -> None:
     if not extra:
         return
     if all("rng" in name.lower() for name in extra):
-        raise ValueError(
+        raise InputError(
             f"the model draws random numbers {extra}, as Dropout does, and nothing here gives it "
             "new ones: leave Dropout out, since the noise regularises already"
         )
-    raise ValueError(
+    raise InputError(
         f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples of a "
         "batch, so no per-example gradient exists and clipping bounds nothing: use GroupNorm or "
         "LayerNorm"

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from bam.core.oracles import own_weights
 from bam.core.pytree import at_least_float32
+from bam.errors import InputError
 from bam.models.symmetries import tied
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
@@ -39,7 +40,7 @@ def convolutions_as(name: str) -> Iterator[None]:
     CPU, "tpu" on TPU and "xla" elsewhere.
     """
     if name not in FORMULATIONS:
-        raise ValueError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
+        raise InputError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
     token = _formulation.set(name)
     try:
         yield

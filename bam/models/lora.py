@@ -19,6 +19,7 @@ from flax import traverse_util
 from jaxtyping import Array
 
 from bam.core.pytree import Params
+from bam.errors import InputError
 
 NAME = "lora"  # of the factors in a model's parameters, which expressions like "lora|head" find
 
@@ -26,11 +27,11 @@ NAME = "lora"  # of the factors in a model's parameters, which expressions like 
 def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
     """Parameters with factors for each linear layer whose name the expression is found in.
 
-    A is normal with variance 1/in, B zero: the model is the same at first. ValueError for a rank
+    A is normal with variance 1/in, B zero: the model is the same at first. InputError for a rank
     below 1, or if no layer is found.
     """
     if rank < 1:
-        raise ValueError(f"lora.rank must be at least 1, or 0 for none, got {rank}")
+        raise InputError(f"lora.rank must be at least 1, or 0 for none, got {rank}")
     named = traverse_util.flatten_dict(params, sep="/")
     layers = [
         name.removesuffix("/kernel")
@@ -38,7 +39,7 @@ def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
         if name.endswith("/kernel") and x.ndim == 2 and re.search(targets, name)
     ]
     if not layers:
-        raise ValueError(f"lora.targets {targets!r} is found in the name of no linear layer")
+        raise InputError(f"lora.targets {targets!r} is found in the name of no linear layer")
     for name in layers:
         inputs, outputs = named[f"{name}/kernel"].shape
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))

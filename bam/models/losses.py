@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models.figures import classification, multilabel, regression
@@ -45,7 +46,7 @@ def cross_entropy(weights: Any = None) -> Loss:
 
     Args:
       weights: of the classes, public numbers, finite and not negative; None: 1 of each. A config
-        may hold anything else: a ValueError.
+        may hold anything else: an InputError.
     """
     class_weights = _weights(weights)
 
@@ -130,7 +131,7 @@ def per_pixel(weights: Any = None) -> Loss:
 
     def of_output(output: Array, label: Array) -> Array:
         if output.shape[:-1] != label.shape:
-            raise ValueError(
+            raise InputError(
                 f"loss per_pixel: outputs of shape {output.shape} for pixels {label.shape}"
             )
         return jnp.mean(pixel_loss.of_output(output, label))
@@ -159,7 +160,7 @@ def _weights(weights: Any) -> np.ndarray | None:
     except (TypeError, ValueError):  # of a text such as "balanced", or a dict
         array = np.zeros(0, np.float32)
     if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
-        raise ValueError(
+        raise InputError(
             "loss.weights must be finite numbers from 0, one a class, as in "
             f"--config.loss.weights=1,2.5, got {weights!r:.200}"
         )

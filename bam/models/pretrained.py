@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bam.errors import InputError
 from bam.extras import needs
 
 with needs("train"):
@@ -71,19 +72,19 @@ OTHERS = {
 
 
 def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """The weights in the bytes of a safetensors file; a ValueError, in one line, for any other."""
+    """The weights in the bytes of a safetensors file; an InputError, in one line, for any other."""
     for beginning, what in OTHERS.items():
         if re.match(beginning, content, re.IGNORECASE):
-            raise ValueError(f"{path} is no safetensors file but {what}")
+            raise InputError(f"{path} is no safetensors file but {what}")
     try:
         return safetensors.numpy.load(content)
     except KeyError as error:  # a type that NumPy has not
         kind = str(error).strip("'")
-        raise ValueError(
+        raise InputError(
             f"{path} is no safetensors file of NumPy's types: save its weights of {kind} as F32"
         ) from None
     except Exception as error:  # of a damaged file it raises its own, TypeError and more
-        raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from None
+        raise InputError(f"{path} is damaged, or no safetensors file: {error}") from None
 
 
 def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -92,7 +93,7 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Names that no pattern has are left alone: whoever loads them says that they are too many.
 
     Raises:
-      ValueError: for weights of a model with BatchNorm, with what takes its place.
+      InputError: for weights of a model with BatchNorm, with what takes its place.
 
     Examples:
       >>> new = renamed({"layer1.0.conv1.weight": np.zeros((8, 4, 3, 3)), "fc.bias": np.ones(2)})
@@ -103,7 +104,7 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         (of for mark, of in KINDS.items() if any(re.fullmatch(mark, x) for x in named)), None
     )
     if any(name.endswith("running_mean") for name in named):
-        raise ValueError(
+        raise InputError(
             "these weights are of a model with BatchNorm, which mixes the examples of a batch: "
             "take ones that were trained with GroupNorm, such as timm's resnet50_gn"
         )

@@ -3,6 +3,7 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from bam.errors import InputError
 from bam.models.layers import Conv, GroupNorm, average_pool, group_norm, mish
 from bam.models.symmetries import ORDERS, invariant
 
@@ -34,7 +35,7 @@ class ResNet9(nn.Module):
     def __post_init__(self) -> None:
         """Refuses symmetries that are no group, or that the width is no multiple of."""
         if self.symmetries not in ORDERS or self.width % self.symmetries:
-            raise ValueError(
+            raise InputError(
                 f"model.symmetries is 1, 2, 4 or 8 and divides model.width, got {self.symmetries} "
                 f"and {self.width}"
             )
@@ -44,7 +45,7 @@ class ResNet9(nn.Module):
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
         """Logits of a batch of images whose sides are multiples of 16."""
         if images.shape[1] % 16 or images.shape[2] % 16:
-            raise ValueError(
+            raise InputError(
                 f"resnet9 needs images with sides that are multiples of 16, got {images.shape[1:]}"
             )
         w = self.width

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from bam.errors import InputError
 from bam.models.layers import Conv, average_pool, group_norm
 
 
@@ -100,7 +101,7 @@ class DeepResidual(nn.Module):
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
         """Logits of a batch of inputs of any shape."""
         if self.depth < 2:
-            raise ValueError(f"deep_residual needs a depth of at least 2, got {self.depth}")
+            raise InputError(f"deep_residual needs a depth of at least 2, got {self.depth}")
         x = nn.tanh(nn.Dense(self.width)(inputs.reshape(inputs.shape[0], -1)))
         if self.depth > 2:
             scanned = nn.scan(

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from bam.errors import InputError
+
 
 class VisionTransformer(nn.Module):
     """ViT with a class token; LayerNorm before each layer, exact GELU, a linear head.
@@ -29,7 +31,7 @@ class VisionTransformer(nn.Module):
         """Logits of a batch of images whose sides are multiples of the patch."""
         n, height, width, channels = images.shape
         if height % self.patch or width % self.patch:
-            raise ValueError(
+            raise InputError(
                 f"a vision transformer of patches of {self.patch} needs sides that are multiples "
                 f"of it, got {images.shape[1:]}"
             )

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from bam.errors import InputError
 from bam.models.layers import Conv, group_norm, mish
 
 
@@ -84,7 +85,7 @@ def _logits(network: WideResNet | WideResNetBam, images: Array) -> Array:
     """
     blocks, rest = divmod(network.depth - 4, 6)
     if blocks < 1 or rest:
-        raise ValueError(
+        raise InputError(
             f"the depth of a wide ResNet is 6n + 4 (10, 16, 22, …), got {network.depth}"
         )
     x = network._conv(images, 16)

@@ -17,6 +17,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize
 
 from bam.core import scalars
+from bam.errors import InputError
 from bam.privacy import pld, tradeoff
 
 # Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
@@ -93,7 +94,7 @@ def epsilon(
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
 
     Raises:
-      ValueError: if an argument is out of range; for "pld" also if T and δ are together, or ε is
+      InputError: if an argument is out of range; for "pld" also if T and δ are together, or ε is
         above about 1,000.
 
     A `bam.privacy.pld.LooseBoundWarning` says where ε by "pld" is an upper bound, but not tight:
@@ -128,14 +129,14 @@ def deltas(
     """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
     The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
-    ValueError says so. With `tradeoff.profile_tradeoff` it is the mechanism's trade-off function.
+    InputError says so. With `tradeoff.profile_tradeoff` it is the mechanism's trade-off function.
     """
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     epsilons = [scalars.real("epsilons", x) for x in epsilons]
     sampling_prob, num_steps, _ = read_steps(sampling_prob, num_steps, 0.5)
     check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
-        raise ValueError(
+        raise InputError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
         )
     _check_room(noise_multiplier, sampling_prob, num_steps, 1e-5)
@@ -302,19 +303,19 @@ def without_order_warnings() -> Iterator[None]:
 
 
 def _check_room(sigma: float, prob: float, num_steps: int, delta: float) -> None:
-    """ValueError where PLD's tables would fill the memory."""
+    """InputError where PLD's tables would fill the memory."""
     about = math.inf
     if sigma >= SMALLEST_NOISE:
         about = _by_rdp(sigma, prob, num_steps, delta, FEW_ORDERS)
     if about > LARGEST_PLD_EPSILON:
-        raise ValueError(
+        raise InputError(
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
             "nobody: more noise, fewer steps, or accountant rdp"
         )
 
 
 def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[float, int, float]:
-    """q, T and δ as numbers of Python's own; a ValueError names one that is no number."""
+    """q, T and δ as numbers of Python's own; an InputError names one that is no number."""
     return (
         scalars.real("sampling_prob", sampling_prob),
         scalars.count("num_steps", num_steps),
@@ -323,34 +324,34 @@ def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[fl
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """ValueError for a σ that is negative, no number, or finite and above `LARGEST_NOISE`."""
+    """InputError for a σ that is negative, no number, or finite and above `LARGEST_NOISE`."""
     if not (0 <= noise_multiplier <= LARGEST_NOISE or noise_multiplier == math.inf):
-        raise ValueError(
+        raise InputError(
             f"noise_multiplier must be from 0 to {LARGEST_NOISE:.0e}, got {noise_multiplier}"
         )
 
 
 def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) -> None:
-    """ValueError for an ε that no noise is chosen for, or if nothing is released."""
+    """InputError for an ε that no noise is chosen for, or if nothing is released."""
     if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
-        raise ValueError(
+        raise InputError(
             f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
         )
     if num_steps == 0 or sampling_prob == 0:
-        raise ValueError("no noise to choose: num_steps and sampling_prob must be positive")
+        raise InputError("no noise to choose: num_steps and sampling_prob must be positive")
 
 
 def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
-    """ValueError for what is no probability, number of steps, δ or accountant."""
+    """InputError for what is no probability, number of steps, δ or accountant."""
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
+        raise InputError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
     if not 0 <= sampling_prob <= 1:
-        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+        raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
     if not 0 <= num_steps <= LARGEST_NUM_STEPS or num_steps != int(num_steps):
-        raise ValueError(
+        raise InputError(
             f"num_steps must be an integer from 0 to {LARGEST_NUM_STEPS}, got {num_steps}"
         )
     if not 0 < delta < 1:
-        raise ValueError(f"delta must be between 0 and 1, got {delta}")
+        raise InputError(f"delta must be between 0 and 1, got {delta}")
     if accountant == "pld":
         pld.check(sampling_prob, num_steps, delta)

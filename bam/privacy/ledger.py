@@ -32,6 +32,7 @@ import numpy as np
 
 from bam import files, provenance
 from bam.core import processes
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy.plan import PrivacyPlan
 
@@ -41,10 +42,10 @@ PROCESSES = "processes.jsonl"
 def create(path: Path) -> None:
     """Makes an empty ledger, a file of a byte for each step begun, and forces it to the disk.
 
-    Raises ValueError for one that has steps: they are of a run that is not known any more.
+    Raises InputError for one that has steps: they are of a run that is not known any more.
     """
     if path.exists() and path.stat().st_size:
-        raise ValueError(f"{path} has steps of a run without a config.json; choose another folder")
+        raise InputError(f"{path} has steps of a run without a config.json; choose another folder")
     path.touch()
     files.keep(path)
 
@@ -67,7 +68,7 @@ class Ledger:
           plan: the privacy plan.
           step: the step that the run goes on from; 0 for a fresh start.
           at_least: steps begun that some record knows of: a checkpoint, the metrics. A file that is
-            missing, or has fewer, is refused with a ValueError.
+            missing, or has fewer, is refused with an InputError.
           before_first: called once, with the number of the first step that `begin` is about to
             count: that is where `add_process` belongs.
         """
@@ -77,18 +78,18 @@ class Ledger:
         if path is None:
             return
         if path.is_dir():
-            raise ValueError(f"{path} is damaged: it is a folder; choose another one for the run")
+            raise InputError(f"{path} is damaged: it is a folder; choose another one for the run")
         written = path.stat().st_size if path.exists() else -1
         written = int(processes.from_first(np.int32(written)))
         if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
-            raise ValueError(f"{path} is damaged; choose another folder")
+            raise InputError(f"{path} is damaged; choose another folder")
         if written < at_least:
             what = (
                 "is missing"
                 if written < 0
                 else f"has {written} steps, the run's other records {at_least}"
             )
-            raise ValueError(
+            raise InputError(
                 f"{path} {what}: what this run has spent is not known; choose another folder"
             )
         self.begun = min(written, plan.num_steps)  # one that was counted and then refused
@@ -197,9 +198,9 @@ def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
 
 
 def check_no_processes(folder: Path) -> None:
-    """ValueError for a folder where a run is to begin, and processes of another took steps."""
+    """InputError for a folder where a run is to begin, and processes of another took steps."""
     if (folder / PROCESSES).exists():
-        raise ValueError(f"{folder} has {PROCESSES} of a run that is gone; choose another folder")
+        raise InputError(f"{folder} has {PROCESSES} of a run that is gone; choose another folder")
 
 
 def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
@@ -210,7 +211,7 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
 
     Args:
       folder: of the run; None: there is none.
-      at_least: those that another record of the run knows of, such as a checkpoint. A ValueError
+      at_least: those that another record of the run knows of, such as a checkpoint. An InputError
         refuses a file that is missing or does not begin with them, and one that is damaged.
     """
     path = folder and folder / PROCESSES
@@ -224,10 +225,10 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
             rows = None
     unknown = "what took this run's steps is not known; put the file back, or choose another folder"
     if not are_processes(rows):
-        raise ValueError(f"{path} is damaged: {unknown}")
+        raise InputError(f"{path} is damaged: {unknown}")
     if rows[: len(at_least)] != list(at_least):
         what = "has other lines than the run's other records" if path.exists() else "is missing"
-        raise ValueError(f"{path} {what}: {unknown}")
+        raise InputError(f"{path} {what}: {unknown}")
     return rows
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Int64
 from bam import named
 from bam.core import sampling, scalars
 from bam.core import strategy as strategies
+from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
@@ -71,7 +72,7 @@ class Mechanism:
     period: int = 1
 
     def __post_init__(self) -> None:
-        """Copies the numbers; ValueError for what is none."""
+        """Copies the numbers; InputError for what is none."""
         read = scalars.real("sampling_prob", self.sampling_prob)
         object.__setattr__(self, "sampling_prob", read)
         object.__setattr__(self, "strategy", strategies.numbers(self.strategy))
@@ -91,7 +92,7 @@ class Mechanism:
     def epsilon(
         self, *, noise_multiplier: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """ε of T steps, an upper bound; ValueError for an accountant that has none."""
+        """ε of T steps, an upper bound; InputError for an accountant that has none."""
         noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
         num_steps = scalars.count("num_steps", num_steps)
         accounting.check_noise_multiplier(noise_multiplier)
@@ -99,7 +100,7 @@ class Mechanism:
         if steps := poisson_steps(event):
             return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
         if accountant != "pld":
-            raise ValueError(
+            raise InputError(
                 f"accountant {accountant} has no bound for random_allocation batches: pld has"
             )
         return epsilon_of_random_allocation(delta=delta, **vars(event))
@@ -135,13 +136,13 @@ def adjacency_of(plan: JsonMapping) -> str:
 
 
 def check_name(name: object) -> None:
-    """ValueError, in one line, for the name of no mechanism here."""
+    """InputError, in one line, for the name of no mechanism here."""
     if name == "fixed_size":
-        raise ValueError(
+        raise InputError(
             "mechanism fixed_size, with neighbours that replace one example, is gone: take poisson"
         )
     if name not in tuple(MECHANISMS):  # a name may be a list, of a stranger's record
-        raise ValueError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
+        raise InputError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
 
 
 def make(
@@ -156,7 +157,7 @@ def make(
       options: of that section, passed to it by name.
 
     Raises:
-      ValueError: for an unknown name, or a batch size or options that the mechanism cannot have.
+      InputError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
     check_name(name)
     given = read_options(options or {})
@@ -164,7 +165,7 @@ def make(
 
 
 def read_options(options: JsonMapping) -> JsonObject:
-    """A copy of a mechanism's options; ValueError for what is no number, text or None."""
+    """A copy of a mechanism's options; InputError for what is no number, text or None."""
     return {str(key): scalars.option(f"mechanism.{key}", x) for key, x in options.items()}
 
 
@@ -208,11 +209,11 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     num_examples, batch_size = _counts(num_examples, batch_size)
     bands = scalars.whole("mechanism.bands", bands)
     if not 2 <= bands <= strategies.UNITS:
-        raise ValueError(
+        raise InputError(
             f"mechanism banded needs mechanism.bands from 2 to {strategies.UNITS}, got {bands}"
         )
     if bands * batch_size > num_examples:
-        raise ValueError(
+        raise InputError(
             f"mechanism banded draws from 1/{bands} of the {num_examples} examples at a time: "
             f"expected_batch_size must be at most {num_examples // bands}, got {batch_size}"
         )
@@ -245,7 +246,7 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
     num_examples, batch_size = _counts(num_examples, batch_size)
     batches = num_examples // batch_size
     if batches < 2:
-        raise ValueError(
+        raise InputError(
             f"mechanism random_allocation needs two batches an epoch: expected_batch_size must be "
             f"at most {num_examples // 2}, got {batch_size}"
         )
@@ -266,7 +267,7 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     """Every batch is all of the data: nothing is random but the noise."""
     num_examples, batch_size = _counts(num_examples, batch_size)
     if batch_size != num_examples:
-        raise ValueError(
+        raise InputError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"
         )
     return dataclasses.replace(

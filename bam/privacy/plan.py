@@ -10,6 +10,7 @@ from typing import Any
 
 from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
+from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
 from bam.privacy import selection as selecting
@@ -55,7 +56,7 @@ class Population:
     num_examples_given: bool = False
 
     def __post_init__(self) -> None:
-        """Copies the numbers; ValueError for what is not of its type or below 0."""
+        """Copies the numbers; InputError for what is not of its type or below 0."""
         _read_numbers(self)
 
 
@@ -94,7 +95,7 @@ class PrivacyPlan:
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Copies what it is given; ValueError for what is not of its type or below 0.
+        """Copies what it is given; InputError for what is not of its type or below 0.
 
         Another is for noise that floats cannot hold.
         """
@@ -102,14 +103,14 @@ class PrivacyPlan:
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
         if self.private and self.noise_multiplier > accounting.LARGEST_NOISE:
-            raise ValueError(f"noise_multiplier must be at most 1e6, got {self.noise_multiplier}")
+            raise InputError(f"noise_multiplier must be at most 1e6, got {self.noise_multiplier}")
         if not self.spare_steps < max(1, self.num_steps):
             most = self.num_steps - 1
-            raise ValueError(f"spare_steps must be from 0 to {most}, got {self.spare_steps}")
+            raise InputError(f"spare_steps must be from 0 to {most}, got {self.spare_steps}")
         std = self.noise_multiplier * (self.sensitivity or self.clip_norm)  # on a sum
         least = std / max(1, self.expected_batch_size)  # on the mean
         if self.private and std > 0 and not LEAST_NOISE_STD <= least <= std <= MOST_NOISE_STD:
-            raise ValueError(
+            raise InputError(
                 f"clip_norm {self.clip_norm} would need noise of {least:.1g}, which 32-bit floats "
                 "cannot hold; choose one nearer to 1"
             )
@@ -124,13 +125,13 @@ class PrivacyPlan:
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
         """The plan that a `plan.json` holds, of 0.2.0 too; see `to_json`.
 
-        Records may be a stranger's, so code that they name is not run: ValueError for a mechanism
+        Records may be a stranger's, so code that they name is not run: InputError for a mechanism
         of one's own, and for whatever `make_plan` would not have made.
         """
         name, options = record.get("mechanism", "poisson"), record.get("mechanism_options", {})
         mechanisms.check_name(name)
         if not isinstance(options, dict):
-            raise ValueError(f"mechanism_options are {options!r}, no options")
+            raise InputError(f"mechanism_options are {options!r}, no options")
         _check_unit(record.get("unit", "example"), record.get("group_size", 0))
         try:
             chosen = record.get("selection")
@@ -150,9 +151,9 @@ class PrivacyPlan:
                 for key in ("sampling_prob", "overflow")
             )
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"this is no record of a plan: {error}") from None
+            raise InputError(f"this is no record of a plan: {error}") from None
         if not agree or (plan.noise_multiplier > 0) != plan.private:
-            raise ValueError(
+            raise InputError(
                 "the records disagree: on neighbours, q = l/N, or whether there is noise"
             )
         return plan
@@ -272,15 +273,15 @@ class PrivacyPlan:
         return self.mechanism.epsilon(accountant=self.accountant, **steps)
 
     def check_target(self, target: float) -> None:
-        """Raises ValueError for an ε above a config's."""
+        """Raises InputError for an ε above a config's."""
         if not self.epsilon <= target:
-            raise ValueError(f"the plan's epsilon {self.epsilon} is above the config's {target}")
+            raise InputError(f"the plan's epsilon {self.epsilon} is above the config's {target}")
 
     def check_epsilon(self) -> None:
-        """Raises ValueError if ε, computed again here, is above the record's by a relative 1e-6."""
+        """Raises InputError if ε, computed again here, is above the record's by a relative 1e-6."""
         epsilon = self.epsilon_after(self.num_steps)
         if not epsilon <= self.epsilon * (1 + EPSILON_TOLERANCE):
-            raise ValueError(
+            raise InputError(
                 f"epsilon {self.epsilon} is claimed, but its plan gives {epsilon} with the "
                 "dp-accounting that is installed here"
             )
@@ -351,7 +352,7 @@ def make_plan(
         its name and options.
       selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
 
-    Raises a ValueError if an argument is out of range.
+    Raises an InputError if an argument is out of range.
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
@@ -361,7 +362,7 @@ def make_plan(
     """
     target_epsilon = scalars.number("epsilon", target_epsilon)
     if not target_epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {target_epsilon}")
+        raise InputError(f"epsilon must be positive, got {target_epsilon}")
     if not isinstance(num_examples, Population):
         num_examples = Population(num_examples)
     plan = PrivacyPlan(
@@ -394,55 +395,55 @@ def make_plan(
 
 
 def _check_unit(unit: object, group_size: object) -> None:
-    """Refuses, with a ValueError, a unit that there is not, or with no such k; 0 of examples."""
+    """Refuses, with an InputError, a unit that there is not, or with no such k; 0 of examples."""
     is_user = unit == "user" and type(group_size) is int and group_size > 0
     if not is_user and (unit, group_size) != ("example", 0):
-        raise ValueError(f"a unit of privacy {unit!r} with a group_size of {group_size!r} is none")
+        raise InputError(f"a unit of privacy {unit!r} with a group_size of {group_size!r} is none")
 
 
 def _check(plan: PrivacyPlan) -> None:
-    """ValueError for what no plan can have; the message names the fix."""
+    """InputError for what no plan can have; the message names the fix."""
     if not 1 <= plan.expected_batch_size <= plan.num_examples:
-        raise ValueError(
+        raise InputError(
             f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
             f"{'users' if plan.unit == 'user' else 'training examples'}, {plan.num_examples}"
         )
     if plan.num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {plan.num_steps}")
+        raise InputError(f"num_steps must be at least 1, got {plan.num_steps}")
     if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
-        raise ValueError(
+        raise InputError(
             f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
             f"a larger delta would allow publishing "
             f"{'a user' if plan.unit == 'user' else 'an example'} outright"
         )
     if plan.accountant == "gdp":
-        raise ValueError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
+        raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
-        raise ValueError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
+        raise InputError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
     if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
-        raise ValueError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
+        raise InputError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
     mechanism = plan.mechanism  # ValueError for options that it cannot have
     if plan.selection is None:
         return
     if plan.accountant != "rdp" or not plan.private:
-        raise ValueError("a choice among runs is private only if they are, by accountant rdp")
+        raise InputError("a choice among runs is private only if they are, by accountant rdp")
     if plan.unit == "user":
-        raise ValueError("a choice among runs is scored by examples: it is not private for users")
+        raise InputError("a choice among runs is scored by examples: it is not private for users")
     if poisson_steps(mechanism.event(1.0, 1)) != (1.0, plan.sampling_prob, 1):
-        raise ValueError(
+        raise InputError(
             f"a choice among runs is accounted for Poisson batches, not {plan.mechanism_name}"
         )
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:
-    """Makes the numbers Python's own; ValueError for one that is not of its type or below 0."""
+    """Makes the numbers Python's own; InputError for one that is not of its type or below 0."""
     for name, kind in typing.get_type_hints(type(record)).items():
         if kind not in READERS:
             continue
         value = READERS[kind](name, getattr(record, name))
         most = math.inf if isinstance(value, float) else 2**31 - 2
         if not 0 <= value <= most:
-            raise ValueError(f"{name} must be of type {kind.__name__} from 0, got {value!r}")
+            raise InputError(f"{name} must be of type {kind.__name__} from 0, got {value!r}")
         object.__setattr__(record, name, value)
 
 

@@ -21,6 +21,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize
 
+from bam.errors import InputError
 from bam.privacy import tradeoff
 
 # Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
@@ -112,10 +113,10 @@ def step_pld(
 
 
 def check(sampling_prob: float, num_steps: int, delta: float) -> None:
-    """ValueError for a δ that rounding hides after T steps; a warning if it takes 1/1000 of it."""
+    """InputError for a δ that rounding hides after T steps; a warning if it takes 1/1000 of it."""
     error = TRUNCATION + (ROUNDING * num_steps if sampling_prob < 1 else 0.0)
     if delta < 2 * error:
-        raise ValueError(
+        raise InputError(
             f"accountant pld cannot resolve delta {delta:.3g} after {num_steps} steps: choose a "
             f"delta of at least {2.2 * error:.2g}, or accountant rdp"
         )

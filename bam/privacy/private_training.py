@@ -38,6 +38,7 @@ from bam.core.privatize import (
 )
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
+from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import ledger, saved, statement, users
 from bam.privacy.plan import Population, PrivacyPlan, make_plan
@@ -120,7 +121,7 @@ class PrivateTraining:
         training, and whoever guesses it removes the noise; the statement says so.
 
     Raises:
-      ValueError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
+      InputError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
         or the users are not N.
 
     Examples:
@@ -161,9 +162,9 @@ class PrivateTraining:
         epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
         seed = None if seed is None else scalars.whole("seed", seed)
         if not 0 < epsilon < float("inf"):
-            raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+            raise InputError(f"epsilon must be positive and finite, got {epsilon}")
         if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
-            raise ValueError(f"mesh must have one axis, of devices of this process, got {mesh}")
+            raise InputError(f"mesh must have one axis, of devices of this process, got {mesh}")
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._clip, self._given_seed = clip, seed
         self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
@@ -226,7 +227,7 @@ class PrivateTraining:
             a memory map), on the device of JAX's. Of users an array has a row for each of `groups`.
 
         Raises:
-          ValueError: if an array has another number of rows, or another shape than before.
+          InputError: if an array has another number of rows, or another shape than before.
           BudgetExhaustedError: if all steps of the plan were taken before.
         """
         leaves, num = jax.tree.leaves(data), self.plan.num_examples
@@ -238,14 +239,14 @@ class PrivateTraining:
             num = min(num, max(1, len(leaves[0])))
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
-                raise ValueError(
+                raise InputError(
                     f"the plan is for {planned}; an array of data has shape {np.shape(leaf)}"
                 )
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
         shapes = [f"{name} {dtype}{list(np.shape(x))}" for name, dtype, x in parts]
         if self._asked["data"] not in (None, shapes):
-            raise ValueError(f"the training began with data {self._asked['data']}, not {shapes}")
+            raise InputError(f"the training began with data {self._asked['data']}, not {shapes}")
         self._asked["data"] = shapes
         self._row_shapes = [np.shape(x)[1:] for x in leaves]
         with self._in_use():
@@ -279,7 +280,7 @@ class PrivateTraining:
         processes.check_not_forked(self._process, "this PrivateTraining")
         with self._lock:
             if self._closed:
-                raise ValueError(
+                raise InputError(
                     "this PrivateTraining is closed and takes no more steps: one that resumes its "
                     "folder may have taken them"
                 )
@@ -332,7 +333,7 @@ class PrivateTraining:
             if the state was made before or it is traced (under `jit`), where the noise's key would
             be a constant of the program.
           TypeError: in `update`, for anything else than a `DrawnBatch`.
-          ValueError: in `update`, for a batch that was used before, one of another training, or one
+          InputError: in `update`, for a batch that was used before, one of another training, or one
             that is not the state's next or not as it was drawn: with more rows, rows of another
             shape, or another mask; under `jit` the gradient is NaN instead, but for shapes. Under
             `vmap` of anything that the gradient depends on, in `shard_map` and in `pmap`. After
@@ -362,7 +363,7 @@ class PrivateTraining:
             if isinstance(right, jax.core.Tracer):
                 return compiled(batch, state, params)
             if not right:
-                raise ValueError(
+                raise InputError(
                     f"the batch of step {batch.step} is of another training, or not the next one, "
                     f"or its mask is not that which was drawn: the state has seen {noise.step} "
                     "steps. A batch that is used twice, or a state that is started over, would "
@@ -371,7 +372,7 @@ class PrivateTraining:
             step = int(batch.step)
             with self._in_use():
                 if not self._used < step <= self.steps_begun:
-                    raise ValueError(
+                    raise InputError(
                         f"the batch of step {step} was used before: at other weights, or with "
                         "another state, it would repeat noise"
                     )
@@ -386,7 +387,7 @@ class PrivateTraining:
         return optax.GradientTransformation(self._init, update)
 
     def _check_rows(self, batch: DrawnBatch) -> None:
-        """ValueError if rows were added to a drawn batch, or have another shape than the data's."""
+        """InputError if rows were added to a drawn batch, or have another shape than the data's."""
         of_user = (self.plan.group_size,) if self.plan.group_size else ()
         shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
         words = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.run)]
@@ -395,7 +396,7 @@ class PrivateTraining:
             or dtype != np.bool_
             or words != [((), np.int32), ((2,), np.uint32)]
         ):
-            raise ValueError(
+            raise InputError(
                 "mask, step or run of this batch are not those that were drawn: a batch may get "
                 "other values in its examples alone"
             )
@@ -404,7 +405,7 @@ class PrivateTraining:
         rows = [np.shape(x) for x in jax.tree.leaves(batch.examples)]
         expected = [(*shape[:1], *of_user, *row) for row in self._row_shapes]
         if rows != expected:
-            raise ValueError(
+            raise InputError(
                 f"this batch was drawn with arrays {expected}, and now has {rows}: an example in "
                 "more than one row would move the sum by more than S. Make views of an example "
                 "inside the loss"
@@ -428,7 +429,7 @@ class PrivateTraining:
         trained = self._trained_of(params)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
-            raise ValueError(f"trainable is found in no parameter's name: {names}")
+            raise InputError(f"trainable is found in no parameter's name: {names}")
         self._initialised = True
         key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
@@ -458,7 +459,7 @@ class PrivateTraining:
             grads = grad_fn(_merged(trained, at), row)
             shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
             if not pytree.same_structure(grads, params) or shapes != expected:
-                raise ValueError("the oracle's gradient is no pytree like the parameters")
+                raise InputError("the oracle's gradient is no pytree like the parameters")
             return trained_of(grads)
 
         at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
@@ -486,7 +487,7 @@ class PrivateTraining:
         before its batch is given. `tree` is any pytree of arrays, such as parameters and the
         chain's state; of a training without a seed no key is written.
 
-        Raises a ValueError if the folder is another training's, this one is closed, or a leaf is no
+        Raises InputError if the folder is another training's, this one is closed, or a leaf is no
         number or a key; BlockingIOError if another process has the folder; OSError if it cannot be
         written; RuntimeError in a fork of this training's process.
         """
@@ -495,7 +496,7 @@ class PrivateTraining:
 
     def _save(self, path: Path, tree: PyTree) -> None:
         if self._path not in (None, path):
-            raise ValueError(f"this training is saved in {self._path}")
+            raise InputError(f"this training is saved in {self._path}")
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
         steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
         facts: JsonObject = {"training": self.plan.to_json() | self._asked}
@@ -523,12 +524,12 @@ class PrivateTraining:
         `restore` the state of `init`. Without a seed further batches and noise are of new secrets;
         with one, steps after the save are taken again, to the same bits.
 
-        Raises a ValueError if there is none, its arguments were others or a file is damaged, and
+        Raises an InputError if there is none, its arguments were others or a file is damaged, and
         BlockingIOError if a training is going on there.
         """
         private, path = cls(**settings), files.user_path(folder).resolve()
         if not (path / SAVED).exists():  # and no lock is made
-            raise ValueError(f"{path} holds no training that was saved")
+            raise InputError(f"{path} holds no training that was saved")
         private._enter(path, is_new=False)
         private._first = private._used = private.steps_begun
         return private
@@ -550,7 +551,7 @@ class PrivateTraining:
                 facts = self._agreed(path)
                 ledger.read_processes(path, facts["processes"])  # none of them is missing
             elif (path / SAVED).exists() or (path / "config.json").exists():
-                raise ValueError(f"{path} holds a training: save this one in another folder")
+                raise InputError(f"{path} holds a training: save this one in another folder")
             else:
                 ledger.check_no_processes(path)
                 if counts:
@@ -566,7 +567,7 @@ class PrivateTraining:
             self._close = weakref.finalize(self, opened.pop_all().close)
 
     def _agreed(self, path: Path) -> JsonObject:
-        """The facts of a folder, whose plan is taken; ValueError if they are another training's."""
+        """The facts of a folder, whose plan is taken; InputError if they are another training's."""
         facts, _ = saved.read(path / SAVED)
         recorded = facts["training"]
         if recorded.get("groups"):
@@ -576,9 +577,9 @@ class PrivateTraining:
             if recorded.get(key) == asked.get(key) or key in TAKEN_FROM_THE_FOLDER:
                 continue
             if key == "groups":
-                raise ValueError(f"{path} holds a training with other groups, or in another order")
+                raise InputError(f"{path} holds a training with other groups, or in another order")
             what = f"{key} = {recorded.get(key)!r}, not {asked.get(key)!r}"
-            raise ValueError(f"{path} holds a training with {what}")
+            raise InputError(f"{path} holds a training with {what}")
         self._plan = PrivacyPlan.from_json(recorded)  # its own σ, whatever is installed now
         self.plan.check_target(self._asked["target_epsilon"])
         self.plan.check_epsilon()
@@ -588,11 +589,11 @@ class PrivateTraining:
     def restore(self, like: PyTree) -> PyTree:
         """What was last saved, in a pytree like it; itself if no pytree was.
 
-        Of its values the secrets alone are kept, in a state of `init`. Raises a ValueError if other
+        Of its values the secrets alone are kept, in a state of `init`. Raises InputError if other
         arrays were saved.
         """
         if self._path is None:
-            raise ValueError("nothing of this training was saved")
+            raise InputError("nothing of this training was saved")
 
         def own(like: Any, was: Any) -> Any:
             secret = self._secret and _is_state(like)

@@ -6,6 +6,7 @@ import math
 
 import dp_accounting
 
+from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting
 
@@ -40,7 +41,7 @@ def epsilon_of_random_allocation(
       delta: δ in (0, 1).
 
     Raises:
-      ValueError: if an argument is out of range. MissingExtraError without `PLD_accounting`.
+      InputError: if an argument is out of range. MissingExtraError without `PLD_accounting`.
 
     Source: Feldman and Shenfeld 2026, arXiv 2602.17284.
 
@@ -52,7 +53,7 @@ def epsilon_of_random_allocation(
       (2.0, 2.1)
     """
     if batches_per_epoch < 2:
-        raise ValueError(f"batches_per_epoch must be at least 2, got {batches_per_epoch}")
+        raise InputError(f"batches_per_epoch must be at least 2, got {batches_per_epoch}")
     accounting.check_mechanism(0.0, num_steps, delta, "pld")
     accounting.check_noise_multiplier(noise_multiplier)
     if num_steps == 0 or math.isinf(noise_multiplier):

@@ -17,6 +17,7 @@ from jaxtyping import PyTree
 
 from bam import files
 from bam.core import pytree
+from bam.errors import InputError
 from bam.files import JsonObject
 
 LIMIT = 2**40  # bytes
@@ -72,17 +73,17 @@ def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
 
 
 def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
-    """The file's content; ValueError for a leaf of no numbers, or that has a secret's bytes."""
+    """The file's content; InputError for a leaf of no numbers, or that has a secret's bytes."""
     for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise ValueError(f"{name} is not saved: give jax.random.key_data of a key of JAX's")
+            raise InputError(f"{name} is not saved: give jax.random.key_data of a key of JAX's")
     arrays, facts = (
         [np.asarray(x) for x in jax.tree.leaves(tree)],
         facts | {"leaves": _described(tree)},
     )
     for name, array in zip(facts["leaves"], arrays, strict=True):
         if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
-            raise ValueError(f"{name} is not saved: it is no array of numbers, or a key of noise")
+            raise InputError(f"{name} is not saved: it is no array of numbers, or a key of noise")
     file = io.BytesIO()
     np.savez(
         file, np.frombuffer(json.dumps(facts, default=np.generic.item).encode(), np.uint8), *arrays
@@ -91,14 +92,14 @@ def encoded(facts: JsonObject, tree: PyTree, secret: bytes) -> bytes:
 
 
 def read(path: Path) -> tuple[JsonObject, list[np.ndarray]]:
-    """The facts and the arrays; ValueError, in one line, if a file is damaged or none."""
+    """The facts and the arrays; InputError, in one line, if a file is damaged or none."""
     content = files.read_bytes(path, LIMIT)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
             facts = json.loads(first.tobytes())
     except Exception:  # NumPy and zipfile raise many kinds for one cause
-        raise ValueError(f"{path} is damaged") from None
+        raise InputError(f"{path} is damaged") from None
     kinds = {name: type(value) for name, value in facts.items()} if type(facts) is dict else {}
     if (
         FACTS.items() - kinds.items()
@@ -107,18 +108,18 @@ def read(path: Path) -> tuple[JsonObject, list[np.ndarray]]:
         or not {type(x) for x in facts["training"].get("data") or ()} <= {str}
         or not {type(x) for x in facts["training"].get("groups") or ()} <= {str}
     ):
-        raise ValueError(f"{path} is damaged, or was saved by another version of bam")
+        raise InputError(f"{path} is damaged, or was saved by another version of bam")
     return facts, arrays
 
 
 def restored(path: Path, like: PyTree) -> PyTree:
-    """The arrays, placed as those of a tree; itself if there are none, ValueError if others."""
+    """The arrays, placed as those of a tree; itself if there are none, InputError if others."""
     (facts, arrays), names = read(path), _described(like)
     if not arrays:
         return like
     for old, new in zip([*facts["leaves"], "nothing"], [*names, "nothing"], strict=False):
         if old != new:
-            raise ValueError(f"{path} has {old}, where there is {new}")
+            raise InputError(f"{path} has {old}, where there is {new}")
 
     def placed(leaf: PyTree, array: np.ndarray) -> PyTree:
         array = array.view(np.asarray(leaf).dtype)  # bfloat16 is two bytes of no type in the file

@@ -25,6 +25,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
 from bam.core import scalars
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting
 
@@ -46,7 +47,7 @@ class Selection:
       score_noise_multiplier: noise standard deviation of a score over its sensitivity.
 
     Raises:
-      ValueError: if a field is out of range. η = ∞, the Poisson distribution, is: it may draw no
+      InputError: if a field is out of range. η = ∞, the Poisson distribution, is: it may draw no
         trial at all.
     """
 
@@ -59,17 +60,17 @@ class Selection:
             read = scalars.number(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, read)
         if not LEAST_TRIALS_MEAN <= self.trials_mean <= MOST_TRIALS_MEAN:
-            raise ValueError(
+            raise InputError(
                 f"trials_mean must be from {LEAST_TRIALS_MEAN} to {MOST_TRIALS_MEAN}, got "
                 f"{self.trials_mean}"
             )
         if not 0 <= self.trials_shape <= MOST_TRIALS_SHAPE:
-            raise ValueError(
+            raise InputError(
                 f"trials_shape must be from 0 (logarithmic; 1: geometric) to {MOST_TRIALS_SHAPE}, "
                 f"got {self.trials_shape}"
             )
         if not LEAST_SCORE_NOISE <= self.score_noise_multiplier <= MOST_SCORE_NOISE:
-            raise ValueError(
+            raise InputError(
                 f"score_noise_multiplier must be from {LEAST_SCORE_NOISE} to {MOST_SCORE_NOISE}, "
                 f"got {self.score_noise_multiplier}"
             )
@@ -153,7 +154,7 @@ def noise_multiplier(
 ) -> float:
     """The smallest σ of every trial's training that keeps the whole search within (ε, δ).
 
-    It never overshoots ε, and undershoots by a relative 1e-5 at most. ValueError as
+    It never overshoots ε, and undershoots by a relative 1e-5 at most. InputError as
     `accounting.noise_multiplier`, and if drawing trials and scoring them leaves training less than
     a tenth of the target.
     """
@@ -163,7 +164,7 @@ def noise_multiplier(
     accounting.check_search(target_epsilon, sampling_prob, num_steps)
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
-        raise ValueError(
+        raise InputError(
             f"the choice alone costs epsilon {without_training:.3g} of {target_epsilon:g}: fewer "
             "trials on average, more noise on the score, or a larger epsilon"
         )
@@ -196,7 +197,7 @@ def composed_epsilon(
     trial = _trial(score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
     accountants = {"pld": PLDAccountant, "rdp": RdpAccountant}
     if accountant not in accountants:
-        raise ValueError(f"unknown accountant {accountant!r}; choose from pld, rdp")
+        raise InputError(f"unknown accountant {accountant!r}; choose from pld, rdp")
     with accounting.without_order_warnings():
         composed = accountants[accountant]().compose(trial, num_trials)
         return float(composed.get_epsilon(delta))

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special
 
+from bam.errors import InputError
+
 
 def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
     r"""The μ of NoisySGD and NoisyAdam: $\mu = q\sqrt{T (e^{1/\sigma^2} - 1)}$.
@@ -70,7 +72,7 @@ def gaussian_tradeoff(mu: float) -> Tradeoff:
       array([0.75])
     """
     if not mu >= 0:
-        raise ValueError(f"mu must be at least 0, got {mu}")
+        raise InputError(f"mu must be at least 0, got {mu}")
     return lambda alpha: special.ndtr(-special.ndtri(alpha) - mu)
 
 
@@ -78,10 +80,10 @@ def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
     r"""The trade-off function of an (ε, δ)-DP mechanism that is no better than that.
 
     $f(\alpha) = \max\{0, 1 - \delta - e^\epsilon\alpha, e^{-\epsilon}(1 - \delta - \alpha)\}$.
-    Raises ValueError unless ε ≥ 0 and δ is in [0, 1].
+    Raises InputError unless ε ≥ 0 and δ is in [0, 1].
     """
     if not epsilon >= 0 or not 0 <= delta <= 1:
-        raise ValueError(f"epsilon {epsilon} must be at least 0 and delta {delta} in [0, 1]")
+        raise InputError(f"epsilon {epsilon} must be at least 0 and delta {delta} in [0, 1]")
 
     def f(alpha: np.ndarray) -> np.ndarray:
         steep = 1 - delta - np.exp(min(epsilon, 700.0)) * alpha
@@ -114,10 +116,10 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 
     $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. Written out for a
     symmetric f with fixed point α*: f_p up to α*, its inverse beyond f_p(α*), and the straight line
-    between. Raises ValueError unless p is in [0, 1].
+    between. Raises InputError unless p is in [0, 1].
     """
     if not 0 <= sampling_prob <= 1:
-        raise ValueError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
+        raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
 
     def one_sided(alpha: np.ndarray) -> np.ndarray:
         return sampling_prob * f(alpha) + (1 - sampling_prob) * (1 - alpha)

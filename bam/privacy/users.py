@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int64, Integer, PyTree
 from bam.core import pytree
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PADDING, PaddedBatch
+from bam.errors import InputError
 from bam.privacy.plan import Population
 
 GradFn: TypeAlias = Callable[[Params, PyTree], Grads]
@@ -48,21 +49,21 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
 def checked(
     groups: np.ndarray | Sequence[object] | None, population: Population
 ) -> Int64[np.ndarray, " rows"]:
-    """The user of each row, as numbers in the order of the ids; ValueError if there are not N."""
+    """The user of each row, as numbers in the order of the ids; InputError if there are not N."""
     if groups is None or not population.group_size:
-        raise ValueError("groups, the user of each row, and group_size, the most rows used of each")
+        raise InputError("groups, the user of each row, and group_size, the most rows used of each")
     ids = with_id(groups)
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
-        raise ValueError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
+        raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
     different, numbers = np.unique(ids, return_inverse=True)
     num, most = len(different), population.num_examples
     if not (1 if population.num_examples_given else most) <= num <= most:
-        raise ValueError(f"num_examples is {most}, the users in groups are {num}")
+        raise InputError(f"num_examples is {most}, the users in groups are {num}")
     return numbers
 
 
 def with_id(groups: object) -> np.ndarray:
-    """The ids as an array; ValueError, in one line, if a row has none.
+    """The ids as an array; InputError, in one line, if a row has none.
 
     All rows whose id is missing would pass for one user, whoever they are of. Missing is what is
     masked, NaN, NaT or None, and what of these is left in an array of texts or of integers.
@@ -84,7 +85,7 @@ def with_id(groups: object) -> np.ndarray:
     if missing.any():
         row = np.flatnonzero(missing)[0]
         instead = "masked" if is_masked else repr(ids.ravel()[row : row + 1].tolist()[0])
-        raise ValueError(
+        raise InputError(
             f"row {row} (from 0) has no user: its id is {instead}, and all such rows would be one "
             "user. Give every user an id, or leave such rows out"
         )

@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 
 import bam
 from bam.data import datasets
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
 from bam.privacy import statement
@@ -91,7 +92,7 @@ def export(
       stablehlo: also write `model.stablehlo`, the network with its weights as a program.
 
     Raises:
-      ValueError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
+      InputError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
         a private search but not the chosen one, or its records disagree. FileExistsError: if `out`
         holds anything. Then nothing is written.
     """
@@ -165,14 +166,14 @@ def _check(run: Run, nominal: bool) -> None:
     """Refuses what must not be released, or not with this statement."""
     where = f"the run in {run.workdir}"
     if not run.summary:
-        raise ValueError(f"{where} is not finished; only a finished one is released")
+        raise InputError(f"{where} is not finished; only a finished one is released")
     if not run.private:
-        raise ValueError(f"{where} is not private; there is nothing to state")
+        raise InputError(f"{where} is not private; there is nothing to state")
     if fault := next(run.faults(), None):
-        raise ValueError(f"{where}: {fault}")
+        raise InputError(f"{where}: {fault}")
     run.check_chosen()
     if run.nominal and not nominal:
-        raise ValueError(
+        raise InputError(
             f"{where} has a seed: whoever knows or guesses it can remove the noise. "
             "Train without --config.seed, or give --nominal to release it with that said"
         )
@@ -247,7 +248,7 @@ def _model_facts(run: Run) -> JsonObject:
         k for k, v in section.items() if not (_is_plain(v) if own else k in SETTINGS["model"])
     ]
     if unknown:
-        raise ValueError(f"a release cannot describe a model with {', '.join(unknown)}")
+        raise InputError(f"a release cannot describe a model with {', '.join(unknown)}")
     raw = json.loads((run.workdir / "summary.json").read_text())  # names in all their characters
     return {
         "model": section,
@@ -284,14 +285,14 @@ def _averaged(run: Run, like: Shapes) -> PyTree:
     wanted |= {"frozen": frozen} if frozen else {}
     newest = checkpoint.read(run.workdir / "checkpoints", wanted)
     if newest is None:
-        raise ValueError(
+        raise InputError(
             f"the run in {run.workdir} kept no weights; train with --config.checkpoint.every "
             "above 0"
         )
     state, facts = newest
     taken = run.summary.get("steps_taken", run.plan.num_steps)
     if int(state["step"]) != taken or PrivacyPlan.from_json(facts["identity"]["plan"]) != run.plan:
-        raise ValueError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
+        raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
     params = finetune.merge(state["averaged"], state.get("frozen", {}))
     check_shapes(run.workdir, params, like)
     return params

@@ -18,6 +18,7 @@ from bam import models
 from bam.core.pytree import Params
 from bam.data import datasets, features
 from bam.data.common import check_memory
+from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 from bam.files import JsonObject, as_object, read_bytes, read_json, user_path
 from bam.models import pretrained
@@ -66,13 +67,13 @@ def load(folder: Path | str, own_model: str = "") -> Released:
       features, float16's rounding of a feature may depend on the number of images.
 
     Raises:
-      ValueError: if the files are not such a release, or the weights have another SHA-256 than it
+      InputError: if the files are not such a release, or the weights have another SHA-256 than it
         says: a check for accidents, as a stranger can edit both.
     """
     folder = user_path(folder)
     path, weights = folder / "model.json", folder / "weights.safetensors"
     if not path.exists():
-        raise ValueError(f"{folder} is no release: it has no model.json, as bam export writes it")
+        raise InputError(f"{folder} is no release: it has no model.json, as bam export writes it")
     facts = as_object(read_bytes(path, LARGEST_FACTS), path)
     if "loss" not in facts and (folder / "config.json").exists():
         stated = read_json(folder / "config.json")
@@ -80,12 +81,12 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     facts = ADDED | facts
     for key, is_right in FACTS.items():
         if key not in facts:
-            raise ValueError(f"{path} has no {key!r}")
+            raise InputError(f"{path} has no {key!r}")
         if not is_right(facts[key]):
-            raise ValueError(f"{path} is damaged: {key} is {facts[key]!r:.200}")
+            raise InputError(f"{path} is damaged: {key} is {facts[key]!r:.200}")
     facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
     if len(facts["classes"]) != facts["num_classes"]:
-        raise ValueError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
+        raise InputError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
     try:
         built = build(facts, own_model)
     except MissingExtraError:
@@ -93,7 +94,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     except Exception as error:  # whatever a network's layers raise of a stranger's options
         damaged = "" if isinstance(error, ValueError) else f"{path} is damaged: "
         lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{damaged}{lines[0]}") from error
+        raise InputError(f"{damaged}{lines[0]}") from error
     # The network's parameters are counted, not made: the file must have as many.
     like = traverse_util.flatten_dict(built.like, sep="/")
     num_bytes = sum(math.prod(x.shape) * max(4, x.dtype.itemsize) for x in like.values())
@@ -101,10 +102,10 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     content = read_bytes(weights, num_bytes + MIB + 2**10 * len(like))
     named = pretrained.tensors(content, weights)
     if facts["weights_sha256"] not in ("", hashlib.sha256(content).hexdigest()):
-        raise ValueError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
+        raise InputError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
     named |= {x: named[x].astype(jnp.bfloat16) for x in facts["bfloat16"] if x in named}
     if named.keys() != like.keys():
-        raise ValueError(NOT_OF.format(folder))
+        raise InputError(NOT_OF.format(folder))
     params = traverse_util.unflatten_dict(named, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)
@@ -183,7 +184,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
     """The network that a `model.json` describes; `own_model` as of `load`."""
     shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
     if ":" in section.name and section.name != own_model:
-        raise ValueError(
+        raise InputError(
             f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
             f"own_model={section.name}"
         )
@@ -211,7 +212,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
 
 
 def check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
-    """ValueError for weights that are not of a network's shapes."""
+    """InputError for weights that are not of a network's shapes."""
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
     if shapes(params) != shapes(like):
-        raise ValueError(NOT_OF.format(where))
+        raise InputError(NOT_OF.format(where))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bam.errors import InputError
 from bam.files import JsonObject, one_line, read_json
 from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
@@ -56,7 +57,7 @@ class Run:
     def check_chosen(self) -> None:
         """Refuses a trial of a private search that was not chosen: ε covers the chosen one."""
         if self.plan.selection and not (self.workdir / CHOSEN).exists():
-            raise ValueError(
+            raise InputError(
                 f"the run in {self.workdir} is one trial of a private search, and not the chosen "
                 "one: ε covers the chosen one alone"
             )
@@ -82,17 +83,17 @@ class Run:
 
 
 def read(workdir: Path) -> Run:
-    """The records of a run; a ValueError, in one line, for a folder that holds none."""
+    """The records of a run; an InputError, in one line, for a folder that holds none."""
     if not (workdir / "config.json").exists():
-        raise ValueError(f"{workdir} is not the folder of one run: it has no config.json")
+        raise InputError(f"{workdir} is not the folder of one run: it has no config.json")
     config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
     for section, default in as_json(base.get_config("dp_sgd")).items():
         if isinstance(default, dict) and not isinstance(config.setdefault(section, {}), dict):
-            raise ValueError(f"{workdir}/config.json is damaged: {section} is no section")
+            raise InputError(f"{workdir}/config.json is damaged: {section} is no section")
     try:
         parsed = PrivacyPlan.from_json(plan)
     except ValueError as error:
-        raise ValueError(f"{workdir}/plan.json: {error}") from None
+        raise InputError(f"{workdir}/plan.json: {error}") from None
     summary = workdir / "summary.json"
     measured = read_rows(workdir)
     rows = [{one_line(k, ""): v for k, v in row.items() if _is_number(v)} for row in measured]

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from bam import provenance
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models.figures import LOWER_IS_BETTER, NAMES
@@ -158,7 +159,7 @@ class Study:
         """Label -> its runs."""
         folders = {label: str(Path(self.folder, _as_name(label))) for label in self.groups}
         if len(set(folders.values())) < len(folders):
-            raise ValueError(f"two of these groups have one folder: {', '.join(folders)}")
+            raise InputError(f"two of these groups have one folder: {', '.join(folders)}")
         return {
             label: with_seeds(folders[label], config, num_seeds, self.first_seed)
             for label, config in self.groups.items()
@@ -206,11 +207,11 @@ def grid(
         if smaller > 1:
             config = with_smaller_batches(config, smaller)
         if config.public_clip.quantile and "clip_norm" in chosen:
-            raise ValueError("clip_norm: public_clip sets C; set public_clip.quantile=0")
+            raise InputError("clip_norm: public_clip sets C; set public_clip.quantile=0")
         at = [f"{key}={value}" for key, value in chosen.items()]
         label = " ".join([method, *at])
         if label in groups or config in groups.values():
-            raise ValueError(f"{label} is there twice")
+            raise InputError(f"{label} is there twice")
         groups[label], baseline[label] = config, " ".join([methods[0], *at])
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
 
@@ -221,18 +222,18 @@ def settings_of(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not (key and equals and all(values.split(","))):
-            raise ValueError(f"{text}: KEY=VALUE,VALUE is needed")
+            raise InputError(f"{text}: KEY=VALUE,VALUE is needed")
         if key in settings or key in ("seed", "dry_run", "method.name", "dataset.holdout"):
-            raise ValueError(f"{text}: {key} is set twice, or by this command itself")
+            raise InputError(f"{text}: {key} is set twice, or by this command itself")
         settings[key] = values.split(",")
     return settings
 
 
 def set_key(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a key to a value from a command line; ValueError for one that the key cannot have."""
+    """Sets a key to a value from a command line; InputError for one that the key cannot have."""
     flat = rundir.flat(config.to_dict())
     if key not in flat:
-        raise ValueError(f"the config has no key {key!r}")
+        raise InputError(f"the config has no key {key!r}")
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -242,13 +243,13 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     try:
         config.update_from_flattened_dict({key: value})
     except TypeError as error:
-        raise ValueError(f"{key}={text}: {error}") from None
+        raise InputError(f"{key}={text}: {error}") from None
 
 
 def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
     """The metric to compare; of no name the accuracy, or the loss where a loss has no accuracy.
 
-    Names are those of `summary.json`: of `figures`, and what begins with `test_` there. ValueError,
+    Names are those of `summary.json`: of `figures`, and what begins with `test_` there. InputError,
     with the names that there are, for one that a loss of bam does not have.
     """
     losses = {config.loss.name: registry.make_loss(config.loss) for config in groups.values()}
@@ -259,7 +260,7 @@ def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
         known = ["loss", *NAMES.get(loss.figures, [])]
         if loss.figures in NAMES and metric.partition("/")[0] not in known:
             there = ", ".join(sorted(known))
-            raise ValueError(f"no metric {metric!r} of the loss {name}; there are {there}")
+            raise InputError(f"no metric {metric!r} of the loss {name}; there are {there}")
     return metric
 
 
@@ -271,7 +272,7 @@ def is_percent(metric: str) -> bool:
 def values(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
     """Seed -> metric, in % if `is_percent`; not of runs that diverged and so have none.
 
-    ValueError, with the names that there are, if a summary does not have it.
+    InputError, with the names that there are, if a summary does not have it.
     """
     measured = {}
     for seed, run in runs.items():
@@ -283,7 +284,7 @@ def values(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
             measured[seed] = value * (100 if is_percent(metric) else 1)
         elif not rundir.divergence(run.summary):
             there = ", ".join(sorted(name for name, x in named.items() if x is not None))
-            raise ValueError(f"no metric {metric!r} in the summary of a run; there are {there}")
+            raise InputError(f"no metric {metric!r} in the summary of a run; there are {there}")
     return measured
 
 
@@ -352,7 +353,7 @@ def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
     """
     plan = trainer.build(config).plan
     if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
-        raise ValueError(
+        raise InputError(
             f"--smaller={factor} needs a private run of Poisson batches, whose expected size it "
             f"divides: {plan.expected_batch_size}"
         )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from bam import models
 from bam.data.features import FeatureMap
+from bam.errors import InputError
 from bam.training import finetune
 
 
@@ -28,12 +29,12 @@ def backbone(
       std: likewise.
 
     Raises:
-      ValueError: for a model that is none of these, or as `finetune.load`.
+      InputError: for a model that is none of these, or as `finetune.load`.
     """
     if not model.startswith(("vit_", "resnet18", "resnet50")):
-        raise ValueError(f"features.model is a vision transformer or a ResNet, not {model!r}")
+        raise InputError(f"features.model is a vision transformer or a ResNet, not {model!r}")
     if not (weights and size > 0 and std > 0):
-        raise ValueError("features.name=backbone needs weights, and a size and std above 0")
+        raise InputError("features.name=backbone needs weights, and a size and std above 0")
     shape = (size, size, 3)
     whole = models.as_functions(models.create(model, 2, 64), shape)
     like = jax.eval_shape(whole.init, jax.random.key(0))

@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from bam import files
 from bam.core import pytree
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 
@@ -99,7 +100,7 @@ class Checkpoints:
         """The newest checkpoint's `(step, state, facts)`, or None if there is none.
 
         `like` has the state's structure, shapes and dtypes; its values are not used. Raises
-        ValueError if it cannot be read as such a state.
+        InputError if it cannot be read as such a state.
         """
         step = self._manager.latest_step() if self._manager else None
         if self._manager is None or step is None:
@@ -114,7 +115,7 @@ class Checkpoints:
             )
         except Exception as error:  # Orbax raises many kinds for one cause
             where = self._manager.directory / str(step)
-            raise ValueError(
+            raise InputError(
                 f"checkpoint {where} could not be read ({type(error).__name__}): if it is damaged, "
                 "move that folder away to resume from the one before it"
             ) from None
@@ -125,7 +126,7 @@ def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], Json
     """Parts of the newest checkpoint, read on the host, and its facts; None if there is none.
 
     `like` has the parts by name, as pytrees of arrays or shapes, which are not compared. The folder
-    and the rest are left alone. Raises ValueError if it cannot be read, or has no such parts.
+    and the rest are left alone. Raises InputError if it cannot be read, or has no such parts.
     """
     if not folder.is_dir():
         return None
@@ -142,7 +143,7 @@ def read(folder: Path, like: dict[str, PyTree]) -> tuple[dict[str, PyTree], Json
             )
         except Exception as error:  # Orbax raises many kinds for one cause
             where, problem = folder / str(step), type(error).__name__
-            raise ValueError(f"checkpoint {where} could not be read ({problem})") from None
+            raise InputError(f"checkpoint {where} could not be read ({problem})") from None
     return restored.state, restored.facts
 
 

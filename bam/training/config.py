@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 from bam.data import augment
+from bam.errors import InputError
 from bam.extras import needs
 from bam.training import registry
 
@@ -185,9 +186,9 @@ BOUNDED_LATER = ("epsilon", "selection.trials_shape")  # whose own check says wh
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
-    """The base configuration, locked, of a key of `METHODS`; a ValueError for another method."""
+    """The base configuration, locked, of a key of `METHODS`; an InputError for another method."""
     if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+        raise InputError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     config = ConfigDict()
     for key in KEYS:
         section, _, name = key.name.rpartition(".")
@@ -208,42 +209,42 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
 
 
 def check(config: ConfigDict) -> None:
-    """Raises ValueError, in one line, for values that no part of a run checks by itself."""
+    """Raises InputError, in one line, for values that no part of a run checks by itself."""
     _check_numbers(config)
     if config.epsilon == math.inf and registry.is_private(config.method.name):
-        raise ValueError(
+        raise InputError(
             f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
             "say --config=FILE:non_private"
         )
     learning_rate = config.optimizer.get("learning_rate", 1.0)
     if not 0 < learning_rate < math.inf:
-        raise ValueError(f"optimizer.learning_rate must be positive, got {learning_rate}")
+        raise InputError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     _check_users(config)
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "mixtures")))
     as_stored = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (as_stored and config.augment.flip == "none"):
-        raise ValueError("features cannot be shifted or mirrored: augment.views must be 1, no more")
+        raise InputError("features cannot be shifted or mirrored: augment.views must be 1, no more")
     if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
-        raise ValueError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
+        raise InputError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
     if config.augment.mixtures and config.dataset.group_size:
-        raise ValueError("augment.mixtures are of examples, not of users: it must be 0")
+        raise InputError("augment.mixtures are of examples, not of users: it must be 0")
     if config.loss.name != "cross_entropy" and config.public_clip.quantile:
-        raise ValueError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
+        raise InputError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
     if config.features.name and config.public_clip.quantile:
-        raise ValueError("public_clip reads images, not features: public_clip.quantile must be 0")
+        raise InputError("public_clip reads images, not features: public_clip.quantile must be 0")
     if (config.init_from or config.trainable) and config.public_clip.quantile:
-        raise ValueError("public_clip trains all of a model from scratch: set clip_norm instead")
+        raise InputError("public_clip trains all of a model from scratch: set clip_norm instead")
     if not 0 <= config.ema_decay < 1:
-        raise ValueError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
+        raise InputError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
 
 
 def _check_users(config: ConfigDict) -> None:
-    """Refuses, with a ValueError, settings that cannot be together with users."""
+    """Refuses, with an InputError, settings that cannot be together with users."""
     size = config.dataset.group_size
     if size < 0:
-        raise ValueError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
+        raise InputError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
     if config.dataset.groups and not size:
-        raise ValueError(
+        raise InputError(
             "dataset.groups needs dataset.group_size, the most examples used of a user: at least 1"
         )
     refused = {
@@ -254,7 +255,7 @@ def _check_users(config: ConfigDict) -> None:
     for key, why in refused.items():
         section, name = key.split(".")
         if size and config[section].get(name, 0):
-            raise ValueError(f"{key} with dataset.group_size: it {why}")
+            raise InputError(f"{key} with dataset.group_size: it {why}")
 
 
 def _check_numbers(config: ConfigDict) -> None:
@@ -273,9 +274,9 @@ def _check_numbers(config: ConfigDict) -> None:
             continue
         most = MOST.get(key, MOST_OF_ANY)
         if isinstance(value, int) and value > most:
-            raise ValueError(f"{key} must be at most {most}, got {value}")
+            raise InputError(f"{key} must be at most {most}, got {value}")
         if isinstance(value, float) and key not in BOUNDED_LATER and not math.isfinite(value):
-            raise ValueError(f"{key} must be finite, got {value}")
+            raise InputError(f"{key} must be finite, got {value}")
     for key, _, _, _, least, _ in KEYS:
         value = values.get(key)
         if least is None or value is None:
@@ -283,4 +284,4 @@ def _check_numbers(config: ConfigDict) -> None:
         if key == "num_epochs" and config.num_steps:
             least = 0
         if value < least:
-            raise ValueError(f"{key} must be at least {least}, got {value}")
+            raise InputError(f"{key} must be at least {least}, got {value}")

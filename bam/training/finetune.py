@@ -17,6 +17,7 @@ from bam import files
 from bam.core import pytree
 from bam.core.oracles import LossFn
 from bam.core.pytree import Params
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
 from bam.models import lora, pretrained
@@ -44,7 +45,7 @@ class Weights(NamedTuple):
 def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
     """Parameters as `(trained, frozen)`: a name is trained if the expression is found in it.
 
-    All are for "". ValueError for what is no regular expression, or is found in no name.
+    All are for "". InputError for what is no regular expression, or is found in no name.
 
     Examples:
       >>> split({"Conv_0": {"kernel": 1.0}, "Dense_0": {"bias": 2.0}}, "Dense")
@@ -90,12 +91,12 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
       like: the model's parameters, or their shapes.
 
     Raises:
-      ValueError: for a file that is none of these, names that are missing or surplus, other shapes
+      InputError: for a file that is none of these, names that are missing or surplus, other shapes
         or types, or values that are not finite. OSError: if it cannot be read.
     """
     if not init_from:
         if init_fresh:
-            raise ValueError("init_fresh is for weights of a file: name it by init_from")
+            raise InputError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
     path = _file_of(init_from)
     path.stat()  # an OSError where there is none
@@ -123,7 +124,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         ("has NaN or infinity in {}", [k for k in both if not np.all(np.isfinite(named[k]))]),
     ):
         if names:
-            raise ValueError(f"{path} {what.format(_few(names))}")
+            raise InputError(f"{path} {what.format(_few(names))}")
     return Weights(named, _sha256(content))
 
 
@@ -160,7 +161,7 @@ def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
     """The names that a regular expression is found in; a `key` of the config needs one at least."""
     names = {name for name, matches in pytree.matching(pattern)(dict(named)).items() if matches}
     if key and not names:
-        raise ValueError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
+        raise InputError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
     return names
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from bam import files
 from bam.data import datasets, features, users
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.training import devices, registry
@@ -26,7 +27,7 @@ def make_dataset(
 
     Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
     it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
-    called with a line if they are computed. Raises ValueError as `datasets.load`.
+    called with a line if they are computed. Raises InputError as `datasets.load`.
     """
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
@@ -78,7 +79,7 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:
     """Whether images stay in their files, as `dataset.memory` says."""
     if memory not in MEMORIES:
-        raise ValueError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
+        raise InputError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
 
     def stays(num_bytes: int) -> bool:
         if memory != "auto":
@@ -94,7 +95,7 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
         return streamed
 
     if memory == "stream" and options.get("source") in ("archive", "sklearn"):
-        raise ValueError("dataset.memory=stream is for the sources parquet and tfds")
+        raise InputError("dataset.memory=stream is for the sources parquet and tfds")
     return stays
 
 

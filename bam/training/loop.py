@@ -82,7 +82,7 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      ValueError: if the run in `workdir` is of another config, plan or data set, or began from
+      InputError: if the run in `workdir` is of another config, plan or data set, or began from
         other weights, its checkpoint cannot be read or is of another step, or its ledger or the
         list of its processes is not whole.
       BlockingIOError: if another process is training in `workdir`.

@@ -13,6 +13,7 @@ from bam.core import pytree
 from bam.core.engine import per_example_sum
 from bam.core.pytree import Params
 from bam.data import datasets
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.training import loading, registry
@@ -27,18 +28,18 @@ LEARNING_RATE = 2e-3
 def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
     """C from the public data that a config's `public_clip` section names, for images of a shape.
 
-    Raises ValueError if that is the private data set, or as `clip_norm_from_public`.
+    Raises InputError if that is the private data set, or as `clip_norm_from_public`.
     """
     public, private = config.public_clip, config.dataset
     if not public.dataset:
-        raise ValueError("public_clip.quantile is set: name the public data, public_clip.dataset")
+        raise InputError("public_clip.quantile is set: name the public data, public_clip.dataset")
     same_name = public.dataset == private.name
     if private.name == "folder" or ":" in private.name:  # one name, many data sets
         same_name &= (public.source, public.path) == (private.source, private.path)
     paths = [files.user_path(x.path).resolve() for x in (public, private) if x.path]
     same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:
-        raise ValueError(f"public_clip.dataset {public.dataset!r} is the private data set")
+        raise InputError(f"public_clip.dataset {public.dataset!r} is the private data set")
     section = {key: public[key] for key in ("source", "path", "num_classes")}
     section["name"] = public.dataset
     return _clip_norm(
@@ -80,15 +81,15 @@ def clip_norm_from_public(
     same number on one machine.
 
     Raises:
-      ValueError: for a quantile outside (0, 1], a negative number of steps, other channels than the
+      InputError: for a quantile outside (0, 1], a negative number of steps, other channels than the
         private images', or a quantile that is zero or not finite.
     """
     if not 0 < quantile <= 1:
-        raise ValueError(f"public_clip.quantile must be above 0 and at most 1, got {quantile}")
+        raise InputError(f"public_clip.quantile must be above 0 and at most 1, got {quantile}")
     if num_steps < 0:
-        raise ValueError(f"public_clip.num_steps must be at least 0, got {num_steps}")
+        raise InputError(f"public_clip.num_steps must be at least 0, got {num_steps}")
     if public.train.images.shape[-1] != shape[-1]:
-        raise ValueError(
+        raise InputError(
             f"public_clip.dataset {public.name} has {public.train.images.shape[-1]} channels, "
             f"the private images have {shape[-1]}"
         )
@@ -125,5 +126,5 @@ def clip_norm_from_public(
     _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, (images, labels))
     norm = float(jnp.quantile(norms, quantile))
     if not 0 < norm < float("inf"):
-        raise ValueError(f"the {quantile:g} quantile of gradient norms on {public.name} is {norm}")
+        raise InputError(f"the {quantile:g} quantile of gradient norms on {public.name} is {norm}")
     return norm

@@ -42,6 +42,7 @@ from bam.core.clipping import (
 from bam.core.pytree import Grads, Params
 from bam.data import datasets, features, prior
 from bam.data.scattering import scattering
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.models import losses
@@ -117,7 +118,7 @@ def _sgd(
     """
     sgd = optax.sgd(learning_rate, momentum or None)
     if per_clip_norm and not 0 < plan.clip_norm < math.inf:
-        raise ValueError("optimizer.per_clip_norm: a run that is not private has no clip norm")
+        raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
     return optax.chain(optax.scale(1 / plan.clip_norm), sgd) if per_clip_norm else sgd
 
 
@@ -184,7 +185,7 @@ RETURNED = {
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     """The oracle that a config's `method` section describes.
 
-    That of "non_private" is DP-SGD's, to be used without clipping and noise. ValueError for an
+    That of "non_private" is DP-SGD's, to be used without clipping and noise. InputError for an
     unknown name, missing or surplus parameters, or values out of range.
     """
     options = {k: v for k, v in method.items() if k != "ascent_params"}
@@ -209,7 +210,7 @@ def make_gradient(
 def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
     """The per-example transform that a config's `clip` section describes, of finite sensitivity.
 
-    The plan of a non-private run is not called upon. ValueError as `make_oracle`, or if the
+    The plan of a non-private run is not called upon. InputError as `make_oracle`, or if the
     transform declares no finite bound.
     """
     clip = as_declared(make("clip", CLIPS, section.to_dict(), plan))
@@ -297,12 +298,12 @@ def make(
     name = options.pop("name")
     maker = named.imported(section, name) if ":" in name else known.get(name)
     if maker is None:
-        raise ValueError(
+        raise InputError(
             f"unknown {section} {name!r}; choose from {', '.join(known)}, or MODULE:FUNCTION"
         )
     part = named.call(f"{section} {name}", maker, *given, **options)
     if missing := [needed for needed in RETURNED[section] if not hasattr(part, needed)]:
-        raise ValueError(
+        raise InputError(
             f"{section} {name} returns a {type(part).__name__}, without {', '.join(missing)}: see "
             "the table in bam/training/registry.py"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bam.data import datasets
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy.ledger import PROCESSES, Ledger, lost_in_words
 from bam.training.checkpoint import Checkpoints
@@ -48,7 +49,7 @@ def resume(
     """Stands after the newest checkpoint; without one, before the first step of `first_state`.
 
     `log` is called with a line if steps were lost and count, and if it is not known what took those
-    before. Raises ValueError for a checkpoint of another run, plan, data set or step, and for a
+    before. Raises InputError for a checkpoint of another run, plan, data set or step, and for a
     ledger or a list of processes that is not whole.
     """
     plan = trainer.plan
@@ -68,7 +69,7 @@ def resume(
     ledger.end_period(plan.mechanism.period)
     end = ledger.last_step(taken)
     if taken < end and not same_data:
-        raise ValueError(
+        raise InputError(
             f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
             "gone; choose another --workdir"
         )
@@ -86,9 +87,9 @@ def _check_restored(
     assert where is not None
     check_plan(where, identity["plan"], trainer.plan)
     if int(state.step) != done:
-        raise ValueError(f"{where}/{done} is renamed: it is of step {state.step}")
+        raise InputError(f"{where}/{done} is renamed: it is of step {state.step}")
     if identity["init"] != trainer.weights.digest:
-        raise ValueError(
+        raise InputError(
             f"{where} is of a run that began from other weights than those in "
             f"{trainer.config.init_from} now; choose another --workdir"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bam.core import processes
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import (
     JsonObject,
@@ -56,7 +57,7 @@ class RunFiles:
     def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
         """Creates the workdir and writes config and plan, or enters an unfinished run's.
 
-        Raises ValueError, which says what differs, for a run of another config or plan,
+        Raises InputError, which says what differs, for a run of another config or plan,
         `FinishedError`, and BlockingIOError if another process is writing there.
         """
         self.rows: list[JsonObject] = []
@@ -123,7 +124,7 @@ class RunFiles:
                 write_text(path, secrets.token_hex(32), mode=0o600)
             text = path.read_text(encoding="utf-8", errors="replace")
             if not re.fullmatch("[0-9a-f]{64}", text):
-                raise ValueError(f"{path} is damaged: choose another --workdir")
+                raise InputError(f"{path} is damaged: choose another --workdir")
             key = bytes.fromhex(text)
         return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
@@ -199,12 +200,12 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         (workdir / "data_key").unlink(missing_ok=True)
     if not (workdir / "config.json").exists():
         if (workdir / "checkpoints").exists():
-            raise ValueError(
+            raise InputError(
                 f"{workdir} has checkpoints but no config.json; choose another --workdir"
             )
         return
     if differs := _difference(read_json(workdir / "config.json"), config):
-        raise ValueError(
+        raise InputError(
             f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
         )
     if finished:
@@ -232,7 +233,7 @@ def check_plan(where: Path, recorded: JsonObject, plan: PrivacyPlan) -> None:
     """Refuses what belongs to a run of another plan: its ε would not be this run's."""
     for key, wanted in plan.to_json().items():
         if recorded.get(key) != wanted:
-            raise ValueError(
+            raise InputError(
                 f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
                 f"{wanted!r}; choose another --workdir"
             )
@@ -242,7 +243,7 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
     """The plan that an unfinished run in `workdir` goes on by; None if there is none.
 
     Another version of the accountant may choose another σ today, so the plan is not made anew; but
-    its ε must hold when it is computed again, and be at most the config's: a ValueError in one line
+    its ε must hold when it is computed again, and be at most the config's: InputError in one line
     otherwise, and for what is no plan.
     """
     path = workdir / "plan.json"
@@ -254,7 +255,7 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
             plan.check_target(config.epsilon)
         plan.check_epsilon()
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; choose another --workdir") from None
+        raise InputError(f"{path}: {error}; choose another --workdir") from None
     return plan
 
 

@@ -21,6 +21,7 @@ from bam.core.noise import first_noise, next_noise
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.data import datasets, users
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import layers, losses
@@ -279,7 +280,7 @@ def build(
       plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
 
     Raises:
-      ValueError: for any value that cannot be, or a plan that is not of this config and data; the
+      InputError: for any value that cannot be, or a plan that is not of this config and data; the
         message names the fix.
     """
     check(config)
@@ -336,7 +337,7 @@ def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
     counted, given = len(dataset.train.labels), config.num_examples
     if given is not None and given < counted:
         many = "users" if config.dataset.group_size else "training examples"
-        raise ValueError(
+        raise InputError(
             f"num_examples is {given}, but there are {counted} {many} (NOT PRIVATE): set a larger "
             "number that is public, or leave some out of the data"
         )
@@ -350,14 +351,14 @@ def _check_shapes(
     model: models.Model,
     oracle: oracles.Oracle,
 ) -> None:
-    """Raises ValueError for outputs, a loss or gradients of shapes that do not fit.
+    """Raises InputError for outputs, a loss or gradients of shapes that do not fit.
 
     Everything is traced and nothing computed, so faults show before a run.
     """
     params = _shapes(model)
     for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
         if x.dtype not in (jnp.float32, jnp.bfloat16):
-            raise ValueError(
+            raise InputError(
                 f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at {name}: "
                 "float32 or bfloat16 is needed, and JAX without 64 bits"
             )
@@ -366,13 +367,13 @@ def _check_shapes(
     logits = jax.eval_shape(model.logits, params, example["image"])
     inputs, like = registry.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
-        raise ValueError(
+        raise InputError(
             f"model {config.model.name} makes logits {logits.shape} of {inputs} "
             f"inputs: one row of {dataset.num_classes} for each is needed"
         )
     output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
     if jax.eval_shape(criterion.of_output, output, label).shape:
-        raise ValueError(f"loss {config.loss.name} makes no single number of {output.shape}")
+        raise InputError(f"loss {config.loss.name} makes no single number of {output.shape}")
     trained, frozen = finetune.split(params, config.trainable)
 
     def gradient(params: Params, example: PyTree) -> Grads:
@@ -380,11 +381,11 @@ def _check_shapes(
 
     grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
     if not pytree.same_structure(grads, trained):
-        raise ValueError(f"method {config.method.name} gives no gradient like the parameters")
+        raise InputError(f"method {config.method.name} gives no gradient like the parameters")
 
 
 def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> BoundedTransformation:
-    """The clip of a plan; ValueError if it, or its noise, does not fit the trained parameters."""
+    """The clip of a plan; InputError if it, or its noise, does not fit the trained parameters."""
     clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
 
     def clipped(params: Params) -> Grads:
@@ -400,7 +401,7 @@ def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> Bounde
         dataclasses.replace(plan, sensitivity=clip.sensitivity)  # whose noise floats can hold
         jax.eval_shape(drawn, trained)  # and that has room for so many parameters
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
-        raise ValueError(f"clip {config.clip.name} gives no gradient like the parameters")
+        raise InputError(f"clip {config.clip.name} gives no gradient like the parameters")
     return clip
 
 
@@ -418,7 +419,7 @@ def _decided(
     """The plan of a run, with the sensitivity of its clip, and the clip; decided once.
 
     `shape` is an image's, and `params` are shapes of all parameters. A recorded plan has its own σ
-    and ε; ValueError, in one line, if any other fact is not that of the config and the data.
+    and ε; InputError, in one line, if any other fact is not that of the config and the data.
     """
     private = registry.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
@@ -468,7 +469,7 @@ def _decided(
     wanted["mechanism_config"] = mechanism
     for key, value in wanted.items():
         if getattr(plan, key) != value:
-            raise ValueError(
+            raise InputError(
                 f"the workdir is of a run with the privacy plan's {key} = {getattr(plan, key)!r}, "
                 f"not {value!r}; choose another --workdir"
             )

@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 from bam import models
 from bam.core import clipping, engine, processes
 from bam.data import datasets
+from bam.errors import InputError
 from bam.extras import needs
 from bam.training import devices, examples, finetune, registry
 
@@ -29,10 +30,10 @@ KEYS = "augment", "convolution", "lora", "loss", "method", "model", "precision",
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
-    """Raises ValueError for what cannot be a config's `microbatch_size`."""
+    """Raises InputError for what cannot be a config's `microbatch_size`."""
     if size != "auto" and (type(size) is not int or not 1 <= size <= num_examples):
         needed = f'must be "auto" or from 1 to the number of training examples, {num_examples}'
-        raise ValueError(f"microbatch_size {size} {needed}")
+        raise InputError(f"microbatch_size {size} {needed}")
 
 
 def microbatch_size(
@@ -41,7 +42,7 @@ def microbatch_size(
 ) -> int:  # fmt: skip
     """The config's `microbatch_size`, or if that is "auto" the fastest for its model.
 
-    It is timed once in a process, as `log` is told. ValueError if not even one example fits.
+    It is timed once in a process, as `log` is told. InputError if not even one example fits.
     """
     if config.microbatch_size != "auto":
         return int(config.microbatch_size)
@@ -66,7 +67,7 @@ def fastest(seconds: Callable[[int], float], largest: int) -> int:
         best, least = size, needed
     if best == 0:
         what = f"the gradient of one example does not fit the memory of {devices.name()}"
-        raise ValueError(f"{what}: take a smaller model or fewer views")
+        raise InputError(f"{what}: take a smaller model or fewer views")
     return best
 
 

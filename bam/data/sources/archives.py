@@ -23,6 +23,7 @@ import numpy as np
 from bam.data.catalogue import DATASETS, Facts
 from bam.data.common import DataError, Split, check_labels, check_size, read_file
 from bam.data.sources import safe_pickle
+from bam.errors import InputError
 
 MD5 = {
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -177,7 +178,7 @@ def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
     """An array of an npz file, once its header declares no more than `limit` bytes."""
     # NumPy writes no other; bzip2 and LZMA are not unpacked piece by piece.
     if batch.getinfo(f"{name}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed as NumPy does not")
+        raise InputError(f"{name} is compressed as NumPy does not")
     with batch.open(f"{name}.npy") as file:
         head = io.BytesIO(file.read(12 + MAX_HEADER))  # no further, whatever length it declares
     long = np.lib.format.read_magic(head) != (1, 0)

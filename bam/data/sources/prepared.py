@@ -27,6 +27,7 @@ from bam.data.common import (
     read_file,
 )
 from bam.data.stream import StoredImages
+from bam.errors import InputError
 from bam.extras import needs
 
 MAX_INFO = 2**20  # bytes of dataset_info.json
@@ -133,7 +134,7 @@ def _records(file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
     reader = _open(file)
     try:
         if reader.num_records() != num_rows:
-            raise ValueError(f"{reader.num_records()} rows in {file.name}, not {num_rows}")
+            raise InputError(f"{reader.num_records()} rows in {file.name}, not {num_rows}")
         for _ in range(num_rows):
             record = reader.read()
             check_size(len(record), limit, file.name)
