@@ -7,26 +7,53 @@ transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say 
 `PrivateTraining` couples sampler, clip, noise and ε, so that they cannot disagree: begin there.
 """
 
-from bam.core import compiler, sampling, strategy  # noqa: F401 (compiler: before JAX computes)
-from bam.core.chacha import secret_key, seeded_key
-from bam.core.clipping import (
-    BoundedTransformation,
-    chain,
-    clip_by_l2_norm,
-    clip_per_layer,
-    normalize,
-)
-from bam.core.engine import clipped_sum
-from bam.core.fixed_point import GaussianNoise
-from bam.core.noise import gaussian_noise
-from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
-from bam.core.privatize import privatize
-from bam.errors import InputError
-from bam.privacy.accounting import epsilon, noise_multiplier
-from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.privacy.private_training import DrawnBatch, PrivateTraining
+import importlib
+from typing import TYPE_CHECKING
+
+from bam import core  # noqa: F401 (its guard of XLA's compiler, before JAX computes; it is light)
+
+if TYPE_CHECKING:
+    from bam.core import sampling, strategy
+    from bam.core.chacha import secret_key, seeded_key
+    from bam.core.clipping import (
+        BoundedTransformation,
+        chain,
+        clip_by_l2_norm,
+        clip_per_layer,
+        normalize,
+    )
+    from bam.core.engine import clipped_sum
+    from bam.core.fixed_point import GaussianNoise
+    from bam.core.noise import gaussian_noise
+    from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
+    from bam.core.privatize import privatize
+    from bam.errors import InputError
+    from bam.models import as_functions as as_functions
+    from bam.privacy.accounting import epsilon, noise_multiplier
+    from bam.privacy.plan import PrivacyPlan, make_plan
+    from bam.privacy.private_training import DrawnBatch, PrivateTraining
 
 __version__ = "0.2.0"
+
+# Module -> what `bam` has of it, imported when it is asked for: `bam --help` needs no JAX.
+_EXPORTED = {
+    "core": ("sampling", "strategy"),
+    "core.chacha": ("secret_key", "seeded_key"),
+    "core.clipping": (
+        "BoundedTransformation", "chain", "clip_by_l2_norm", "clip_per_layer", "normalize",
+    ),
+    "core.engine": ("clipped_sum",),
+    "core.fixed_point": ("GaussianNoise",),
+    "core.noise": ("gaussian_noise",),
+    "core.oracles": ("Oracle", "bam_exact", "bam_sam", "dp_sat", "dp_sgd"),
+    "core.privatize": ("privatize",),
+    "errors": ("InputError",),
+    "models": ("as_functions",),  # needs Flax, so it is not in __all__
+    "privacy.accounting": ("epsilon", "noise_multiplier"),
+    "privacy.plan": ("PrivacyPlan", "make_plan"),
+    "privacy.private_training": ("DrawnBatch", "PrivateTraining"),
+}  # fmt: skip
+_MODULE_OF = {name: f"bam.{module}" for module, names in _EXPORTED.items() for name in names}
 
 __all__ = [
     "BoundedTransformation",
@@ -58,9 +85,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`bam.as_functions`, of `bam.models`, which needs Flax: imported when it is asked for."""
-    if name != "as_functions":
+    """What `bam` exports, or one of its folders, on first use."""
+    if name == "privacy":
+        return importlib.import_module("bam.privacy")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'bam' has no attribute {name!r}")
-    from bam.models import as_functions
+    module = importlib.import_module(_MODULE_OF[name])
+    if name in ("sampling", "strategy"):
+        found: object = importlib.import_module(f"{module.__name__}.{name}")
+    else:
+        found = getattr(module, name)
+    globals()[name] = found
+    return found
 
-    return as_functions
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF, "privacy"})

@@ -16,6 +16,7 @@ import logging
 import mmap
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -95,6 +96,8 @@ def _numbers(version: str) -> list[int]:
 
 
 def _started_backend() -> str | None:
+    if "jax" not in sys.modules:  # whoever imports `bam` alone need not wait for it
+        return None
     import jax
     from jax._src import xla_bridge  # to ask in another way would start it
 
