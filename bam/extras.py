@@ -4,9 +4,7 @@
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from types import TracebackType
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -21,11 +19,3 @@ def needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed: pip install '.[{extra}]' in a clone of bam"
         raise MissingExtraError(message, name=error.name) from None
-
-
-def one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The `sys.excepthook` of commands, which cannot catch what their own imports raise."""
-    if isinstance(error, MissingExtraError):
-        print("error:", error, file=sys.stderr, flush=True)
-        raise SystemExit(2)
-    sys.__excepthook__(kind, error, trace)

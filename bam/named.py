@@ -6,9 +6,13 @@ import os
 import sys
 import traceback
 import types
+from pathlib import Path
 from typing import Any
 
 from bam.errors import InputError
+
+ROOT = Path(__file__).resolve().parent
+
 
 def imported(what: str, name: str) -> Any:
     """What a "MODULE:FUNCTION" names; an InputError, with its cause, if there is no such thing.
@@ -33,7 +37,9 @@ def imported(what: str, name: str) -> Any:
 
 
 def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
-    """What a function returns; what it raises itself is raised as it is.
+    """What a function returns; what it raises itself is raised as it is, but for a ValueError.
+
+    One of a function of a user's own becomes an InputError with its file and line.
 
     InputError, which begins with `what`, if it does not take these arguments, or is of Python's own
     library, as `os.system`: nothing there makes a part of an experiment.
@@ -46,7 +52,27 @@ def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
         inspect.signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:  # a builtin function may have no signature
         raise InputError(f"{what} does not take {options}: {error}") from error
-    return function(*given, **options)
+    try:
+        return function(*given, **options)
+    except ValueError as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = own_place(error, code.co_filename) if code else ""
+        if not where:
+            raise
+        raise InputError(f"{what}: {where}") from error
+
+
+def own_place(error: BaseException, file: str) -> str:
+    """Where code of a user's own in `file` failed; "" for what it did not cause.
+
+    That is what bam refused on its behalf, what the system did not do for bam, and whatever is
+    raised by bam's own code or did not pass through `file`.
+    """
+    raised = traceback.extract_tb(error.__traceback__)[-1:]
+    by_bam = any(Path(frame.filename).is_relative_to(ROOT) for frame in raised)
+    if isinstance(error, InputError) or Path(file).is_relative_to(ROOT):
+        return ""
+    return "" if by_bam and isinstance(error, (ValueError, OSError)) else place(error, file)
 
 
 def place(error: BaseException, file: str = "") -> str:

@@ -4,7 +4,6 @@ python -m scripts.reference
 """
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -15,13 +14,12 @@ from typing import Any
 from absl import flags
 
 from bam import files, models
-from bam.cli import configs, console
-from bam.cli.main import COMMANDS
+from bam.cli import configs, console, options
 from bam.data import datasets
 from bam.models import losses
 from bam.privacy import mechanisms
 from bam.training import registry
-from bam.training.config import KEYS
+from bam.training.keys import KEYS
 from scripts.lib import pages
 
 SECTIONS: dict[str, Mapping[str, Any]] = {
@@ -38,7 +36,7 @@ SECTIONS: dict[str, Mapping[str, Any]] = {
 GIVEN = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
 
 
-def options(choice: Any) -> str:
+def options_of(choice: Any) -> str:
     """The options of what a section can name, with their defaults."""
     if isinstance(choice, registry.Method):
         return ", ".join(f"`{k}` {shown(v)}" for k, v in choice.options.items())
@@ -77,17 +75,20 @@ def keys() -> str:
 def commands() -> str:
     """Every command: what it does, how it is called, its flags."""
     sections = []
-    for name, does in COMMANDS.items():
-        module = importlib.import_module(f"bam.cli.{name}")
-        key_flags = flags.FLAGS.get_key_flags_for_module(module.__name__)
-        text = re.sub(" {3,}--", " \\\\\n  --", module.__doc__ or "")
-        usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", text, re.MULTILINE))
-        rows = [(f"`--{x.name}`", shown(x.default), readable(x.help)) for x in key_flags]
-        heading = f"## bam {name}\n\n`bam {name}` {does}.\n\n```bash\n{usage}\n```\n\n"
+    for name, command in options.COMMANDS.items():
+        values = flags.FlagValues()
+        options.define(values, command.flags)
+        usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", command.about, re.MULTILINE))
+        usage = re.sub(" {3,}--", " \\\\\n  --", usage)
+        rows = [(f"`--{x}`", shown(values[x].default), readable(values[x].help)) for x in values]
+        heading = f"## bam {name}\n\n`bam {name}` {command.does}.\n\n```bash\n{usage}\n```\n\n"
         sections.append(heading + table(("flag", "default", "meaning"), *rows))
-        for flag in key_flags:  # other commands have flags of these names
-            delattr(flags.FLAGS, flag.name)
     return "\n".join(sections)
+
+
+def statuses() -> str:
+    """What every exit status means."""
+    return table(("exit status", "meaning"), *((str(k), v) for k, v in options.STATUSES.items()))
 
 
 def readable(text: str) -> str:
@@ -97,7 +98,7 @@ def readable(text: str) -> str:
 
 def tables() -> dict[str, dict[str, str]]:
     """Page -> place on it -> what belongs there."""
-    named = [(s, f"`{k}`", options(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
+    named = [(s, f"`{k}`", options_of(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
     docs = {k: ast.get_docstring(ast.parse(f.read_text())) for k, f in configs.shipped().items()}
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {
@@ -105,7 +106,10 @@ def tables() -> dict[str, dict[str, str]]:
         "options": table(("section", "name", "options"), *named),
         "shipped": table(("config", "what it trains"), *shipped),
     }
-    return {"docs/config.md": config_tables, "docs/commands.md": {"commands": commands()}}
+    return {
+        "docs/config.md": config_tables,
+        "docs/commands.md": {"statuses": statuses(), "commands": commands()},
+    }
 
 
 def main() -> None:

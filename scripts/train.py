@@ -1,6 +1,9 @@
 """Another name of `bam train`."""
 
-from bam.cli.main import run
+import sys
+
+from bam.cli.main import main
 
 if __name__ == "__main__":
-    run("train")
+    sys.argv.insert(1, "train")
+    main()

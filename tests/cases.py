@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import flax.linen as nn
@@ -23,6 +24,7 @@ import pytest
 from PIL import Image
 
 import bam
+from bam.cli import main
 from bam.data import datasets
 from configs import digits
 
@@ -302,8 +304,35 @@ class Command:
 
 
 def run_command(*arguments, timeout=240):
-    with Command(*arguments) as command:
-        return command.wait(timeout)
+    """A command: one of `bam` in this process, as a function; a script in a process of its own."""
+    if arguments[0] != "bam":
+        with Command(*arguments) as command:
+            return command.wait(timeout)
+    outputs = [io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)]
+    with (
+        contextlib.redirect_stdout(outputs[0]),
+        contextlib.redirect_stderr(outputs[1]),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")  # and as Python itself has it:
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        shown = (
+            set()
+        )  # once each: the tests' type checks change filters, which forgets what was shown
+
+        def show(message, category, filename, lineno, *more, **options):
+            text = warnings.formatwarning(message, category, filename, lineno)
+            if text not in shown:
+                sys.stderr.write(text)
+            shown.add(text)
+
+        warnings.showwarning = show
+        status = main.main(arguments[1:])
+    for output in outputs:
+        output.flush()
+    texts = [output.buffer.getvalue().decode() for output in outputs]
+    return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 def _be_command(arguments, environ, outputs):

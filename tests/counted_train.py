@@ -1,14 +1,15 @@
-"""`bam.cli.train`, noting each step that it computes in the file STEPS_LOG, apart from any ledger.
+"""`bam train`, noting each step that it computes in the file STEPS_LOG, apart from any ledger.
 
 KILL_SAVING=2 ends it by SIGKILL while it saves its second checkpoint.
 """
 
 import itertools
 import os
-import runpy
 import signal
+import sys
 import threading
 
+from bam.cli import main
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
 
@@ -34,4 +35,5 @@ def save_or_die(*arguments):
 
 if __name__ == "__main__":
     loop.build, Checkpoints.save = build_counted, save_or_die
-    runpy.run_module("bam.cli.train", run_name="__main__", alter_sys=True)
+    sys.argv.insert(1, "train")
+    main.main()

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -13,49 +16,41 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
-from ml_collections import config_flags
 from PIL import Image
 
 import bam
-from bam import files
-from bam.cli import configs, console, main, sweeps
-from bam.named import imported
-from bam.training import loop
+from bam import extras, files, models
+from bam.cli import configs, console, main, options, sweeps
+from bam.data import datasets
+from bam.models import losses
+from bam.named import call, imported
+from bam.privacy import mechanisms
+from bam.training import keys, loop, registry
 from configs import digits
 from tests.cases import run_command
 
 
-def test_without_a_command_all_are_listed_with_an_example(capsys, monkeypatch):
+def test_without_a_command_all_are_listed_with_an_example(capsys):
     for arguments in ([], ["help"], ["--help"]):
-        monkeypatch.setattr(sys, "argv", ["bam", *arguments])
-        main.main()
+        assert main.main(arguments) == 0
         shown = capsys.readouterr().out
         assert "bam train --config=digits:bam_sam --workdir=" in shown
-        assert all(f"\n  {name} " in shown for name in main.COMMANDS)
+        assert all(f"\n  {name} " in shown for name in options.COMMANDS)
 
 
-def test_a_misspelt_command_is_one_line_without_its_arguments(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bam", "trian", "--config=digits:bam_sam", "--workdir=w"])
-    with pytest.raises(SystemExit) as stopped:
-        main.main()
-    assert stopped.value.code == 2
+def test_a_misspelt_command_is_one_line_without_its_arguments(capsys):
+    assert main.main(["trian", "--config=digits:bam_sam", "--workdir=w"]) == 2
     assert capsys.readouterr().err == "error: bam has no command 'trian': did you mean train?\n"
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys):
-    """What a command that takes `--config` says of its arguments, in one line."""
+def refusal(capsys):
+    """What `bam train` says of its arguments, in one line."""
 
     def said(*arguments):
-        given, argv = flags.FlagValues(), ["command", *arguments]
-        config_flags.DEFINE_config_file("config", flag_values=given)
-        monkeypatch.setattr(flags, "FLAGS", given)
-        with pytest.raises(SystemExit) as ended, console.one_line_errors():
-            argv[1:], file = configs.with_files(arguments)
-            monkeypatch.setattr(sys, "argv", argv)
-            console._parse_flags(file, argv)
+        assert main.main(["train", *arguments]) == 2
         text = capsys.readouterr().err
-        assert ended.value.code == 2 and text.count("\n") == 1
+        assert text.count("\n") == 1
         return text
 
     return said
@@ -70,9 +65,18 @@ NO_KEY = "error: the config has no key"
         ("--config=digts:bam_sam", "there is no config 'digts': did you mean digits?"),
         ("--config=digits:bam", "unknown method 'bam'"),
         ("--config.epsilo=1", f"{NO_KEY} 'epsilo': did you mean epsilon?\n"),
-        ("--config.optimiser.name=sgd", f"{NO_KEY} 'optimiser': did you mean optimizer?\n"),
-        ("--config.method.radus=1", f"{NO_KEY} 'radus': did you mean radius?\n"),
-        ("--config.learning_rate=1", f"{NO_KEY} 'learning_rate'\n"),
+        (
+            "--config.optimiser.name=sgd",
+            f"{NO_KEY} 'optimiser.name': did you mean optimizer.name?\n",
+        ),
+        ("--config.method.radus=1", f"{NO_KEY} 'method.radus': did you mean method.radius?\n"),
+        (
+            "--config.learning_rate=1",
+            f"{NO_KEY} 'learning_rate': did you mean optimizer.learning_rate?\n",
+        ),
+        ("--config.zzz=1", f"{NO_KEY} 'zzz'\n"),
+        ("--config.model=linear", "model is a section of the config"),
+        ("--config.epsilon=abc", "could not convert string to float: 'abc'"),
     ],
 )
 def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
@@ -88,11 +92,14 @@ def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):
 
 def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
     file = str(configs.shipped()["digits"])
-    named = configs.with_files(["a", "--config=digits:bam_sam"])
-    assert named == (["a", f"--config={file}:bam_sam"], file)
-    assert configs.with_files(["--config", "digits"]) == (["--config", file], file)
-    kept = ["--config=configs/digits.py:dp_sgd", "--config.model.name=linear", "--workdir=digits"]
-    assert configs.with_files(kept) == (kept, "configs/digits.py")
+    assert configs.file_of("digits:bam_sam") == f"{file}:bam_sam"
+    assert configs.file_of("digits") == file
+    assert configs.file_of("configs/digits.py:dp_sgd") == "configs/digits.py:dp_sgd"
+    for value in (["--config=digits:dp_sat"], ["--config", f"{file}:dp_sat"]):
+        given = flags.FlagValues()
+        options.define(given, options.COMMANDS["train"].flags)
+        rest = console.parse(given, ["a", *value, "--config.epsilon=2"], "bam train")
+        assert (rest, given.config.method.name, given.config.epsilon) == (["a"], "dp_sat", 2)
     assert {"base", "cifar10", "imagenet32"} <= configs.shipped().keys()
 
 
@@ -113,8 +120,10 @@ def test_a_config_file_of_ones_own_builds_on_shipped_ones_or_on_those_beside_it(
         "    config.expected_batch_size, config.model.name = 64, 'linear'\n"
         "    return config\n"
     )
+    before = configs.imported()
     done = run_command("bam", "train", f"--config={own}/mine.py:dp_sgd", f"--workdir={tmp_path}/w")
     assert done.returncode == 0, done.stderr
+    assert configs.imported() == before and before["configs.digits"] is digits
 
 
 @pytest.mark.parametrize(
@@ -145,7 +154,7 @@ def test_a_mistake_in_a_config_file_is_one_line_with_its_place(
     said = refusal(f"--config={file}:dp_sgd")
     assert said.startswith(f"error: {file}, line {line}: ") and message in said
     assert "private words" not in said and len(said) < 300 + len(str(file))
-    with pytest.raises(ValueError) as of_sweep:
+    with pytest.raises(bam.InputError) as of_sweep:
         sweeps.load(str(file), "dp_sgd", {})
     assert str(of_sweep.value).startswith(f"{file}, line {line}: ")
 
@@ -234,10 +243,49 @@ def test_ctrl_c_ends_every_other_command_in_one_line(tmp_path):
     assert process.returncode == 130 and errors == "error: interrupted\n"
 
 
-@pytest.mark.parametrize("command", list(main.COMMANDS))
+@pytest.mark.parametrize("command", list(options.COMMANDS))
 def test_asking_for_help_is_no_failure(command):
     done = run_command("bam", command, "--help")
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    for flag in options.COMMANDS[command].flags:
+        assert f"\n  --{flag.name}=" in done.stdout
+    assert all(f"\n  {status} " in done.stdout for status in options.STATUSES)
+    if "config" in {flag.name for flag in options.COMMANDS[command].flags}:
+        names = {*configs.shipped(), *(name for names in keys.NAMES.values() for name in names)}
+        assert names <= set(re.findall(r"\w+", done.stdout))
+
+
+def test_help_imports_neither_jax_nor_scipy():
+    program = (
+        "import sys\n"
+        "from bam.cli import main, options\n"
+        "for arguments in ([], ['--version'], *([x, '--help'] for x in options.COMMANDS)):\n"
+        "    assert main.main(arguments) == 0\n"
+        "heavy = {'jax', 'scipy', 'optax', 'flax'}\n"
+        "assert not heavy & {*sys.modules}\n"
+        "assert main.main(['privacy', '--noise_multiplier=1', '--sampling_prob=1', "
+        "'--num_steps=1']) == 0\n"
+        "assert heavy & {*sys.modules}\n"  # the control
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_help_has_the_names_of_the_parts_that_there_are():
+    parts = {
+        "method.name": registry.METHODS,
+        "clip.name": registry.CLIPS,
+        "mechanism.name": mechanisms.MECHANISMS,
+        "model.name": models.MODELS,
+        "loss.name": losses.LOSSES,
+        "optimizer.name": registry.OPTIMIZERS,
+        "features.name": registry.FEATURES,
+        "dataset.name": [*datasets.DATASETS, "folder"],
+    }
+    assert {key: set(names) for key, names in keys.NAMES.items()} == {
+        key: set(names) for key, names in parts.items()
+    }
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("privacy", "--help")])
@@ -261,8 +309,8 @@ def test_a_stopped_run_has_an_exit_status_of_its_own_and_one_that_diverges_ends_
     assert "training diverged: the test loss is not a finite number" in last
 
 
-def own_mistake():
-    raise ValueError("there is\nnothing of that kind")
+def mistake_of_ones_own():
+    raise bam.InputError("there is\nnothing of that kind")
 
 
 def seen_by_a_compiler():
@@ -273,12 +321,17 @@ def of_bam_inside_of_another_library():
     jax.tree.map(lambda x: imported("model", x), ["nothing:here"])
 
 
+def missing_extra():
+    raise extras.MissingExtraError("flax is not installed")
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
-        own_mistake,  # of a user's own code
+        mistake_of_ones_own,
         seen_by_a_compiler,
         of_bam_inside_of_another_library,
+        missing_extra,
         lambda: Path("there is no such file").read_text(),
         lambda: bam.clip_by_l2_norm(-1.0),
     ],
@@ -290,34 +343,185 @@ def test_what_is_wrong_with_what_was_given_is_one_line(mistake, capsys):
     assert ended.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
 
 
+def test_code_that_catches_value_errors_goes_on_to_work():
+    for mistake in (lambda: bam.clip_by_l2_norm(-1.0), lambda: datasets.load("nothing")):
+        with pytest.raises(ValueError) as caught:
+            mistake()
+        assert isinstance(caught.value, bam.InputError)
+
+
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "is_of_bam"),
     [
-        lambda: int("three"),
-        lambda: list(zip([1], [], strict=True)),
-        lambda: np.zeros(3) + np.zeros(4),
-        lambda: jnp.concatenate([]),
-        lambda: jax.jit(lambda x: jnp.stack([x, x[:2]]))(jnp.zeros(3)),
-        lambda: json.loads("{"),
-        lambda: np.zeros(3).reshape(2),
+        (lambda: int("three"), False),  # of this file
+        (lambda: list(zip([1], [], strict=True)), False),
+        (lambda: np.zeros(3).reshape(2), False),
+        (lambda: json.loads("{"), True),  # inside of a library
+        (lambda: jnp.concatenate([]), True),
+        (lambda: files.csv_text([[1], 2]), True),  # inside of bam
     ],
 )
-def test_a_fault_of_the_program_is_not_said_to_be_bad_input(fault, capsys):
-    with pytest.raises(ValueError) as raised, console.one_line_errors():
+def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_bam, capsys):
+    with pytest.raises((ValueError, TypeError)) as raised, console.one_line_errors():
         fault()
-    assert "please report it" in raised.value.__notes__[-1]
+    note = raised.value.__notes__[-1]
+    assert ("please report it" in note) == is_of_bam
+    assert (f"a fault of {__file__}, which is no code of bam's" in note) == (not is_of_bam)
     assert capsys.readouterr().err == ""
 
 
-def test_a_fault_in_a_command_shows_where_it_is_and_asks_for_a_report(tmp_path):
+def test_a_fault_in_a_command_shows_where_it_is_and_whose_it_is(tmp_path):
     program = (
         "from bam.cli import console\n"
+        "from bam.files import csv_text\n"
         "def main():\n"
         "    with console.one_line_errors():\n"
-        "        list(zip([1], [], strict=True))\n"
+        "        {}\n"
         "console.run(main)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    *above, last = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "please report it" in last
-    assert above[0].startswith("Traceback") and above[-1].startswith("ValueError: zip()")
+    for fault, kind, told in (
+        ("csv_text([[1], 2])", "TypeError: ", "please report it"),
+        ("list(zip([1], [], strict=True))", "ValueError: zip()", "no code of bam's"),
+    ):
+        command = [sys.executable, "-c", program.format(fault)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        *above, last = done.stderr.strip().splitlines()
+        assert done.returncode == 1 and told in last
+        assert above[0].startswith("Traceback") and above[-1].startswith(kind)
+
+
+def test_a_fault_of_a_command_is_shown_and_is_status_1(monkeypatch, capsys):
+    def fault(given):
+        return len(given.num_steps)
+
+    arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
+    assert console.command("privacy", arguments, fault) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and "has no len()" in said.splitlines()[-2]
+    assert "a fault of" in said.splitlines()[-1]
+
+
+def part_that_raises(kind, **options):
+    raise {"value": ValueError, "input": bam.InputError}[kind](f"{kind}: I cannot\nbe built")
+
+
+@pytest.mark.parametrize("kind", ["value", "input"])
+def test_what_a_part_of_ones_own_refuses_is_bad_input_with_its_place(kind):
+    with pytest.raises(bam.InputError) as refused:
+        call("dataset mine", part_that_raises, kind=kind)
+    assert f"{kind}: I cannot" in str(refused.value)
+    assert (f"dataset mine: {__file__}, line " in str(refused.value)) == (kind == "value")
+
+
+# As a function
+
+
+MISTAKES = {
+    "no arguments": (["train"], "--config is required: NAME:METHOD of a shipped config"),
+    "an unknown flag": (
+        ["train", "--config=digits:dp_sgd", "--wrkdir=w"], "--wrkdir is no flag: did you mean --wo",
+    ),
+    "a flag twice": (
+        ["train", "--config=digits:dp_sgd", "--workdir=v", "--workdir=w"],
+        "--workdir is given twice",
+    ),
+    "a key twice": (
+        ["train", "--config=digits:dp_sgd", "--config.epsilon=1", "--config.epsilon=2"],
+        "--config.epsilon is given twice",
+    ),
+    "a key without --config.": (
+        ["train", "--config=digits:dp_sgd", "--epsilon=1"],
+        "key of the config: say --config.epsilon",
+    ),
+    "the last part of a key": (
+        ["sweep", "--config=digits", "--learning_rate=1"], "say --config.optimizer.learning_rate",
+    ),
+    "a key without a config": (["train", "--config.epsilon=1"], "name the config first"),
+    "a key of a command without a config": (["report", "--config.a=1"], "takes no config"),
+    "no word": (["privacy", "--num_steps=many"], "--num_steps=many: invalid literal"),
+    "a surplus word": (["privacy", "surplus"], "'surplus'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_slip_in_flags_is_one_line_that_says_what_was_meant(mistake, capsys):
+    arguments, message = MISTAKES[mistake]
+    assert main.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+def test_a_flag_that_may_come_several_times_may(capsys):
+    given = flags.FlagValues()
+    options.define(given, options.COMMANDS["sweep"].flags)
+    console.parse(given, ["--set=clip_norm=1,2", "--set=epsilon=1"], "bam sweep")
+    assert given.set == ["clip_norm=1,2", "epsilon=1"]
+
+
+@pytest.mark.parametrize("mistake", ["an unknown flag", "a flag twice", "a key without --config."])
+def test_a_process_says_and_ends_as_the_function_does(mistake, capsys):
+    arguments, _ = MISTAKES[mistake]
+    main.main(arguments)
+    said = capsys.readouterr().err
+    process = start(*arguments)
+    assert process.communicate(timeout=120) == ("", said) and process.returncode == 2
+
+
+def test_a_command_leaves_nothing_for_the_next(tmp_path, capsys):
+    """Twice in one process, with other arguments and another command between: as in two."""
+    tiny = ["--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=3"]
+    train = [
+        [
+            "train",
+            f"--config=digits:{method}",
+            *tiny,
+            f"--config.seed={seed}",
+            f"--workdir={folder}",
+        ]
+        for method, seed, folder in (("dp_sgd", 1, tmp_path / "a"), ("bam_sam", 2, tmp_path / "b"))
+    ]
+    privacy = [
+        ["privacy", f"--noise_multiplier={sigma}", "--sampling_prob=0.5", "--num_steps=2"]
+        for sigma in (1, 2)
+    ]
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    others = warnings.formatwarning, sys.excepthook, dict(os.environ), list(sys.argv)
+    said = {}
+    for arguments in (train[0], privacy[0], train[1], privacy[1], ["train"], train[0][:2]):
+        status = main.main(arguments)
+        said[tuple(arguments)] = status, *capsys.readouterr()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    now = warnings.formatwarning, sys.excepthook, dict(os.environ), list(sys.argv)
+    assert now == others
+    assert said[tuple(train[0])][0] == 0 and said[tuple(train[0][:2])][0] == 2
+    for arguments in (train[1], privacy[1]):
+        again = [x.replace("/b", "/c") for x in arguments]
+        process = start(*again)
+        out, errors = process.communicate(timeout=240)
+        here = said[tuple(arguments)]
+        shown = [re.sub(r"[\d.]+ s$|on \d? ?×? ?cpu", "", x) for x in here[1].splitlines()]
+        there = out.replace("/c", "/b").splitlines()
+        assert [re.sub(r"[\d.]+ s$|on \d? ?×? ?cpu", "", x) for x in there] == shown
+        assert (process.returncode, errors) == (here[0], here[2])
+
+
+def test_in_a_thread_a_command_leaves_signals_alone(tmp_path, capsys):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    statuses = []
+    command = ["train", "--config=digits:dp_sgd", "--config.model.name=linear"]
+    command += ["--config.accountant=rdp", "--config.num_steps=2", f"--workdir={tmp_path}/run"]
+    thread = threading.Thread(target=lambda: statuses.append(main.main(command)))
+    thread.start()
+    thread.join()
+    assert statuses == [0], capsys.readouterr().err
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_ctrl_c_in_a_function_ends_it_and_not_the_process(capsys):
+    def interrupted(given):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
+    assert console.command("privacy", arguments, interrupted) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

@@ -186,7 +186,8 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
     }
     assert modules >= {"flax", "matplotlib", "ml_collections", "orbax", "pyarrow", "sklearn"}
     listing = (
-        "import sys; import bam; print(*sys.modules); import bam.training.rundir; "
+        "import sys; import bam; [getattr(bam, x) for x in bam.__all__]; print(*sys.modules); "
+        "import bam.training.rundir; "
         "print(*sys.modules)"
     )
     answer = run(sys.executable, "-c", listing, cwd=ROOT)
@@ -195,6 +196,28 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
     )
     assert not modules & core
     assert modules & report >= {"ml_collections", "tensorboardX"}  # they would have been seen
+
+
+def test_import_bam_waits_for_nothing_and_guards_the_compiler_all_the_same():
+    """What `bam` exports is imported when it is asked for, by whatever way."""
+    program = (
+        "import sys; import bam; assert not {'jax', 'numpy', 'scipy'} & {*sys.modules}\n"
+        "from bam.core import compiler\n"
+        "import jaxlib, os\n"
+        "assert (compiler.FLAG in os.environ.get('XLA_FLAGS', '')) == "
+        "(jaxlib.__version__ in compiler.FAULTY)\n"
+        "assert {*bam.__all__} <= {*dir(bam)} and 'as_functions' in dir(bam)\n"
+        "from bam import clipped_sum, sampling\n"
+        "assert sampling is sys.modules['bam.core.sampling'] and bam.clipped_sum is clipped_sum\n"
+        "import pickle; assert pickle.loads(pickle.dumps(bam.InputError('a'))).args == ('a',)\n"
+        "assert 'jax' in sys.modules and bam.privacy.__name__ == 'bam.privacy'\n"
+        "try:\n    bam.nothing\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    command = [sys.executable, "-c", program]
+    answer = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "module 'bam' has no attribute 'nothing'\n"
 
 
 def test_pictures_name_their_extra(monkeypatch):

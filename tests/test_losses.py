@@ -172,7 +172,7 @@ def test_weights_that_cannot_be_are_refused(weights):
 )
 def test_a_private_search_judges_by_what_is_classified_right_alone(flag, message, tmp_path):
     flags = ["--config=digits", "--methods=dp_sgd", f"--workdir={tmp_path}", "--private"]
-    done = run_command("bam.cli.sweep", *flags, "--trials_mean=2", "--set=clip_norm=1,2", flag)
+    done = run_command("bam", "sweep", *flags, "--trials_mean=2", "--set=clip_norm=1,2", flag)
     assert done.returncode == 2 and message in done.stderr
 
 
@@ -207,9 +207,9 @@ def test_several_labels_and_numbers_are_imported_shown_and_trained_on(
     (tmp_path / "t.csv").write_text("\n".join(rows))
     out = tmp_path / "out"
     options = [f"--out={out}", "--size=8", f"--labels={tmp_path / 't.csv'}", *flags]
-    done = run_command("bam.cli.data", "import", str(tmp_path), *options)
+    done = run_command("bam", "data", "import", str(tmp_path), *options)
     assert f"--config.loss.name={loss}" in done.stdout, done.stderr
-    shown = run_command("bam.cli.data", "show", str(out), f"--out={out}.png")
+    shown = run_command("bam", "data", "show", str(out), f"--out={out}.png")
     assert shown.returncode == 0, shown.stderr
     data = {"dataset.name": "folder", "dataset.path": str(out), "expected_batch_size": 5}
     assert figure in loop.train(loop.build(config_of(loss, **data)), 0).summary

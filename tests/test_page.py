@@ -133,11 +133,11 @@ def test_a_name_is_drawn_letter_by_letter():
 def test_without_matplotlib_the_page_says_so_in_a_line_and_tells_the_charts_in_words(
     run, monkeypatch
 ):
+    assert "matplotlib is not" not in of(run)  # the control
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     spec = importlib.util.find_spec("bam.release.plots")
     bare = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bare)
-    assert "matplotlib is not" not in of(run)  # the control
     monkeypatch.setattr(plots, "MISSING", bare.MISSING)
     text = of(run)
     assert text.count("matplotlib is not installed: pip install &#39;.[plots]&#39;") == 1

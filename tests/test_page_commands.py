@@ -4,12 +4,14 @@ import importlib.util
 import re
 import runpy
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import configs
+from bam.cli import configs, options
 from bam.training import config as base
 from bam.training import rundir
 
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"```(?:console|bash)\n(.*?)```", re.DOTALL)
 DEFINED = re.compile(r'(?:DEFINE_\w+|require)\(\s*"(\w+)"(?:, "(\w+)")?')
-EVERYWHERE = {"config", "workdir", "debug", "help", "max_seconds"}  # of bam.cli and of absl
+EVERYWHERE = {"config", "workdir", "debug", "help", "max_seconds"}  # of bam.cli
 
 
 def commands(text: str) -> list[list[str]]:
@@ -28,13 +30,22 @@ def commands(text: str) -> list[list[str]]:
     return [[w.removeprefix(".venv/bin/") for w in line] for line in words]
 
 
+def defined(rows: Sequence[options.Flag]) -> set[str]:
+    """The names of a table's flags, aliases too."""
+    values = flags.FlagValues()
+    options.define(values, rows)
+    return set(values)
+
+
 def flags_of(module: str, seen: tuple[str, ...] = ()) -> set[str]:
-    """The flags that a module defines, or takes over from modules that it imports."""
+    """The flags that a script defines, or takes over from modules that it imports."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
         raise ModuleNotFoundError(module)
     source = Path(found.origin).read_text(encoding="utf-8")
     names = {name for match in DEFINED.findall(source) for name in match if name}
+    if "options.MANY_RUNS" in source:
+        names |= defined(options.MANY_RUNS)
     for adopted in re.findall(r"adopt_module_key_flags\((\w+)\)", source):
         for of in re.findall(rf"from ([\w.]+) import [^\n]*\b{adopted}\b", source):
             if f"{of}.{adopted}" not in seen:
@@ -48,15 +59,16 @@ def mistakes(words: list[str]) -> list[str]:
         targets = (ROOT / "Makefile").read_text(encoding="utf-8")
         return [w for w in words[1:] if "=" not in w and f"\n{w}:" not in targets]
     if words[0] == "bam" and len(words) > 1 and not words[1].startswith("-"):
-        module = f"bam.cli.{words[1]}"
+        if words[1] not in options.COMMANDS:
+            return [words[1]]
+        known = defined(options.COMMANDS[words[1]].flags) | {"debug", "help"}
     elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("bam", "scripts", "examples"):
-        module = words[2]
+        try:
+            known = flags_of(words[2]) | EVERYWHERE
+        except ModuleNotFoundError:
+            return [words[2]]
     else:
         return []
-    try:
-        known = flags_of(module) | EVERYWHERE
-    except ModuleNotFoundError:
-        return [module]
     given = dict(re.findall(r"^--([\w.]+)=?(.*)$", w)[0] for w in words if w.startswith("--"))
     known |= {f"no{flag}" for flag in known}
     wrong = [f"--{flag}" for flag in given if "." not in flag and flag not in known]
@@ -93,6 +105,6 @@ def test_a_command_that_does_not_exist_is_seen():
     assert mistakes(commands(text.format("epsilon=2", "workdir"))[0]) == []
     assert mistakes(commands(text.format("epsilo=2", "workdir"))[0]) == ["config.epsilo"]
     assert mistakes(commands(text.format("epsilon=2", "workdi"))[0]) == ["--workdi"]
-    assert mistakes(["bam", "trai"]) == ["bam.cli.trai"]
+    assert mistakes(["bam", "trai"]) == ["trai"]
     assert mistakes(["make", "demos"]) == ["demos"]
     assert mistakes(["python", "-m", "scripts.nothing"]) == ["scripts.nothing"]

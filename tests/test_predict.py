@@ -430,11 +430,12 @@ def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, t
     for arguments, message in (
         ([], "bam predict --release=DIR FILE"),
         ([image, f"--out={tmp_path / 'exists.csv'}"], "exists; choose another --out"),
-        ([image, f"--release={folder / 'run'}"], "is no release: it has no model.json"),
+        ([image], f"{folder / 'run'} is no release: it has no model.json"),
         ([str(tmp_path / "bad.png"), f"--out={tmp_path / 'new.csv'}"], "1 of 1 files"),
         ([image, "--top=0"], "--top"),
     ):
-        done = run_command("bam", "predict", f"--release={release}", *arguments)
+        where = folder / "run" if "no release" in message else release
+        done = run_command("bam", "predict", f"--release={where}", *arguments)
         assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr and not done.stdout
     assert (tmp_path / "exists.csv").read_text() == "mine" and not (tmp_path / "new.csv").exists()

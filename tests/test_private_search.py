@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bam
 from bam import files
 from bam.cli import private_search, sweeps
 from bam.data import datasets
@@ -253,7 +254,7 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
 
 def test_an_error_of_a_trial_does_not_say_its_number(tmp_path, monkeypatch):
     def train(trainer, seed, folder, **options):
-        raise ValueError(f"{folder} is damaged")
+        raise bam.InputError(f"{folder} is damaged")
 
     monkeypatch.setattr(loop, "train", train)
     with pytest.raises(ValueError, match=r"a trial of .*/s is damaged") as refused:
@@ -282,17 +283,17 @@ def test_a_mistaken_private_search_draws_nothing(given, message, tmp_path):
 
 def command(workdir, *more):
     return run_command(
-        "bam", "sweep", "--private", "--config=digits", "--methods=dp_sgd", f"--workdir={workdir}",
+        "bam", "sweep", "--config=digits", "--methods=dp_sgd", f"--workdir={workdir}",
         "--config.model.name=linear", "--config.num_steps=3", "--config.microbatch_size=64", *more,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [("--num_seeds=3", "no --num_seeds"), ("--noprivate", "belong to --private")],
+    [(("--private", "--num_seeds=3"), "no --num_seeds"), (("--noprivate",), "belong to --private")],
 )
 def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, tmp_path):
-    done = command(tmp_path / "s", "--trials_mean=3", flag)
+    done = command(tmp_path / "s", "--trials_mean=3", *flag)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "s").exists()
 
@@ -300,7 +301,7 @@ def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, 
 def test_a_trial_is_scored_on_held_out_images_if_told_though_it_trains_a_part(tmp_path):
     part = "--config.trainable=bias"  # it is scored as the whole model
     held_out = ("--score=held_out", "--holdout=150", "--trials_mean=1.01", part)
-    done = command(tmp_path / "s", *held_out)
+    done = command(tmp_path / "s", "--private", *held_out)
     assert done.returncode == 0, done.stderr
     plan = json.loads((tmp_path / "s" / "chosen" / "plan.json").read_text())
     assert plan["num_examples"] == 1437 - 150

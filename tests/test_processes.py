@@ -15,7 +15,7 @@ from bam.cli import console
 from bam.training import loop
 from bam.training.checkpoint import Checkpoints
 from configs import digits
-from tests.cases import Command, assert_same_bits, distance, run_command
+from tests.cases import Command, assert_same_bits, distance
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
@@ -183,9 +183,9 @@ def test_processes_that_cannot_be_are_refused():
     ],
 )
 def test_processes_that_do_not_find_each_other_are_one_line(tmp_path, arguments, message):
-    done = run_command(
-        "bam", "train", "--config=configs/digits.py", f"--workdir={tmp_path}/run", *arguments
-    )
+    command = ("bam", "train", "--config=configs/digits.py", f"--workdir={tmp_path}/run")
+    with Command(*command, *arguments) as process:  # before JAX has started
+        done = process.wait()
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -17,7 +17,7 @@ def test_with_debug_an_error_shows_its_traceback_and_then_its_line(tmp_path):
     done = run_command(*command, "--debug", f"--workdir={tmp_path}/run")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     trace, _, last = done.stderr.rpartition("error: ")
-    assert trace.startswith("Traceback") and "in _parse_flags\n" in trace
+    assert trace.startswith("Traceback") and "in parse\n" in trace
     assert "no key 'epsilo'" in last and last.count("\n") == 1
 
 

@@ -240,7 +240,7 @@ def test_a_stand_in_of_another_size_is_streamed_and_planned_for():
 @pytest.mark.slow
 def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, tmp_path):
     command = (
-        "bam.cli.train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / 'stream'}",
+        "bam", "train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / 'stream'}",
         "--config.dataset.name=folder", f"--config.dataset.path={data}", "--config.seed=3",
         "--config.dataset.memory=stream", "--config.num_steps=120", "--config.microbatch_size=7",
         "--config.model.name=linear", "--config.expected_batch_size=20",

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import bam
 from bam import files
 from bam.cli import console, tables
 from bam.data import common, datasets
@@ -192,7 +194,7 @@ def chosen(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(console.jax, "config", type("Config", (), {"update": found.__setitem__}))
+    monkeypatch.setattr(jax, "config", type("Config", (), {"update": found.__setitem__}))
 
     def choose():
         found.clear()
@@ -242,10 +244,11 @@ def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypat
     tables.show(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
     console.say(EVIL, error=True)
     monkeypatch.setattr(sys, "argv", ["bam", "--debug"])
-    for error in (DataError(EVIL), ValueError(EVIL)):
+    for error in (DataError(EVIL), bam.InputError(EVIL)):
         with pytest.raises(SystemExit), console.one_line_errors():
             raise error
-    console._uncaught(ValueError, ValueError(EVIL), None)
+    assert console.guarded(lambda: [][EVIL]) == 1  # a fault
+    assert console.guarded(lambda: exec("raise ValueError(EVIL)", {"EVIL": EVIL})) == 1
     shown = capsys.readouterr()
     for text in shown:
         assert all(c == "\n" or c.isprintable() for c in text), repr(text)
@@ -257,7 +260,7 @@ def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypat
 
 
 def test_every_command_prints_through_the_console():
-    folder, alone = Path(console.__file__).parent, {"main.py": 3, "console.py": 2}
+    folder, alone = Path(console.__file__).parent, {"console.py": 2}
     for file in folder.glob("*.py"):
         calls = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.Name)]
         assert sum(x.id == "print" for x in calls) == alone.get(file.name, 0), file

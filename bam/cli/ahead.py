@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from bam import provenance
 from bam.cli import timing
+from bam.cli.options import EXAMPLES
 from bam.core import sampling
 from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
@@ -76,7 +77,6 @@ KINDS = {
     "v6e": Kind("tpu", 32 * GIB, 918e12, 1.75e9),
     **{name: Kind("cuda", x[0], spec=GPU_SPEC.format(*x)) for name, x in GPUS.items()},
 }
-EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, h100, h100:8, h200, b200"
 
 
 def kind_of(target: str) -> Kind:
@@ -92,8 +92,8 @@ def kind_of(target: str) -> Kind:
 def devices_of(target: str) -> list[jax.Device]:
     """The target's devices, to compile for, before JAX has started.
 
-    It sets what JAX's compilers read from the environment. InputError if there are no devices of
-    that shape, or if the compiler is not installed.
+    It has JAX start on CPU, and sets what its compilers read from the environment. InputError if
+    there are no devices of that shape, or if the compiler is not installed.
     """
     from jax.experimental import topologies
 

@@ -1,23 +1,12 @@
-"""Audits what the code that trains gives away: lower bounds on ε beside the claim.
+"""Audits what the code that trains gives away: lower bounds on ε beside the claim."""
 
-bam audit --out=docs/audit.json --trials=4000
-
-of every method, from thousands of short runs with and without a canary; and of whole runs, cut and
-resumed, what the proof assumes of noise and batches. Or, of a run of your own, from training once:
-
-bam audit --one_run --config=configs/digits.py:dp_sgd
-
-adds canaries to the training data. It is for the audit alone: nothing of it may be released.
-"""
-
-import functools
 import json
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from bam import files, provenance
 from bam.audit import canary, checks, one_run, whole_run
@@ -26,24 +15,6 @@ from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
 from bam.training import devices, registry, trainer
-
-_OUT = flags.DEFINE_string("out", "", "JSON file; settings that are in it are not run again")
-_TRIALS = flags.DEFINE_integer("trials", 4000, "runs with, and as many without, the canary", 100)
-_METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam,bam_exact", "methods to audit")
-_EPSILON = flags.DEFINE_float("epsilon", 4.0, "claimed ε, at δ = 1e-5")
-_STEPS = flags.DEFINE_integer("steps", 4, "training steps per run", lower_bound=1)
-_CONFIDENCE = flags.DEFINE_float("confidence", 0.95, "of every lower bound")
-_ONE_RUN = flags.DEFINE_bool("one_run", False, "train --config once, with canaries; --out keeps it")
-_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD, of --one_run")
-_CANARIES = flags.DEFINE_integer("canaries", 1000, "of --one_run, half of which take part", 20)
-console.ensure(
-    ("one_run", "config"),
-    lambda one_run, config: one_run == (config is not None),
-    "--one_run and --config=configs/NAME.py:METHOD belong together",
-)
-console.ensure(
-    ("one_run", "out"), lambda one_run, out: one_run or out, "--out is required: the JSON file"
-)
 
 # N and expected batch size: every example in every step, and one in four.
 SETTINGS = ((8, 8), (40, 10))
@@ -73,18 +44,22 @@ ONE_RUN_COLUMNS: tables.Columns = {
 }
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
+    """`bam audit` with these arguments; its exit status, of `options.STATUSES`."""
+    return console.command("audit", argv, audit)
+
+
+def audit(given: flags.FlagValues) -> int:
     """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
-    with console.one_line_errors():
-        out = Path(_OUT.value) if _OUT.value else None
-        rows = _kept(out) if out and out.exists() else []
-        console.check_writable(_OUT.value)
-        console.use_compilation_cache()
-    if _ONE_RUN.value:
-        audit_one_run(rows, out)
-    elif out:
-        with console.one_line_errors():
-            audit_methods(rows, out)
+    out = Path(given.out) if given.out else None
+    rows = _kept(out) if out and out.exists() else []
+    console.check_writable(given.out)
+    console.use_compilation_cache()
+    if given.one_run:
+        return audit_one_run(given, rows, out)
+    if out:
+        audit_methods(given, rows, out)
+    return 0
 
 
 def _kept(path: Path) -> list[JsonObject]:
@@ -98,35 +73,36 @@ def _kept(path: Path) -> list[JsonObject]:
     return rows
 
 
-def audit_methods(rows: list[JsonObject], out: Path) -> None:
+def audit_methods(given: flags.FlagValues, rows: list[JsonObject], out: Path) -> None:
     """Adds the settings that are missing."""
-    for method in _METHODS.value:
+    for method in given.methods:
+        p_values: dict[str, float] = {}  # of a method's whole runs, once for its settings
         for num_examples, batch_size in SETTINGS:
-            config = config_of(method, batch_size)
+            config = config_of(method, batch_size, given.steps, given.epsilon)
             wanted = {"method": method, "sampling_prob": batch_size / num_examples}
-            wanted |= {"num_trials": _TRIALS.value, "num_steps": _STEPS.value}
-            wanted |= {"target_epsilon": _EPSILON.value, "confidence": _CONFIDENCE.value}
+            wanted |= {"num_trials": given.trials, "num_steps": given.steps}
+            wanted |= {"target_epsilon": given.epsilon, "confidence": given.confidence}
             if not any(wanted.items() <= row.items() for row in rows):
-                rows.append(run(config, num_examples, wanted))
+                p_values = p_values or whole_run_p_values(method, given.epsilon)
+                rows.append(run(config, num_examples, wanted, p_values))
                 keep(rows, out)
     tables.show(COLUMNS, many_runs_rows(rows))
 
 
-def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
+def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | None) -> int:
     """Trains once, prints the bound, and puts it in the place of an earlier one of this config."""
-    config = _CONFIG.value
+    config = given.config
     started = time.perf_counter()
-    with console.one_line_errors():
-        built = one_run.build(config, _CANARIES.value)
-        plan = built.plan
-        real = plan.num_examples - _CANARIES.value
-        console.say(
-            f"{config.method.name} on {built.dataset.name}: {real} examples and "
-            f"{_CANARIES.value} canaries, half of which take part"
-        )
-        console.show(plan.describe())
-        seen = one_run.run(built, config.seed, on_row=_print_row)
-        bounds = one_run.bounds(seen, plan, _CONFIDENCE.value)
+    built = one_run.build(config, given.canaries)
+    plan = built.plan
+    real = plan.num_examples - given.canaries
+    console.say(
+        f"{config.method.name} on {built.dataset.name}: {real} examples and "
+        f"{given.canaries} canaries, half of which take part"
+    )
+    console.show(plan.describe())
+    seen = one_run.run(built, config.seed, on_row=_print_row)
+    bounds = one_run.bounds(seen, plan, given.confidence)
     which = {
         "kind": "one_run",
         "method": config.method.name,
@@ -136,11 +112,11 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
     row = which | {
         "num_params": built.num_params,
         "num_examples": real,
-        "num_canaries": _CANARIES.value,
+        "num_canaries": given.canaries,
         "num_included": int(seen.included.sum()),
         **{key: getattr(plan, key) for key in PLANNED},
         "claimed_epsilon": plan.epsilon,
-        "confidence": _CONFIDENCE.value,
+        "confidence": given.confidence,
         "num_guesses": bounds.num_guesses,
         "num_correct": bounds.num_correct,
         "empirical_epsilon_lower": bounds.epsilon_lower,
@@ -152,15 +128,14 @@ def audit_one_run(rows: list[JsonObject], out: Path | None) -> None:
     wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
     console.say(
         f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
-        f"{bounds.epsilon_lower_any:.2f} at {_CONFIDENCE.value:.0%} confidence, and at least "
+        f"{bounds.epsilon_lower_any:.2f} at {given.confidence:.0%} confidence, and at least "
         f"{bounds.epsilon_lower:.2f} if the mechanism is a Gaussian with its batches; claimed "
         f"{plan.epsilon:.2f} at δ = {plan.delta:g}{'. THE CLAIM IS WRONG' if wrong else ''}"
     )
     if out:
         rows = [other for other in rows if not which.items() <= other.items()]
         keep([*rows, row], out)
-    if wrong:
-        sys.exit(1)
+    return console.FAULT if wrong else 0
 
 
 def provenance_row(started: float) -> JsonObject:
@@ -185,10 +160,10 @@ def many_runs_rows(rows: list[JsonObject]) -> list[JsonObject]:
     return [row for row in rows if row.get("kind") != "one_run"]
 
 
-def config_of(method: str, batch_size: int) -> ConfigDict:
+def config_of(method: str, batch_size: int, num_steps: int, epsilon: float) -> ConfigDict:
     """A linear model on the canary's data, with views, so that they are audited too."""
     config = base.get_config(method)
-    config.update({"num_steps": _STEPS.value, "epsilon": _EPSILON.value, "microbatch_size": 1})
+    config.update({"num_steps": num_steps, "epsilon": epsilon, "microbatch_size": 1})
     config.expected_batch_size = batch_size
     config.model = {"name": "linear", "width": 1}
     config.optimizer.learning_rate = 1e-3
@@ -196,7 +171,9 @@ def config_of(method: str, batch_size: int) -> ConfigDict:
     return config
 
 
-def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject:
+def run(
+    config: ConfigDict, num_examples: int, wanted: JsonObject, p_values: dict[str, float]
+) -> JsonObject:
     """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
     started = time.perf_counter()
     plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
@@ -217,7 +194,7 @@ def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject
         "empirical_epsilon_lower_any_mechanism": bound.epsilon_lower_any,
         "false_positive_rate_upper": bound.false_positive_rate,
         "false_negative_rate_upper": bound.false_negative_rate,
-        "whole_run_p_values": whole_run_p_values(wanted["method"]),
+        "whole_run_p_values": p_values,
         **provenance_row(started),
     }
     failed = checks.failures(row["whole_run_p_values"])
@@ -226,19 +203,13 @@ def run(config: ConfigDict, num_examples: int, wanted: JsonObject) -> JsonObject
     return row
 
 
-@functools.cache
-def whole_run_p_values(method: str) -> dict[str, float]:
+def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
     """Of three runs of a method, cut and resumed, see `bam.audit.whole_run`."""
     num_examples, batch_size, num_steps = WHOLE_RUN
-    config = config_of(method, batch_size)
-    config.num_steps = num_steps
+    config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
     return whole_run.audit(trainer.build(config, dataset))
 
 
 def _print_row(row: JsonObject) -> None:
     console.say(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}")
-
-
-if __name__ == "__main__":
-    console.run(main)

@@ -3,14 +3,20 @@
 import contextlib
 import difflib
 import importlib
+import inspect
+import runpy
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from bam import files, named
 from bam.errors import InputError
 from bam.extras import MissingExtraError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 2**20  # bytes of a config file
@@ -22,24 +28,6 @@ def shipped() -> dict[str, Path]:
     folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
     named_files = {file.stem: file for file in folder.glob("[a-z]*.py")}
     return named_files | {"base": ROOT / "training" / "config.py"}
-
-
-def with_files(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Arguments whose `--config=NAME:METHOD` has the file of the shipped config NAME instead.
-
-    Returns them and that file, "" without a `--config`.
-    """
-    arguments, value_follows, file = [], False, ""
-    for argument in argv:
-        flag, equals, value = argument.partition("=")
-        if flag in ("--config", "-config") and equals:
-            file = file_of(value)
-            argument = f"{flag}={file}"
-        elif value_follows:
-            argument = file = file_of(argument)
-        value_follows = argument in ("--config", "-config")
-        arguments.append(argument)
-    return arguments, file.partition(":")[0]
 
 
 def file_of(value: str) -> str:
@@ -62,6 +50,29 @@ def file_of(value: str) -> str:
     return f"{known[name]}{colon}{method}"
 
 
+def load(value: str) -> "ConfigDict":
+    """The config of what `--config` is given; InputError for a file that makes none."""
+    from ml_collections import ConfigDict
+
+    file, colon, method = file_of(value).partition(":")
+    with one_line_errors(file):
+        get_config = runpy.run_path(file).get("get_config")
+        if not callable(get_config):
+            raise InputError(f"{file} is no config: it has no function get_config(method)")
+        given = [method] if colon else []
+        try:
+            inspect.signature(get_config).bind(*given)
+        except TypeError as error:
+            raise InputError(
+                f"{file}: get_config of {given}: {error}; say FILE.py:METHOD"
+            ) from None
+        config = get_config(*given)
+    if not isinstance(config, ConfigDict):
+        what = type(config).__name__
+        raise InputError(f"the config file makes no config: get_config of {file} returns a {what}")
+    return config
+
+
 @contextlib.contextmanager
 def one_line_errors(file: str) -> Iterator[None]:
     """Turns what a config file's own code raises into an InputError with its file and line.
@@ -70,31 +81,36 @@ def one_line_errors(file: str) -> Iterator[None]:
     """
     try:
         yield
+    except MissingExtraError:
+        raise
     except Exception as error:
-        # A parser of flags wraps it in an exception of its own.
-        cause: BaseException | None = error
-        while file and cause is not None and not (where := _place(cause, file)):
-            cause = cause.__cause__ or cause.__context__
-        if not file or cause is None:
+        where = named.own_place(error, file)
+        if not where:
             raise
         raise InputError(where) from error
 
 
-def _place(error: BaseException, file: str) -> str:
-    """Where a config file's own code failed; "" for what is no error of it."""
-    if isinstance(error, (ValueError, OSError, MissingExtraError)):
-        raised = traceback.extract_tb(error.__traceback__)[-1:]
-        if any(Path(frame.filename).is_relative_to(ROOT) for frame in raised):
-            return ""
-    return named.place(error, file)
+def imported() -> dict[str, ModuleType]:
+    """The modules of the package `configs` that Python has imported, by name."""
+    return {k: v for k, v in sys.modules.items() if k == "configs" or k.startswith("configs.")}
+
+
+def put_back(modules: dict[str, ModuleType]) -> None:
+    """Makes these the modules of `configs` again, whichever a command imported."""
+    for name in imported():
+        del sys.modules[name]
+    sys.modules.update(modules)
 
 
 def _import_configs(folder: Path) -> None:
     """Imports the package `configs` from this folder, where configs import each other from.
 
     Only this import looks there first: no package of that name elsewhere is taken for it, and
-    nothing beside the folder for some other package.
+    nothing beside the folder for some other package. One of another folder is forgotten.
     """
+    known = sys.modules.get("configs")
+    if known is not None and list(getattr(known, "__path__", [])) != [str(folder)]:
+        put_back({})
     sys.path.insert(0, str(folder.parent))
     try:
         importlib.import_module("configs")

@@ -1,8 +1,7 @@
-"""What every command shares: flags that fail in one line, and a compilation cache."""
+"""What every command shares: flags, mistakes in one line, exit statuses, a compilation cache."""
 
 import contextlib
-import dis
-import functools
+import difflib
 import logging
 import math
 import os
@@ -15,65 +14,148 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import jax
-from absl import app, flags
-from absl import logging as absl_logging
+from absl import flags
 
-from bam import extras
-from bam.cli import configs
+from bam.cli import configs, options
 from bam.errors import InputError
+from bam.extras import MissingExtraError, needs
 from bam.files import JsonObject, check_replaceable, visible
+from bam.training.keys import KEYS
 
 # Folders of code: of bam's own, and of other libraries, among which it may be installed.
-_BAM = Path(__file__).parents[1]
+_BAM = Path(__file__).resolve().parents[1]
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-STOPPED = 3  # exit status of a run that the same command goes on with
+FAULT = 1
+BAD_INPUT = 2
+STOPPED = 3  # of a run that the same command goes on with
 INTERRUPTED = 130  # of any other command at Ctrl-C, as shells have it
+UNREAD = 141  # nobody reads what it prints, as shells have it
 
-flags.DEFINE_bool("debug", False, "show the traceback of an error, too")
+Body = Callable[..., int | None]  # of a command: its flags, and what follows them -> exit status
 
 
-def run(main: Callable[..., None], defaults: Sequence[str] = (), positional: bool = False) -> None:
-    """Runs `main` after parsing flags; a bad flag or config key is one line and exit status 2.
+def command(name: str, argv: Sequence[str], body: Body) -> int:
+    """Runs a command; returns its exit status, whatever happens.
 
-    A warning is one line, too. `defaults` are flags for what the command line does not say. With
-    `positional`, `main` is given what follows the flags; otherwise nothing may follow.
+    Nothing of it stays for the next: its flags are values of their own, and what it changes of the
+    process for its time is put back. `body` is called with the flags and, if the command takes
+    them, the arguments that follow. `--help` is answered without it.
     """
-    warnings.formatwarning = lambda message, *where: f"warning: {visible(str(message))}\n"
-    sys.excepthook = _uncaught
+    asked = options.COMMANDS[name]
+    values = flags.FlagValues()
+
+    def run() -> int | None:
+        if options.asks_for_help(argv):
+            show(options.help_of(name))
+            return 0
+        options.define(values, (*asked.flags, options.DEBUG))
+        rest = parse(values, argv, f"bam {name}")
+        if rest and not asked.positional:
+            raise InputError(f"{rest[0]!r} is no flag; --help shows them")
+        for flag in asked.flags:
+            if flag.required and values[flag.name].value in (None, "", []):
+                raise InputError(f"--{flag.name} is required: {flag.help}")
+        for rule in asked.rules:
+            if not rule.holds(values):
+                raise InputError(rule.message)
+        use_all_cores()
+        return body(values, rest) if asked.positional else body(values)
+
+    return guarded(run, _has_debug(argv))
+
+
+def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> NoReturn:
+    """Runs a script's `main` with absl's global flags, as a command is run; ends the process.
+
+    `defaults` are flags for what the command line does not say.
+    """
+    given = {_name(argument) for argument in sys.argv[1:]}
+    argv = [*(x for x in defaults if _name(x) not in given), *sys.argv[1:]]
+
+    def body() -> None:
+        if options.asks_for_help(argv):
+            show("\n".join([sys.modules["__main__"].__doc__ or "", *_lines_of(flags.FLAGS)]))
+            return
+        if "debug" not in flags.FLAGS:
+            options.define(flags.FLAGS, [options.DEBUG])
+        rest = parse(flags.FLAGS, argv, sys.argv[0])
+        if rest:
+            raise InputError(f"{rest[0]!r} is no flag; --help shows them")
+        use_all_cores()
+        main()
+
+    end_at_interrupts()
+    leave(guarded(body, _has_debug(argv)))
+
+
+def guarded(run: Callable[[], int | None], debug: bool = False) -> int:
+    """The exit status of `run`, whose errors are printed: bad input in one line, a fault in full.
+
+    What it changes of signals, warnings, logging and environment is put back.
+    """
+    with _put_back():
+        try:
+            with one_line_errors(debug):
+                status = run() or 0
+                sys.stdout.flush()
+                return status
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                say(end.code, error=True)
+            return end.code if isinstance(end.code, int) else FAULT if end.code else 0
+        except BrokenPipeError:
+            return UNREAD
+        except KeyboardInterrupt:
+            say("error: interrupted", error=True)
+            return INTERRUPTED
+        except Exception:
+            say(*traceback.format_exc().rstrip("\n").split("\n"), error=True)
+            return FAULT
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process."""
+    if status == UNREAD:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    jax = sys.modules.get("jax")
+    if status == BAD_INPUT and jax and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        os._exit(BAD_INPUT)  # leaving in the usual way would wait for the other processes
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """Shows warnings in one line; at the end, puts back what commands change of the process."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if _in_main_thread() else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    formatwarning, environ = warnings.formatwarning, dict(os.environ)
+    modules = configs.imported()
     # Which accelerators are absent is no news.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-    _use_all_cores()
-    given = _names(sys.argv)
-    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help has it
-    added = [flag for flag in defaults if flag.lstrip("-").partition("=")[0] not in given]
-    with one_line_errors():  # in sys.argv, because that is where config flags look for overrides
-        sys.argv[1:], file = configs.with_files([*added, *sys.argv[1:]])
-
-    def quietly(argv: Sequence[str]) -> None:
-        absl_logging.set_verbosity(absl_logging.WARNING)  # every checkpoint writes ten lines else
-        if positional:
-            main(argv[1:])
-        elif argv[1:]:
-            _fail(f"{argv[1]!r} is no flag; --help shows them")
-        else:
-            main()
-
-    signal.signal(signal.SIGINT, _end_at_once)
-    app.run(quietly, flags_parser=functools.partial(_parse_flags, file))
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    warnings.formatwarning = lambda message, *where: f"warning: {visible(str(message))}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = formatwarning
+        configs.put_back(modules)
+        logger.setLevel(level)
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not of Python's
+                signal.signal(number, handler)
+        if environ != dict(os.environ):
+            os.environ.clear()
+            os.environ.update(environ)
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The `sys.excepthook` of a command: as Python's, in what `say` prints."""
-    if isinstance(error, extras.MissingExtraError):
-        extras.one_line(kind, error, trace)
-    lines = "".join(traceback.format_exception(kind, error, trace))
-    say(*lines.rstrip("\n").split("\n"), error=True)
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def say(*lines: str, error: bool = False) -> None:
@@ -90,14 +172,14 @@ def show(text: str) -> None:
 
 
 def require(*names: str) -> None:
-    """Declares flags without which the command ends before any work, with a line that says so."""
+    """Declares global flags without which a script ends, before any work, in a line."""
     for name in names:
         message = f"--{name} is required: {flags.FLAGS[name].help}"
         ensure((name,), lambda value: value not in (None, "", []), message)
 
 
 def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:
-    """Declares what must hold of the values of some flags; otherwise `message` is the error."""
+    """Declares what must hold of some global flags; otherwise `message` is the error."""
 
     def check(values: JsonObject) -> bool:
         if not holds(*(values[name] for name in names)):
@@ -108,46 +190,169 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(debug: bool | None = None) -> Iterator[None]:
     """Turns what a user can get wrong into `error: …` on standard error and exit status 2.
 
-    With `--debug` the traceback stands above it. An InputError that nobody raised on purpose is a
-    fault of the program: it keeps its traceback, which ends by asking for a report.
+    That is an InputError, what the system does not do (`OSError`), and an extra that is missing.
+    With `debug` (None: with `--debug`) the traceback stands above it. Anything else is a fault: it
+    keeps its traceback, which ends by saying whose it is.
     """
     try:
         yield
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as error:
-        if on_purpose(error):
-            _fail(str(error))
-        error.add_note("This is a fault of bam: please report it with all lines above.")
-        raise
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        text = " ".join(str(error).split())
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-            advice = "lower microbatch_size, augment.views or the model's size"
-            _fail(f"there is not enough memory: {advice} ({text[:200]})")
-        if jax.process_count() > 1:
-            _fail(f"a process of this run was lost; start all again to go on ({text[:200]})")
+    except (InputError, OSError, MissingExtraError) as error:
+        _fail(str(error), debug)
+    except Exception as error:
+        if text := _too_much(error):
+            _fail(text, debug)
+        notes = getattr(error, "__notes__", [])
+        if (note := _whose(error)) not in notes:
+            error.add_note(note)
         raise
 
 
-def on_purpose(error: ValueError | OSError) -> bool:
-    """Whether an error is about what the user gave: the system's, or one that `bam` raises itself.
+def _too_much(error: Exception) -> str:
+    """What to do about memory or processes that are gone, if the error is of those; or ""."""
+    text, jax = " ".join(str(error).split()), sys.modules.get("jax")
+    of_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
+    if isinstance(error, MemoryError) or (of_jax and "RESOURCE_EXHAUSTED" in text):
+        advice = "lower microbatch_size, augment.views or the model's size"
+        return f"there is not enough memory: {advice} ({text[:200]})"
+    if of_jax and jax and jax.process_count() > 1:
+        return f"a process of this run was lost; start all again to go on ({text[:200]})"
+    return ""
 
-    That is so if the statement that failed is a `raise` of code of `bam` or of the user's own, and
-    neither a call of a function that is written in C, nor something inside of another library.
+
+def _whose(error: Exception) -> str:
+    """Whose fault it is: bam's, also inside of a library, or that of code of a user's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = frames[-1].filename if frames else ""
+    known = not file or file.startswith("<frozen") or Path(file).is_relative_to(_BAM)
+    if known or any(map(Path(file).is_relative_to, _LIBRARIES)):
+        return "This is a fault of bam: please report it with all lines above."
+    return f"This is a fault of {file}, which is no code of bam's."
+
+
+def _fail(message: str, debug: bool | None) -> NoReturn:
+    """Ends the command in one line, below the traceback of the error at hand with `--debug`."""
+    if _has_debug(sys.argv) if debug is None else debug:
+        say(*traceback.format_exc().splitlines(), error=True)
+    say(f"error: {' '.join(message.split())}", error=True)
+    sys.exit(BAD_INPUT)
+
+
+def parse(values: flags.FlagValues, argv: Sequence[str], program: str) -> list[str]:
+    """Parses flags, and makes the config that `--config` names; returns what follows them.
+
+    InputError for a flag that there is not, one that is given twice or cannot have its value, and
+    for a key that the config has not.
     """
-    if isinstance(error, OSError) or error.__traceback__ is None:
-        return True
-    last = error.__traceback__
-    while last.tb_next:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    file = Path(code.co_filename)
-    ours = file.is_relative_to(_BAM) or not any(map(file.is_relative_to, _LIBRARIES))
-    return ours and code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    try:
+        args = [_from_home(x) for x in values.read_flags_from_files(list(argv))]
+        _check_given_once(values, args)
+        if "config" in values and "config" in map(_name, args):
+            _take_config(values, args)
+        rest: list[str] = values([program, *args])
+        return rest[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise InputError(_unknown(error.flagname, values)) from None
+    except flags.Error as error:
+        refused = error.__context__ if isinstance(error, flags.IllegalFlagValueError) else None
+        if isinstance(refused, InputError):  # by a flag's own parser: absl wraps it
+            raise refused from None
+        raise InputError(str(error)) from None
+
+
+def _take_config(values: flags.FlagValues, args: list[str]) -> None:
+    """Makes the text flag `config` one of `ml_collections`, which sets keys by `--config.KEY`."""
+    with needs("train"):
+        from ml_collections import ConfigDict, config_flags
+
+    class Config(flags.ArgumentParser):
+        """Loads a config, and refuses keys that it has not before any is set."""
+
+        def parse(self, value: str) -> ConfigDict:
+            config = configs.load(value)
+            for key, text in _overrides(args):
+                _check_key(config, key, text)
+            config.lock()
+            return config
+
+    about = values["config"].help
+    delattr(values, "config")
+    config_flags.DEFINE_config_file("config", None, about, flag_values=values, sys_argv=["", *args])
+    values["config"].parser = Config()
+
+
+def _overrides(args: Iterable[str]) -> list[tuple[str, str]]:
+    """The keys that `--config.KEY` sets, and to which text."""
+    found = (re.match(r"--?(?:no)?config\.([^=]*)=?(.*)", argument) for argument in args)
+    return [(match[1], match[2]) for match in found if match]
+
+
+def _check_key(config: Any, key: str, text: str) -> None:
+    """InputError for a key that a config has not, or for a section that is set to a word."""
+    flat = [*config.to_dict()]
+    for section in [x for x in flat if hasattr(config[x], "keys")]:
+        flat += [f"{section}.{name}" for name in config[section]]
+    place = config
+    for part in key.split("."):
+        if not hasattr(place, "keys") or part not in place:
+            raise InputError(f"the config has no key {key!r}{_near(key, flat)}")
+        place = place[part]
+    if hasattr(place, "keys") and not text.startswith("{"):
+        raise InputError(f"{key} is a section of the config: set a key of it, as {key}.name")
+
+
+def _check_given_once(values: flags.FlagValues, args: Sequence[str]) -> None:
+    """InputError for a flag that is given twice, of which one value would be dropped."""
+    seen = set()
+    for name in filter(None, map(_name, args[: args.index("--")] if "--" in args else args)):
+        if name not in values and name.removeprefix("no") in values:
+            name = name.removeprefix("no")
+        if name in seen and not (name in values and isinstance(values[name], flags.MultiFlag)):
+            raise InputError(f"--{name} is given twice: say it once")
+        seen.add(name)
+
+
+def _unknown(name: str, values: flags.FlagValues) -> str:
+    """What is wrong with a flag that there is not, and what may have been meant."""
+    ours = _ours(values)
+    keys = [key.name for key in KEYS] if "config" in values else []
+    if meant := [key for key in keys if name in (key, key.rpartition(".")[2])]:
+        return f"--{name} is a key of the config: say --config.{meant[0]}"
+    if name.startswith("config."):
+        needed = "name the config first, by --config" if keys else "this command takes no config"
+        return f"--{name}: {needed}"
+    return f"--{name} is no flag{_near(name, [*ours, *keys], '--') or '; --help shows them'}"
+
+
+def _ours(values: flags.FlagValues) -> list[str]:
+    """The names of flags that are not of libraries, of which the global ones have many."""
+    of = {name: str(values.find_module_defining_flag(name)) for name in values}
+    return [name for name, module in of.items() if not module.startswith(("absl.", "orbax."))]
+
+
+def _near(name: str, known: Iterable[str], dashes: str = "") -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {dashes}{near[0]}?" if near else ""
+
+
+def _name(argument: str) -> str:
+    """The name of the flag that an argument gives, "" if it gives none."""
+    return argument.lstrip("-").partition("=")[0] if argument.startswith("-") else ""
+
+
+def _has_debug(argv: Sequence[str]) -> bool:
+    return any(x in ("-debug", "--debug") for x in argv)
+
+
+def _lines_of(values: flags.FlagValues) -> list[str]:
+    """The help of a script's flags."""
+    ours = _ours(values)
+    rows = (options.Flag(x, values[x].default, values[x].help or "") for x in ours)
+    return options.flag_lines(rows)
 
 
 def check_writable(file: str) -> None:
@@ -161,20 +366,32 @@ def check_writable(file: str) -> None:
         raise PermissionError(f"{file} cannot be written")
 
 
+class _Stop(NamedTuple):
+    """What signals ask for a stop; the next Ctrl-C is left to the handler before."""
+
+    asked: threading.Event
+    before: Any
+
+    def ask(self, number: int, frame: object) -> None:
+        """Handles a signal."""
+        self.asked.set()
+        signal.signal(signal.SIGINT, self.before)
+
+
 def stop_after(max_seconds: float) -> Callable[[], bool]:
     """A `should_stop` for training: true after a time (0: never), at SIGTERM or at Ctrl-C.
 
-    A second Ctrl-C ends the command at once.
+    A second Ctrl-C does what it did before. Signals are the main thread's: in another one time
+    alone counts.
     """
     deadline = time.monotonic() + (max_seconds or math.inf)
     terminated = threading.Event()
-
-    def stop(number: int, frame: object) -> None:
-        terminated.set()
-        signal.signal(signal.SIGINT, _end_at_once)
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
+    if _in_main_thread():
+        now = signal.getsignal(signal.SIGINT)
+        of_ours = getattr(now, "__self__", None)
+        stop = _Stop(terminated, of_ours.before if isinstance(of_ours, _Stop) else now)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, stop.ask)
     return lambda: terminated.is_set() or time.monotonic() >= deadline
 
 
@@ -188,6 +405,8 @@ def join_processes(
     or "": this process is the only one. Raises an InputError if that is not a set of processes, an
     OSError if the others cannot be reached.
     """
+    import jax
+
     numbers, automatic = (num_processes, process_id), coordinator == "auto"
     if (not coordinator or automatic) and numbers != (None, None):
         raise InputError("--num_processes and --process_id need --coordinator=HOST:PORT")
@@ -222,6 +441,8 @@ def use_compilation_cache() -> None:
     or may write to is passed over, with a line that says so. The environment variable
     JAX_COMPILATION_CACHE_DIR names another folder, which is not checked.
     """
+    import jax
+
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -247,20 +468,31 @@ def _check_own(folder: Path) -> None:
         raise PermissionError(f"{folder} can be written to by others (chmod 700 {folder})")
 
 
-def _use_all_cores() -> None:
+def use_all_cores() -> None:
     """Makes a JAX device of every CPU core, up to eight, for the examples of a step to share.
 
     One example per core is faster than one example on all cores. `JAX_NUM_CPU_DEVICES` sets
-    another number; accelerators are not affected.
+    another number, and so does whoever has set JAX's own option or started JAX; accelerators are
+    not affected.
     """
+    jax = sys.modules.get("jax")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and not forced:
+    if jax is None or forced or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
+    from jax._src import xla_bridge  # to ask in another way would start it
+
+    if jax.config.jax_num_cpu_devices < 0 and not xla_bridge.backends_are_initialized():
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         jax.config.update("jax_num_cpu_devices", min(8, cores))
 
 
+def end_at_interrupts() -> None:
+    """Has Ctrl-C end the process at once: what is written is all or nothing, threads would last."""
+    if _in_main_thread():
+        signal.signal(signal.SIGINT, _end_at_once)
+
+
 def _end_at_once(number: int, frame: object) -> None:
-    """Ends at Ctrl-C: whatever is written is all or nothing, and threads would be waited for."""
     if sys.stdout.isatty():
         print("\x1b[?25h", end="", flush=True)  # a bar of progress hides the cursor
     say("error: interrupted", error=True)
@@ -276,42 +508,3 @@ def _from_home(argument: str) -> str:
     if name.lstrip("-").startswith("config"):
         return argument
     return name + equals + ",".join(map(os.path.expanduser, value.split(",")))
-
-
-def _parse_flags(config_file: str, argv: list[str]) -> list[str]:
-    """What is left of the arguments, once absl has parsed its flags and `config_file`."""
-    try:
-        with configs.one_line_errors(config_file):
-            rest: list[str] = flags.FLAGS([argv[0], *map(_from_home, argv[1:])])
-            if "config" in flags.FLAGS:  # which keeps an OSError until it is looked at
-                getattr(flags.FLAGS["config"].value, "seed", None)
-            return rest
-    except BrokenPipeError:
-        raise
-    except SystemExit as end:  # absl has shown the help
-        sys.exit(0 if {"help", "helpshort", "helpfull", "helpxml"} & _names(argv) else end.code)
-    except (AttributeError, KeyError) as error:  # of an unknown key, or of a mistaken config file
-        # As ml_collections says it, within several pairs of quotes.
-        unknown = re.fullmatch(r"""\W*(\w+)\W*(?:nDid you mean "(\w+)".*)?""", str(error))
-        if unknown is None:
-            _fail(f"the config file makes no config: {error!r}; --debug shows where")
-        hint = f": did you mean {unknown[2]}?" if unknown[2] else ""
-        _fail(f"the config has no key {unknown[1]!r}{hint}")
-    except (flags.Error, ValueError, TypeError, OSError) as error:
-        # A config file's own error arrives wrapped in its traceback; its last line is the message.
-        _fail(re.sub(r"(?s)Error whilst parsing config file.*\n\w+: ", "", str(error)))
-
-
-def _names(argv: Sequence[str]) -> set[str]:
-    """The flags that are given."""
-    return {x.lstrip("-").partition("=")[0] for x in argv[1:] if x.startswith("-")}
-
-
-def _fail(message: str) -> NoReturn:
-    """Ends the command in one line, below the traceback of the error at hand with `--debug`."""
-    if "debug" in (argument.lstrip("-") for argument in sys.argv):  # flags may not be parsed yet
-        say(*traceback.format_exc().splitlines(), error=True)
-    say(f"error: {' '.join(message.split())}", error=True)
-    if jax.distributed.is_initialized():
-        os._exit(2)  # leaving in the usual way would wait for the other processes
-    sys.exit(2)

@@ -1,39 +1,31 @@
-"""Compiles a config's step for a TPU or GPU that is not there, and says what the compiler thinks.
+"""Compiles a config's step for a TPU or GPU that is not there, and says what its compiler says."""
 
-bam hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
-
-TARGET is v5e, v5p or v6e with a topology, or h100, h200 or b200 alone or with a number of devices,
-as h100:8. It needs the vendor's compiler, not the device: the extra `tpu` or `cuda`. The step is
-the real one, for the real number of devices; images are blank, so no data is needed for the public
-data sets. Nothing is run: times, of TPUs alone, are ESTIMATES by the compiler's count of cycles.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from bam import files
 from bam.cli import ahead, console
 from bam.files import JsonMapping
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py:METHOD")
-_TARGET = flags.DEFINE_string("target", "", f"for example {ahead.EXAMPLES}")
-_JSON = flags.DEFINE_string("json", "", "file to write the answer to as well; '': none")
-_SIZE = flags.DEFINE_integer("size", 0, "of a side of images that are streamed; 0: the data's", 0)
-console.require("config", "target")
+
+def main(argv: Sequence[str]) -> int:
+    """`bam hardware` with these arguments; its exit status, of `options.STATUSES`."""
+    return console.command("hardware", argv, compile_ahead)
 
 
-def main() -> None:
-    """Compiles, prints, and writes the answer."""
-    with console.one_line_errors():
-        console.check_writable(_JSON.value)
-        hardware = ahead.devices_of(_TARGET.value)
-        answer = ahead.look(_CONFIG.value, _TARGET.value, hardware, _SIZE.value)
-        console.say(*lines(answer))
-        if _JSON.value:
-            files.write_json(Path(_JSON.value), answer)
+def compile_ahead(given: flags.FlagValues) -> None:
+    """Compiles, prints, and writes the answer.
+
+    If JAX has not started in this process, it stays on CPU from now on.
+    """
+    console.check_writable(given.json)
+    hardware = ahead.devices_of(given.target)
+    answer = ahead.look(given.config, given.target, hardware, given.size)
+    console.say(*lines(answer))
+    if given.json:
+        files.write_json(Path(given.json), answer)
 
 
 def lines(answer: JsonMapping) -> Iterator[str]:
@@ -59,7 +51,3 @@ def lines(answer: JsonMapping) -> Iterator[str]:
         ).format(**answer)
     else:
         yield "no time: this compiler estimates none"
-
-
-if __name__ == "__main__":
-    console.run(main)

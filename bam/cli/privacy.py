@@ -1,13 +1,7 @@
-"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains.
-
-It holds for one example that is replaced by nothing, its place left empty (zero-out): q and T are
-public and the same with and without it. That is adding or removing it if N is a public constant.
-
-bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
-bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
-"""
+"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +13,6 @@ from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
 from bam.privacy.rounding import rounded_down, rounded_up
-
-_NOISE_MULTIPLIER = flags.DEFINE_float("noise_multiplier", None, "σ; this or --target_epsilon")
-_TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "ε, to find σ for")
-_SAMPLING_PROB = flags.DEFINE_float("sampling_prob", None, "q, of Poisson sampling")
-_NUM_STEPS = flags.DEFINE_integer("num_steps", None, "T", lower_bound=1)
-_DELTA = flags.DEFINE_float("delta", 1e-5, "δ")
-_ACCOUNTANT = flags.DEFINE_enum("accountant", "pld", ["pld", "rdp"], "finds σ for an ε")
-_JSON = flags.DEFINE_string("json", "", "file for the numbers; none if empty")
-_PLOT = flags.DEFINE_string("plot", "", "PNG file for trade-off curves and ε over training")
-console.require("sampling_prob", "num_steps")
-console.ensure(
-    ("noise_multiplier", "target_epsilon"),
-    lambda sigma, epsilon: (sigma is None) != (epsilon is None),
-    "give one of --noise_multiplier and --target_epsilon",
-)
 
 NAMES = {
     "pld": "PLD (tight)",
@@ -62,32 +41,34 @@ RATES: tables.Columns = {
 NUM_POINTS = 10  # of ε as training goes
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
+    """`bam privacy` with these arguments; its exit status, of `options.STATUSES`."""
+    return console.command("privacy", argv, account)
+
+
+def account(given: flags.FlagValues) -> None:
     """Prints ε (or σ), ε as training goes and the attacker's best rates."""
-    with console.one_line_errors():
-        sampling_prob, num_steps = _SAMPLING_PROB.value, _NUM_STEPS.value
-        assert sampling_prob is not None and num_steps is not None  # the flags are required
-        if not 0 < sampling_prob <= 1:
-            raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
-        sigma = _NOISE_MULTIPLIER.value
-        if sigma is None:
-            assert _TARGET_EPSILON.value is not None  # one of both is required
-            sigma = accounting.noise_multiplier(
-                target_epsilon=_TARGET_EPSILON.value,
-                delta=_DELTA.value,
-                accountant=_ACCOUNTANT.value,
-                sampling_prob=sampling_prob,
-                num_steps=num_steps,
-            )
-        if not 0 < sigma < math.inf:
-            raise InputError(f"noise_multiplier must be positive and finite, got {sigma}")
-        for file in (_JSON.value, _PLOT.value):
-            console.check_writable(file)
-        analysis = analyse(sigma, sampling_prob, num_steps, _DELTA.value)
-        if _JSON.value:
-            files.write_json(Path(_JSON.value), analysis)
-        if _PLOT.value:
-            draw(analysis, Path(_PLOT.value))
+    sampling_prob, num_steps = given.sampling_prob, given.num_steps
+    if not 0 < sampling_prob <= 1:
+        raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
+    sigma = given.noise_multiplier
+    if sigma is None:
+        sigma = accounting.noise_multiplier(
+            target_epsilon=given.target_epsilon,
+            delta=given.delta,
+            accountant=given.accountant,
+            sampling_prob=sampling_prob,
+            num_steps=num_steps,
+        )
+    if not 0 < sigma < math.inf:
+        raise InputError(f"noise_multiplier must be positive and finite, got {sigma}")
+    for file in (given.json, given.plot):
+        console.check_writable(file)
+    analysis = analyse(sigma, sampling_prob, num_steps, given.delta)
+    if given.json:
+        files.write_json(Path(given.json), analysis)
+    if given.plot:
+        draw(analysis, Path(given.plot))
     console.show(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
         f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
@@ -175,7 +156,3 @@ def draw(analysis: JsonObject, path: Path) -> None:
         Panel("ε as training goes", "step", spent),
     ]
     panels(charts, path, title, num_columns=2)
-
-
-if __name__ == "__main__":
-    console.run(main)

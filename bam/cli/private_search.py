@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, tables
+from bam.cli import tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.errors import InputError
@@ -166,9 +166,7 @@ def _score(
         with contextlib.suppress(rundir.FinishedError):
             loop.train(trainer, None, folder, should_stop=should_stop, log=log)
         return noised_score(trainer, 0, folder, noise)
-    except (OSError, ValueError) as error:
-        if not console.on_purpose(error):
-            raise
+    except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")
         raise InputError(
             f"{why} (a new search is a second release: its ε adds to this one's)"

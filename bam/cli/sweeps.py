@@ -1,6 +1,5 @@
 """Flags and printing of commands that train many runs: `bam sweep`, and the scripts of results."""
 
-import runpy
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,16 +19,6 @@ from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study, is_percent
 from bam.training import loop, registry
 
-config_flags.DEFINE_config_file(
-    "config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"
-)
-WORKDIR = flags.DEFINE_string("workdir", "", "folder for all runs and what is made of them")
-NUM_SEEDS = flags.DEFINE_integer("num_seeds", 3, "runs of each kind, by seeds 0, 1, …", 1)
-MAX_SECONDS = flags.DEFINE_float(
-    "max_seconds", 0, "stop with a checkpoint after so long; 0: never", lower_bound=0
-)
-flags.DEFINE_alias("seeds", "num_seeds")
-
 # Heading -> what the diagnostics measure.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
 GAIN: tables.Columns = {
@@ -40,19 +29,20 @@ GAIN: tables.Columns = {
 }
 
 
-def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
+def carry_out(given: flags.FlagValues, study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     """Trains what is missing, writes `OUT.json` and `OUT.md`, prints the table; its rows and runs.
 
-    A study that is not finished is written as far as it is, and ends the command with exit status
-    3; the same command goes on.
+    `given` are a command's or a script's flags, with those of `options.MANY_RUNS`. A study that
+    is not finished is written as far as it is, and ends the command with exit status 3; the same
+    command goes on.
     """
     console.check_writable(f"{out}.json")
-    trained = run_missing(study.configs(NUM_SEEDS.value))
+    trained = run_missing(given, study.configs(given.num_seeds))
     result = study.result(trained)
     files.write_json(out.with_name(f"{out.name}.json"), result)
     rows = result["rows"]
     tables.show(columns(study.columns, rows), rows, keep=out.with_name(f"{out.name}.md"))
-    if any(len(by_seed) < NUM_SEEDS.value for by_seed in trained.values()):
+    if any(len(by_seed) < given.num_seeds for by_seed in trained.values()):
         sys.exit(console.STOPPED)
     return rows, trained
 
@@ -90,12 +80,14 @@ def _form(row: JsonMapping) -> str:
     return ".2f" if is_percent(row.get("metric", "accuracy")) else ".4g"
 
 
-def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.Run]]:
+def run_missing(
+    given: flags.FlagValues, groups: Mapping[str, runs.Configs]
+) -> dict[str, dict[int, runs.Run]]:
     """Trains what is missing in `--workdir`, seed by seed, until it is done or time is up.
 
     It shows a bar of all steps. Returns group -> seed -> finished run.
     """
-    workdir = Path(WORKDIR.value)
+    workdir = Path(given.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     console.use_compilation_cache()
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
@@ -111,7 +103,7 @@ def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.
             step[name] = row["step"]
             bar.update(task, description=name, completed=sum(step.values()))
 
-        should_stop = console.stop_after(MAX_SECONDS.value)
+        should_stop = console.stop_after(given.max_seconds)
         runs.train(runs.in_turn(groups), workdir, should_stop, print_event, on_row, on_built)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
@@ -124,14 +116,16 @@ def print_event(name: str, text: str) -> None:
     console.say(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
 
 
-def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:
+def method_config(
+    given: flags.FlagValues, method: str, fixed: Iterable[str] = (), path: str = ""
+) -> ConfigDict:
     """The config of METHOD or METHOD:STRENGTH with the command line's `--config.KEY=VALUE`.
 
     Overrides of what the command sets itself, the `fixed` keys, are an error. Without a `path` the
     file is that of `--config`.
     """
-    flag = flags.FLAGS["config"]
-    file = (path or config_flags.get_config_filename(flag)).split(":")[0]
+    flag = given["config"]
+    file = configs.file_of(path or config_flags.get_config_filename(flag)).partition(":")[0]
     return load(file, method, config_flags.get_override_values(flag), fixed)
 
 
@@ -155,8 +149,7 @@ def load(file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = 
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
     if set_twice := sorted(keys & set(overrides)):
         raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
-    with configs.one_line_errors(file):
-        config: ConfigDict = runpy.run_path(file)["get_config"](name)
+    config = configs.load(f"{file}:{name}")
     for key, value in overrides.items():
         if key.startswith("method.") and key.removeprefix("method.") not in config.method:
             continue

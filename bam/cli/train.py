@@ -1,81 +1,54 @@
-"""Trains one model privately.
+"""Trains one model privately."""
 
-bam train --config=digits:bam_sam --workdir=runs/digits
-
-All devices of this machine share the work; those of several, too, if started on each of them with
---coordinator (docs/accelerators.md).
-"""
-
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 
 from bam.cli import console
 from bam.core import processes
 from bam.privacy.rounding import rounded_up
 from bam.training import devices, loading, loop, rundir
-from bam.training.config import KEYS
-
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD"
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", "", "folder for the run's files; an unfinished run there goes on"
-)
-_MAX_SECONDS = flags.DEFINE_float(
-    "max_seconds", 0, "stop with a checkpoint after so long; 0: no limit", lower_bound=0
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, … say"
-)
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "with --coordinator=HOST:PORT")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "likewise: 0 to num_processes - 1")
-console.require("config")
-console.ensure(
-    ("config", "workdir"),
-    lambda config, workdir: workdir or (config and config.dry_run),
-    "--workdir is required: the folder for the run's files",
-)
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
+    """`bam train` with these arguments; its exit status, of `options.STATUSES`."""
+    return console.command("train", argv, train)
+
+
+def train(given: flags.FlagValues) -> int:
     """Builds the experiment, prints its privacy plan, trains."""
-    with console.one_line_errors():
-        config = _CONFIG.value
-        console.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-        plan = None
-        if not config.dry_run:
-            rundir.check_resumable(Path(_WORKDIR.value), config)
-            config = rundir.with_recorded(config, Path(_WORKDIR.value))
-            plan = rundir.recorded_plan(Path(_WORKDIR.value), config)
-        console.use_compilation_cache()
-        # Progress is shown once.
-        show = console.show if processes.writes() else lambda line: None
-        experiment = loop.build(config, log=show, plan=plan)
+    config = given.config
+    console.join_processes(given.coordinator, given.num_processes, given.process_id)
+    plan = None
+    if not config.dry_run:
+        rundir.check_resumable(Path(given.workdir), config)
+        config = rundir.with_recorded(config, Path(given.workdir))
+        plan = rundir.recorded_plan(Path(given.workdir), config)
+    console.use_compilation_cache()
+    # Progress is shown once.
+    show = console.show if processes.writes() else lambda line: None
+    experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:
-        with console.one_line_errors():
-            hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
+        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
         show(f"about {hours} h {minutes} min of training on this device")
-        return
-    should_stop = console.stop_after(_MAX_SECONDS.value)
+        return 0
     try:
-        with console.one_line_errors():
-            result = loop.train(
-                experiment,
-                config.seed,
-                Path(_WORKDIR.value),
-                on_row=lambda row: show(describe_row(row)),
-                should_stop=should_stop,
-                log=show,
-            )
+        result = loop.train(
+            experiment,
+            config.seed,
+            Path(given.workdir),
+            on_row=lambda row: show(describe_row(row)),
+            should_stop=console.stop_after(given.max_seconds),
+            log=show,
+        )
     except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
-        sys.exit(console.STOPPED)
-    show(f"{', '.join(judged(result.summary))}; files in {_WORKDIR.value}")
+        return console.STOPPED
+    show(f"{', '.join(judged(result.summary))}; files in {given.workdir}")
+    return 0
 
 
 def describe(experiment: loop.Trainer) -> str:
@@ -134,10 +107,3 @@ def describe_row(row: dict) -> str:
         parts.append(f"bias {bias:.3f} ({relative:.0%} of the gradient; NOT PRIVATE)")
     parts.append(f"{row['seconds']:.1f} s")
     return "  ".join(parts)
-
-
-if __name__ == "__main__":
-    __doc__ = "\n  ".join(
-        [f"{__doc__}\nkeys of a config, for --config.KEY=VALUE:", *map(str, KEYS)]
-    )
-    console.run(main)

@@ -18,6 +18,7 @@ import bam
 from bam import models
 from bam.cli import console, timing
 from bam.core import oracles
+from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.plot import plt
 from bam.training import devices, diagnostics, registry
@@ -55,7 +56,7 @@ def main() -> None:
     with console.one_line_errors():
         depths = [int(depth) for depth in _DEPTHS.value]
         if min(depths) < 2:
-            raise ValueError("--depths must be at least 2")
+            raise InputError("--depths must be at least 2")
     rows = []
     for depth in depths:
         calls, compiling = {}, {}

@@ -23,7 +23,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files, provenance
-from bam.cli import console, sweeps, tables, timing
+from bam.cli import console, options, sweeps, tables, timing
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import comparison, plot, runs
 from bam.sweep.comparison import as_json, with_smaller_batches
@@ -43,7 +44,7 @@ _TIME = flags.DEFINE_bool(
     "time", False, "train nothing: time a step of every method, in turn, with nothing else running"
 )
 _DRAW = flags.DEFINE_bool("draw", False, "train nothing: write table and figure of what is there")
-flags.adopt_module_key_flags(sweeps)
+options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("workdir", "out")
 
 
@@ -158,7 +159,7 @@ class Cell(NamedTuple):
         """Its config, with a learning rate and a C, or those to begin a search with."""
         data, method = DATA[self.data], METHODS[self.method]
         path = f"configs/{data.config}.py"
-        config = sweeps.method_config(method.base, {"epsilon", *data.changes}, path)
+        config = sweeps.method_config(flags.FLAGS, method.base, {"epsilon", *data.changes}, path)
         config.update_from_flattened_dict(data.changes)
         uses_sgd = config.optimizer.name == "sgd"
         config = extended(config, method.sections)
@@ -197,7 +198,7 @@ class Results:
         missing = {name: config for name, config in wanted.items() if name not in self.runs}
         if not missing:
             return
-        folder = Path(sweeps.WORKDIR.value)
+        folder = Path(flags.FLAGS.workdir)
         if not self.stop():
             runs.train(missing, folder, self.stop, sweeps.print_event)
         self._add(runs.finished(missing, folder))
@@ -234,7 +235,7 @@ class Results:
 def _differences(name: str, config: JsonObject) -> JsonObject:
     """What of a run's config differs from DP-SGD's on that data, at its file's ε."""
     path = f"configs/{DATA[name.split('/')[0]].config}.py"
-    base = rundir.flat(sweeps.method_config("dp_sgd", path=path).to_dict())
+    base = rundir.flat(sweeps.method_config(flags.FLAGS, "dp_sgd", path=path).to_dict())
     flat = rundir.flat(config)
     return {k: v for k, v in flat.items() if base.get(k) != v and k not in LEFT_OUT}
 
@@ -479,9 +480,9 @@ def main() -> None:
     """Trains what is missing, then writes table and figure; also when time is up."""
     with console.one_line_errors():
         if unknown := ({*_DATA.value} - {*DATA}) | ({*_METHODS.value} - {*METHODS}):
-            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+            raise InputError(f"unknown: {', '.join(sorted(unknown))}")
         out = Path(_OUT.value)
-        asked = console.stop_after(sweeps.MAX_SECONDS.value)
+        asked = console.stop_after(flags.FLAGS.max_seconds)
         results = Results(out.with_name(f"{out.name}.json"), lambda: _DRAW.value or asked())
         console.use_compilation_cache()
         path = out.with_name(f"{out.name}_times.json")
@@ -492,7 +493,7 @@ def main() -> None:
         datas = () if _DRAW.value else _DATA.value
         for data in datas:
             if missing := {*PLAIN, *methods_of(data)} - times.get(data, {}).keys():
-                raise ValueError(f"{data}: no time of {', '.join(sorted(missing))}: --time first")
+                raise InputError(f"{data}: no time of {', '.join(sorted(missing))}: --time first")
         try:
             pairs = [(data, float(epsilon)) for data in datas for epsilon in _EPSILONS.value]
             for cells in [train(*pair, results, times) for pair in pairs]:

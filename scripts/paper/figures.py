@@ -16,7 +16,8 @@ import numpy as np
 from absl import flags
 
 from bam import files
-from bam.cli import console, sweeps, tables
+from bam.cli import console, options, sweeps, tables
+from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, registry
@@ -30,7 +31,7 @@ _METHODS = flags.DEFINE_list(
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
     "what is trained and shown, METHOD or METHOD:STRENGTH",
 )
-flags.adopt_module_key_flags(sweeps)
+options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batches of figures 5 and 6, of as many examples as the largest
@@ -45,7 +46,7 @@ def main() -> None:
         path = Path(_OUT.value) / f"figure{_FIGURE.value}"
         path.parent.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
-        trained = sweeps.run_missing({s.slug: s.configs for s in series})
+        trained = sweeps.run_missing(flags.FLAGS, {s.slug: s.configs for s in series})
         if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
         drawn = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
@@ -69,11 +70,11 @@ class Series(NamedTuple):
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = sweeps.method_config(name)
+    config = sweeps.method_config(flags.FLAGS, name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")
-    configs = runs.with_seeds(slug, config, sweeps.NUM_SEEDS.value)
+    configs = runs.with_seeds(slug, config, flags.FLAGS.num_seeds)
     return Series(slug, config.method.to_dict(), configs)
 
 
@@ -118,7 +119,7 @@ class Picture:
         title = (
             f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
             f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
-            f"{sweeps.NUM_SEEDS.value} seeds (± SD)"
+            f"{flags.FLAGS.num_seeds} seeds (± SD)"
         )
         plot.panels(self.panels, path.with_suffix(".png"), title, num_columns, share_y)
         tables.write_csv(path.with_suffix(".csv"), self.rows)
@@ -179,12 +180,12 @@ def _by_batch_size(series: Series) -> list[JsonObject]:
     """Per run: stage -> batch size -> mean of each quantity; kept as JSON in the run's folder."""
     results, built = [], loop.build(next(iter(series.configs.values())))
     for run, config in series.configs.items():
-        folder = Path(sweeps.WORKDIR.value) / run
+        folder = Path(flags.FLAGS.workdir) / run
         file = folder / f"by_batch_size_{LARGEST}.json"
         if not file.exists():
             last = runs.last_state(built, config.seed, folder)
             if last is None:
-                raise ValueError(
+                raise InputError(
                     f"{folder}: no checkpoint; --config.checkpoint.every must not be 0"
                 )
             states = zip(STAGES, (built.init(config.seed), last), strict=True)

@@ -10,7 +10,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, sweeps, tables
+from bam.cli import console, options, sweeps, tables
+from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
@@ -23,7 +24,7 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
-flags.adopt_module_key_flags(sweeps)
+options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("workdir")
 console.ensure(
     ("datasets", "methods"),
@@ -78,8 +79,10 @@ def main() -> None:
             gain = round(ours[0] - theirs[0], 2) if ours and theirs and method != "dp_sgd" else None
             return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
-        workdir = Path(sweeps.WORKDIR.value)
-        rows, _ = sweeps.carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
+        workdir = Path(flags.FLAGS.workdir)
+        rows, _ = sweeps.carry_out(
+            flags.FLAGS, Study(groups, baseline, COLUMNS, facts), workdir / "table1"
+        )
         for name in _DATASETS.value:
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
@@ -126,11 +129,11 @@ def _config(name: str, method: str, epsilon: float) -> ConfigDict:
     """The config of that name and method at an ε, with the command line's overrides."""
     path = Path("configs") / f"{name}.py"
     if not path.is_file():
-        raise ValueError(f"--datasets: no config {path}")
+        raise InputError(f"--datasets: no config {path}")
     fixed = {"epsilon", "dataset.name", "dataset.holdout"}
     # One folder cannot hold several data sets, though a reader might take one for another.
     fixed |= {"dataset.path"} if len(_DATASETS.value) > 1 else set()
-    config = sweeps.method_config(method, fixed, str(path))
+    config = sweeps.method_config(flags.FLAGS, method, fixed, str(path))
     config.epsilon = epsilon
     return config
 
