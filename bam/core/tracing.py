@@ -141,7 +141,7 @@ def never_mapped(tree: PyTree) -> PyTree:
 
 @never_mapped.def_vmap
 def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
-    raise ValueError(
+    raise InputError(
         "the same noise would be added more than once: vmap cannot map over a PrivateTraining, or "
         "over what its gradient depends on; make a PrivateTraining for each"
     )
