@@ -277,6 +277,7 @@ KEEP_NONE = {
     "DrawnBatch": "arrays of one step, which its transform is given at once",
     "dp_sgd": "has no number",
     "Oracle": "two functions",
+    "InputError": "an error",
     "sampling": "a module, whose functions return what they draw",
     "secret_key": "has no argument",
     "seeded_key": "returns a key",

@@ -641,9 +641,14 @@ class PrivateTraining:
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
 
 
-def _is_next(batch: DrawnBatch, state: PrivateState) -> Bool[Array, ""]:
-    in_order = batch.step == state.privatize.noise.step + 1
-    return in_order & (batch.run == _words_of(state.run, batch.step, batch.mask)).all()
+def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
+    facts: tuple[Any, ...] = (batch.step, batch.run, batch.mask)
+    facts += (state.privatize.noise.step, state.run)
+    if not any(isinstance(x, jax.core.Tracer) for x in facts):
+        facts = tuple(map(np.asarray, facts))  # a few operations of NumPy's take less time
+    number, words, mask, steps_taken, run = facts
+    right = (number == steps_taken + 1) & (words == _words_of(run, number, mask)).all()
+    return bool(right) if isinstance(right, np.bool_) else right
 
 
 def _words_of(
