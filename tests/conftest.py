@@ -38,9 +38,9 @@ gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live:
 THOROUGH = (
     *("answer", "augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
     *("every_hand", "examples", "features", "figures", "hardware", "install", "judging", "kit"),
-    *("notebook", "page", "page_commands", "performance", "pixels", "plots", "prior"),
-    *("private_search", "processes", "properties", "public_clip", "reference", "scripts"),
-    *("stream", "sweep", "symmetries", "timing", "tuning", "untidy", "untrusted"),
+    *("notebook", "page", "page_commands", "performance", "pixels", "plots", "pretrained", "prior"),
+    *("private_search", "processes", "properties", "public_clip", "random_allocation", "reference"),
+    *("scripts", "stream", "sweep", "symmetries", "timing", "tuning", "untidy", "untrusted"),
 )
 
 

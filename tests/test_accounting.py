@@ -233,6 +233,7 @@ def shown(plan):
     return [float(text) for text in found.groups()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", [0.70001, 2.0, 12.3456])
 @pytest.mark.parametrize("delta", [1e-5, 1.4e-5, 7.7777e-6, 1 / 123457])
 def test_a_plan_in_words_is_no_stronger_claim_than_the_plan(target, delta):

@@ -208,6 +208,7 @@ COMMAND = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_sigterm_kill_and_damage_lose_nothing(tmp_path):
     workdir = tmp_path / "run"
     command = ["bam", "train", *COMMAND, f"--workdir={workdir}"]

@@ -103,6 +103,7 @@ def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
     assert {"base", "cifar10", "imagenet32"} <= configs.shipped().keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("folder", ["", "configs"])
 def test_a_config_file_of_ones_own_builds_on_shipped_ones_or_on_those_beside_it(folder, tmp_path):
     own = tmp_path / folder
@@ -467,6 +468,7 @@ def test_a_process_says_and_ends_as_the_function_does(mistake, capsys):
     assert process.communicate(timeout=120) == ("", said) and process.returncode == 2
 
 
+@pytest.mark.thorough
 def test_a_command_leaves_nothing_for_the_next(tmp_path, capsys):
     """Twice in one process, with other arguments and another command between: as in two."""
     tiny = ["--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=3"]

@@ -158,6 +158,7 @@ def test_a_run_is_the_same_on_any_number_of_devices(use, method):
     assert distance(other.state.params, one.state.params) > 1000 * difference
 
 
+@pytest.mark.thorough
 def test_a_run_that_stopped_goes_on_with_another_number_of_devices(use, tmp_path):
     whole = loop.train(loop.build(config_of("dp_sat")), seed=3)
     use(4)

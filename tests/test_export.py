@@ -69,6 +69,7 @@ def finished(experiment, tmp_path_factory):
     return workdir, loop.train(experiment, None, workdir)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bands", "words", "rel"),
     [
@@ -179,6 +180,7 @@ def test_a_program_of_a_network_names_no_place_in_the_code(release):
         assert_no_path(bytes(jax.export.export(program)(like).serialize()))
 
 
+@pytest.mark.thorough
 def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_path):
     config = tiny(num_steps=1, precision="bfloat16")
     config.model = {"name": "convnet", "width": 4}
@@ -542,6 +544,7 @@ def row_of(text, name):
     return next(line for line in text.splitlines() if line.startswith(f"| {name}"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_three_lines_without_bam_reproduce_epsilon(accountant):
     text = statement.text_of(facts_of(accountant))
@@ -622,6 +625,7 @@ def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, m
     assert commit() == "not known"  # no git
 
 
+@pytest.mark.thorough
 def test_a_model_of_ones_own_is_released_and_read_by_whoever_names_it(tmp_path, monkeypatch):
     built = loop.build(tiny(**{"model.name": "examples.own_model:mlp"}), own_data())
     result = loop.train(built, None, tmp_path / "run")

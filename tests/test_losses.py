@@ -189,6 +189,7 @@ def test_class_weights_scale_gradients_and_not_what_is_released():
     assert optax.tree.norm(total) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("flags", "loss", "figure"),
     [
@@ -267,6 +268,7 @@ def test_a_run_whose_loss_is_not_finite_ends_with_a_summary(
     assert {x for key, x in own.items() if key != "test_accuracy"} == {None}
 
 
+@pytest.mark.thorough
 def test_a_run_whose_loss_is_not_finite_is_finished_and_released_and_its_page_says_so(tmp_path):
     run = tmp_path / "run"
     data = "cross_entropy", SEVERAL[:, 0], 2, np.nan

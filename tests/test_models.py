@@ -56,6 +56,7 @@ def assert_all_close(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_all_derivatives_agree_between_formulations_in_float64():
     class Block(nn.Module):
         @nn.compact
@@ -149,6 +150,7 @@ def test_normalising_and_pooling_are_the_same_in_each_formulation_up_to_second_d
 SECOND = [(bam.bam_sam, 1), (bam.bam_exact, 0)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("method", "ascent_views"), mostly(SECOND, slow=SECOND[1:]))
 def test_gradients_at_weights_of_an_examples_own_agree_between_formulations(method, ascent_views):
     module, shape = models.create("convnet", 10, 4), (16, 16, 3)
@@ -318,6 +320,7 @@ def test_unknown_and_impossible_models_are_refused(arguments, options, message):
     refused(message, as_functions, *arguments, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "option", "first", "then"),
     [

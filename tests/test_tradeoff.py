@@ -110,6 +110,7 @@ def test_arguments_out_of_range_are_refused(call, message):
 # The command.
 
 
+@pytest.mark.thorough
 def test_the_privacy_command_prints_the_golden_epsilons_and_writes_what_it_drew(tmp_path):
     done = run_command(
         "bam", "privacy", "--noise_multiplier=1.5", "--sampling_prob=0.04", "--num_steps=2250",

@@ -194,6 +194,7 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
 # What is said.
 
 
+@pytest.mark.thorough
 def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tmp_path):
     ids = tmp_path / "ids.npy"
     np.save(ids, np.arange(1437) // 4)
@@ -426,6 +427,7 @@ def audited(size, **changes):
     return config
 
 
+@pytest.mark.thorough
 def test_a_canary_that_is_a_whole_user_gives_away_no_more_than_is_claimed():
     scores = canary.scores(audited(3, method="bam_sam"), 8, 120, canary_size=4)
     assert 1.0 < canary.lower_bound(*scores, **AUDITED).epsilon_lower <= 4.0
