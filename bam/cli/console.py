@@ -215,11 +215,11 @@ def one_line_errors(debug: bool | None = None) -> Iterator[None]:
 def _too_much(error: Exception) -> str:
     """What to do about memory or processes that are gone, if the error is of those; or ""."""
     text, jax = " ".join(str(error).split()), sys.modules.get("jax")
-    of_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
-    if isinstance(error, MemoryError) or (of_jax and "RESOURCE_EXHAUSTED" in text):
+    from_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
+    if isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in text):
         advice = "lower microbatch_size, augment.views or the model's size"
         return f"there is not enough memory: {advice} ({text[:200]})"
-    if of_jax and jax and jax.process_count() > 1:
+    if from_jax and jax and jax.process_count() > 1:
         return f"a process of this run was lost; start all again to go on ({text[:200]})"
     return ""
 
@@ -388,8 +388,8 @@ def stop_after(max_seconds: float) -> Callable[[], bool]:
     terminated = threading.Event()
     if _in_main_thread():
         now = signal.getsignal(signal.SIGINT)
-        of_ours = getattr(now, "__self__", None)
-        stop = _Stop(terminated, of_ours.before if isinstance(of_ours, _Stop) else now)
+        earlier = getattr(now, "__self__", None)
+        stop = _Stop(terminated, earlier.before if isinstance(earlier, _Stop) else now)
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, stop.ask)
     return lambda: terminated.is_set() or time.monotonic() >= deadline

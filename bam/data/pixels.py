@@ -272,8 +272,8 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
     inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
     bits = None if signed or image.mode == "F" else depth
     # A tile may be larger than its image, and is decoded as a whole.
-    of_tile = (TILE_WIDTH, TILE_HEIGHT, CHANNELS, BITS)
-    tile = math.prod(int(np.max(tags.get(x, 0))) for x in of_tile) // 4
+    tile_tags = (TILE_WIDTH, TILE_HEIGHT, CHANNELS, BITS)
+    tile = math.prod(int(np.max(tags.get(x, 0))) for x in tile_tags) // 4
     size = image.height, image.width
     return _Opened(size, bits, read, several, inverted, more_bytes=tile)
 

@@ -388,11 +388,11 @@ class PrivateTraining:
 
     def _check_rows(self, batch: DrawnBatch) -> None:
         """InputError if rows were added to a drawn batch, or have another shape than the data's."""
-        of_user = (self.plan.group_size,) if self.plan.group_size else ()
+        user_axis = (self.plan.group_size,) if self.plan.group_size else ()
         shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
         words = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.run)]
         if (
-            len(shape) != 1 + len(of_user)
+            len(shape) != 1 + len(user_axis)
             or dtype != np.bool_
             or words != [((), np.int32), ((2,), np.uint32)]
         ):
@@ -403,7 +403,7 @@ class PrivateTraining:
         if self._row_shapes is None:
             return
         rows = [np.shape(x) for x in jax.tree.leaves(batch.examples)]
-        expected = [(*shape[:1], *of_user, *row) for row in self._row_shapes]
+        expected = [(*shape[:1], *user_axis, *row) for row in self._row_shapes]
         if rows != expected:
             raise InputError(
                 f"this batch was drawn with arrays {expected}, and now has {rows}: an example in "
