@@ -241,7 +241,8 @@ def per_example_sum(
     like, _ = jax.eval_shape(
         lambda params, row: _summand(bound, None, params, value_fn(params, row)), params, one_row
     )
-    pytree.check_has_arrays(like, "gradient is")
+    if bound is not None:
+        pytree.check_has_arrays(like, "gradient is")
     how = _Sum(value_fn, bound, like, size, most_rows)
     total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
     if noise is not None:
