@@ -39,7 +39,7 @@ THOROUGH = (
     *("answer", "augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
     *("every_hand", "examples", "features", "figures", "hardware", "install", "judging", "kit"),
     *("notebook", "page", "page_commands", "performance", "pixels", "plots", "pretrained", "prior"),
-    *("private_search", "processes", "properties", "public_clip", "random_allocation", "reference"),
+    *("private_search", "processes", "properties", "random_allocation", "reference"),
     *("scripts", "stream", "sweep", "symmetries", "timing", "tuning", "untidy", "untrusted"),
 )
 

@@ -27,6 +27,7 @@ def clip_norm(public, quantile=0.5, num_steps=0, shape=(8, 8, 1)):
     return clip_norm_from_public(public, shape, LINEAR, quantile, num_steps)
 
 
+@pytest.mark.thorough
 def test_it_is_the_quantile_of_the_norms_one_computes_one_by_one(public):
     model = models.as_functions(models.create("linear", 10, 1), (8, 8, 1))
     params = model.init(jax.random.key(0))
@@ -41,12 +42,14 @@ def test_it_is_the_quantile_of_the_norms_one_computes_one_by_one(public):
         assert clip_norm(public, quantile) == pytest.approx(np.quantile(norms, quantile), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_it_falls_as_the_public_model_learns_and_is_the_same_each_time(public):
     at_start, later = clip_norm(public), clip_norm(public, num_steps=30)
     assert later < at_start
     assert clip_norm(public, num_steps=30) == later
 
 
+@pytest.mark.thorough
 def test_images_are_made_floats_one_at_a_time(public, monkeypatch):
     sizes, resize = [], jax.image.resize
 
@@ -59,6 +62,7 @@ def test_images_are_made_floats_one_at_a_time(public, monkeypatch):
     assert set(sizes) == {64}
 
 
+@pytest.mark.thorough
 def test_public_images_take_the_private_shape(public):
     assert clip_norm(public, shape=(28, 28, 1)) > clip_norm(public)  # more pixels, longer gradients
 
@@ -73,6 +77,7 @@ def test_what_cannot_be_is_refused(public, arguments, message):
         clip_norm(public, **arguments)
 
 
+@pytest.mark.thorough
 def test_the_plan_states_it_and_the_private_images_do_not_change_it():
     rng = np.random.default_rng(0)
 
