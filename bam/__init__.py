@@ -92,11 +92,11 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'bam' has no attribute {name!r}")
     module = importlib.import_module(_MODULE_OF[name])
     if name in ("sampling", "strategy"):
-        found: object = importlib.import_module(f"{module.__name__}.{name}")
+        attribute: object = importlib.import_module(f"{module.__name__}.{name}")
     else:
-        found = getattr(module, name)
-    globals()[name] = found
-    return found
+        attribute = getattr(module, name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

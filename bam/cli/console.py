@@ -287,8 +287,8 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
 
 def _overrides(args: Iterable[str]) -> list[tuple[str, str]]:
     """The keys that `--config.KEY` sets, and to which text."""
-    found = (re.match(r"--?(?:no)?config\.([^=]*)=?(.*)", argument) for argument in args)
-    return [(match[1], match[2]) for match in found if match]
+    matches = (re.match(r"--?(?:no)?config\.([^=]*)=?(.*)", argument) for argument in args)
+    return [(match[1], match[2]) for match in matches if match]
 
 
 def _check_key(config: Any, key: str, text: str) -> None:

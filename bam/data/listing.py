@@ -373,7 +373,7 @@ def tree(folder: Path) -> Tree:
     """Images and folders below a folder, in the order of their names."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    found = Tree([], [], Counts(), {})
+    listed = Tree([], [], Counts(), {})
     top = Path(os.path.realpath(folder))
     walked = {str(x): folder for x in (top, *top.parents)}
     # Not by recursion, which ends some thousand folders deep.
@@ -381,31 +381,31 @@ def tree(folder: Path) -> Tree:
     while places:
         for path in places[-1]:
             if path != folder and _is_junk(path.name):
-                found.ignored["hidden or of the system"] += 1
+                listed.ignored["hidden or of the system"] += 1
             elif os.path.isdir(path):
                 real = os.path.realpath(path)
                 if path != folder and real in walked:
                     if path.is_relative_to(walked[real]):
-                        found.ignored["links in circles"] += 1
+                        listed.ignored["links in circles"] += 1
                     else:
-                        found.again[path] = walked[real]
+                        listed.again[path] = walked[real]
                     continue
                 if path != folder:
                     walked[real] = path
-                    found.folders.append(path)
+                    listed.folders.append(path)
                 try:
                     places.append(iter(sorted(path.iterdir())))
                 except OSError:
-                    found.images.append(path)
+                    listed.images.append(path)
                     continue
                 break
             elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
-                found.images.append(path)
+                listed.images.append(path)
             else:
-                found.ignored[suffix_of(path.name)] += 1
+                listed.ignored[suffix_of(path.name)] += 1
         else:
             places.pop()
-    return found
+    return listed
 
 
 def _is_junk(name: str) -> bool:
