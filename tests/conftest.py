@@ -10,14 +10,17 @@ that users run, in thrice the time.
 import gc
 import os
 import platform
+from importlib.metadata import version
 
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
     # The plain emitters leave it to LLVM which products and sums it makes one instruction, and so
     # to what stands beside them. AVX has no such instructions: equal programs give equal bits.
-    + (platform.machine() == "x86_64")
-    * " --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX",
+    + (platform.machine() == "x86_64") * " --xla_cpu_max_isa=AVX"
+    # From 0.11 on there is one kind of emitters, and an unknown flag would end the process.
+    + ([int(x) for x in version("jaxlib").split(".")[:2]] < [0, 11])
+    * " --xla_cpu_use_fusion_emitters=false",
 )
 
 import jax

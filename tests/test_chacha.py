@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 import bam
-from bam.core import chacha, fixed_point, sampling
+from bam.core import chacha, fixed_point, places, sampling
 from bam.core.chacha import Stream
 
 KEY = np.frombuffer(bytes(range(32)), "<u4").astype(np.uint32)
@@ -105,7 +105,7 @@ def blocks_of_runs(monkeypatch):
         asked.append([(key, int(number), nonce) for number in np.asarray(numbers).tolist()])
         return original(key=np.frombuffer(key, np.uint32), numbers=numbers, nonce=nonce)
 
-    for module in (chacha, fixed_point, bam.core.places):
+    for module in (chacha, fixed_point, places):
         monkeypatch.setattr(module, "blocks", noted)
     monkeypatch.setattr(jax.lax, "cond", lambda tied, with_ties, without: with_ties())
     monkeypatch.setattr(jax.lax, "map", lambda f, xs: jnp.stack([f(x) for x in xs]))
