@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import bam
+from bam.core import pytree
 from bam.core.clipping import BoundedTransformation, sensitivity_of
 from bam.core.noise import GaussianNoiseState, next_noise
 from tests import cases
@@ -163,6 +164,25 @@ def test_no_gradient_gets_past_the_declared_bound(name):
 @pytest.mark.parametrize("name", ["clip_by_l2_norm", "normalize", "clip_per_layer"])
 def test_rounding_to_half_precision_stays_below_the_bound(name, dtype):
     assert largest_norm(BOUNDED[name], dtype) <= BOUNDED[name].sensitivity
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
+def test_rounding_towards_zero_gives_the_nearest_number_that_is_no_larger(dtype):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=5000) * 10.0 ** rng.integers(-36, 30, 5000)
+    largest = float(jnp.finfo(dtype).max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.float32([*values, 0, 1, largest, largest * 1.2, -6.1e-5, 5.9e-8, 2e-3])
+        nearest = values.astype(dtype)
+    rounded = np.asarray(jax.jit(lambda x: pytree.round_towards_zero(x, dtype))(values))
+    bits = nearest.view(f"u{nearest.itemsize}")
+    grew = ~(np.abs(nearest.astype(np.float64)) <= np.abs(values))  # of float8 also NaN for inf
+    below = np.where(grew, bits - 1, bits).astype(bits.dtype).view(dtype)
+    too_large = np.abs(values) > largest
+    expected = np.where(too_large, np.copysign(largest, values), below.astype(np.float64))
+    np.testing.assert_array_equal(rounded.astype(np.float64), expected)
+    assert grew.any()  # control: rounding to nearest is another thing
+    assert np.isnan(np.float64(pytree.round_towards_zero(jnp.array(jnp.nan), dtype)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -423,10 +423,8 @@ def _scale(grads: Grads, scale: Array, keep: Array, factor: float = 1.0) -> Grad
 
     def scale_leaf(x: Array) -> Array:
         scaled = factor * (scale * pytree.at_least_float32(x))
-        rounded = scaled.astype(x.dtype)
-        if jnp.finfo(x.dtype).bits < 32:
-            grew = jnp.abs(pytree.at_least_float32(rounded)) > jnp.abs(scaled)
-            rounded = jnp.where(grew, jnp.nextafter(rounded, jnp.zeros_like(rounded)), rounded)
-        return jnp.where(keep, rounded, jnp.zeros_like(x))
+        is_narrow = jnp.finfo(x.dtype).bits < 32
+        rounded = pytree.round_towards_zero(scaled, x.dtype) if is_narrow else scaled
+        return jnp.where(keep, rounded.astype(x.dtype), jnp.zeros_like(x))
 
     return jax.tree.map(scale_leaf, grads)

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,23 @@ def check_real(tree: PyTree) -> None:
         if not jnp.issubdtype(dtype, jnp.floating):
             where = name or "the gradient"
             raise TypeError(f"{where} is of {dtype}: only real floating-point numbers are bounded")
+
+
+def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
+    """Rounds to a float dtype narrower than float32, never to a larger magnitude; NaN stays NaN.
+
+    By bits: a compiler may leave out a conversion to a narrow dtype and back, as XLA does on GPUs,
+    so the excess of a rounding to nearest cannot be seen by converting back.
+    """
+    info, x = jnp.finfo(dtype), x.astype(jnp.float32)
+    mask = jnp.uint32(2**32 - 2 ** (23 - info.nmant))
+    rounded = jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(x, jnp.uint32) & mask, jnp.float32
+    )
+    smallest, step = float(info.smallest_normal), float(info.smallest_subnormal)
+    if smallest > float(jnp.finfo(jnp.float32).smallest_normal):  # evenly spaced below it
+        rounded = jnp.where(jnp.abs(x) < smallest, jnp.trunc(x / step) * step, rounded)
+    return jnp.clip(rounded, float(info.min), float(info.max)).astype(dtype)
 
 
 def unit(tree: Grads) -> Grads:
