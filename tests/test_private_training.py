@@ -15,6 +15,7 @@ import bam
 from bam.core import pytree
 from bam.privacy import statement
 from bam.privacy.plan import BudgetExhaustedError
+from tests import cases
 from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed
 
 N, DATA = 60, np.linspace(-1, 1, 120, dtype=np.float32).reshape(60, 2)
@@ -227,7 +228,7 @@ USERS = {
 
 
 def mesh(num, *names):
-    devices = np.array(jax.devices()[:num])
+    devices = np.array(cases.several_devices(num))
     return jax.sharding.Mesh(devices.reshape(-1, *(1,) * (len(names) - 1)), names)
 
 
