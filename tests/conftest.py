@@ -7,6 +7,7 @@ XLA's passes are not. Whoever sets XLA_FLAGS decides for himself: `XLA_FLAGS= ma
 that users run, in thrice the time.
 """
 
+import functools
 import gc
 import os
 import platform
@@ -71,6 +72,16 @@ def one_device():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "visible", lambda: jax.devices()[:1])
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_mu_for_equal_plans():
+    """Half a second for each statement, and most statements are of copies of a few runs."""
+    from bam.privacy import pld
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pld, "mu", functools.cache(pld.mu))
         yield
 
 

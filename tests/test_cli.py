@@ -25,7 +25,7 @@ from bam.data import datasets
 from bam.models import losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
-from bam.training import keys, loop, registry
+from bam.training import finetune, keys, loop, registry
 from configs import digits
 from tests.cases import run_command
 
@@ -185,10 +185,8 @@ def test_what_is_no_config_file_is_named_and_not_read(no_config, refusal):
 
 
 def test_weights_that_are_no_ordinary_file_are_one_line(no_config):
-    config = digits.get_config("dp_sgd")
-    config.init_from = str(no_config)
     with pytest.raises((ValueError, OSError), match=str(no_config)) as refused:
-        loop.build(config)
+        finetune.load(str(no_config), "", {})
     assert "private words" not in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -459,7 +457,14 @@ def test_a_flag_that_may_come_several_times_may(capsys):
     assert given.set == ["clip_norm=1,2", "epsilon=1"]
 
 
-@pytest.mark.parametrize("mistake", ["an unknown flag", "a flag twice", "a key without --config."])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "an unknown flag",
+        pytest.param("a flag twice", marks=pytest.mark.thorough),
+        pytest.param("a key without --config.", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_process_says_and_ends_as_the_function_does(mistake, capsys):
     arguments, _ = MISTAKES[mistake]
     main.main(arguments)
@@ -507,7 +512,12 @@ def test_a_command_leaves_nothing_for_the_next(tmp_path, capsys):
         assert (process.returncode, errors) == (here[0], here[2])
 
 
-def test_in_a_thread_a_command_leaves_signals_alone(tmp_path, capsys):
+def test_in_a_thread_a_command_leaves_signals_alone(tmp_path, capsys, monkeypatch):
+    def asked_to_stop(trainer, seed, workdir, should_stop, **options):
+        assert not should_stop()
+        raise loop.StoppedError("stopped")
+
+    monkeypatch.setattr(loop, "train", asked_to_stop)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     statuses = []
     command = ["train", "--config=digits:dp_sgd", "--config.model.name=linear"]
@@ -515,7 +525,7 @@ def test_in_a_thread_a_command_leaves_signals_alone(tmp_path, capsys):
     thread = threading.Thread(target=lambda: statuses.append(main.main(command)))
     thread.start()
     thread.join()
-    assert statuses == [0], capsys.readouterr().err
+    assert statuses == [console.STOPPED], capsys.readouterr().err
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 

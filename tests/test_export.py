@@ -26,14 +26,19 @@ from bam.privacy import ledger, statement
 from bam.privacy.plan import PrivacyPlan
 from bam.release import export, page
 from bam.release import records as records_of
-from bam.training import checkpoint, loop, registry, summary
+from bam.training import checkpoint, loop, registry, rundir, summary
 from bam.training import config as base
-from bam.training.rundir import flat
-from configs import digits
-from tests.cases import assert_same_bits, random_images, recomputed, refused, run_command
+from tests import runs
+from tests.cases import (
+    assert_same_bits,
+    made_once,
+    recomputed,
+    refused,
+    run_command,
+    without_mu,
+)
+from tests.runs import OWN_NAME, OWN_PATH, SEED, own_data, tiny
 
-SEED = 8675309
-OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
 # Keys of the config that no release repeats: secrets, places, how it was computed and not what.
 STAY_BEHIND = {
     "seed", "dataset.path", "public_clip.path", "features.cache", "microbatch_size", "convolution",
@@ -42,31 +47,10 @@ STAY_BEHIND = {
 }  # fmt: skip
 
 
-def own_data():
-    """Images that cannot be loaded again once the run is over."""
-    return random_images(OWN_NAME, 60, 37, mean=0.4321, std=0.1234)
-
-
-def tiny(method="dp_sgd", **overrides):
-    config = digits.get_config(method)
-    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 20})
-    config.update({"ema_decay": 0.9, "input_clip_norm": 2.5, "delta": 1.4e-5, "microbatch_size": 7})
-    config.model.name, config.dataset.path = "linear", OWN_PATH
-    config.eval.every = 0
-    config.update_from_flattened_dict(overrides)
-    return config
-
-
 @pytest.fixture(scope="module")
-def experiment():
-    return loop.build(tiny(), own_data())
-
-
-@pytest.fixture(scope="module")
-def finished(experiment, tmp_path_factory):
-    """A run without a seed: its workdir and what it left in memory."""
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    return workdir, loop.train(experiment, None, workdir)
+def finished(tmp_path_factory):
+    """The folder of a run without a seed."""
+    return runs.copy(tmp_path_factory, "unseeded", tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.mark.thorough
@@ -78,14 +62,13 @@ def finished(experiment, tmp_path_factory):
     ],
 )
 def test_a_release_states_its_mechanism_in_lines_that_give_its_epsilon(
-    name, bands, words, rel, tmp_path
+    name, bands, words, rel, tmp_path, tmp_path_factory
 ):
-    config = tiny(**{"mechanism.name": name})
     if bands:
-        config.update_from_flattened_dict({"mechanism.bands": bands})
+        runs.copy(tmp_path_factory, name, tmp_path / "run")
     else:
-        config.accountant = "pld"  # RDP has no bound
-    loop.train(loop.build(config, own_data()), None, tmp_path / "run")
+        config = tiny(accountant="pld", **{"mechanism.name": name})  # RDP has no bound
+        loop.train(loop.build(config, own_data()), None, tmp_path / "run")
     export.export(tmp_path / "run", tmp_path / "out")
     text = (tmp_path / "out/PRIVACY.md").read_text()
     epsilon = files.read_json(tmp_path / "run/plan.json")["epsilon"]
@@ -103,23 +86,20 @@ def test_a_release_states_its_mechanism_in_lines_that_give_its_epsilon(
 
 
 @pytest.fixture(scope="module")
-def seeded(experiment, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("seeded") / "run"
-    loop.train(experiment, SEED, workdir)
-    return workdir
+def seeded(tmp_path_factory):
+    return runs.copy(tmp_path_factory, "seeded", tmp_path_factory.mktemp("seeded") / "run")
 
 
 @pytest.fixture(scope="module")
 def release(finished, tmp_path_factory):
-    out = tmp_path_factory.mktemp("release") / "out"
-    export.export(finished[0], out)
-    return out
+    make = lambda folder: export.export(finished, folder / "out")  # noqa: E731
+    return made_once(tmp_path_factory, "release", make) / "out"
 
 
 @pytest.fixture
-def run(finished, tmp_path):
+def run(tmp_path_factory, tmp_path):
     """A copy of the finished run, to be spoiled."""
-    return shutil.copytree(finished[0], tmp_path / "run")
+    return runs.copy(tmp_path_factory, "unseeded", tmp_path / "run")
 
 
 def edit(path, change):
@@ -146,16 +126,17 @@ def logits_of_the_run(experiment, params, images):
     return logits(params, images)
 
 
-def test_a_release_predicts_what_the_run_predicts_to_the_bit(experiment, finished, release):
-    result, (images, labels) = finished[1], experiment.dataset.test
+def test_a_release_predicts_what_the_run_predicts_to_the_bit(finished, release):
+    experiment = runs.trainer()
+    state, (images, labels) = runs.last_state(finished, experiment), experiment.dataset.test
     loaded = export.load(release)
     found = np.asarray(loaded.logits(loaded.params, images))
-    expected = logits_of_the_run(experiment, result.state.averaged, images)
+    expected = logits_of_the_run(experiment, state.averaged, images)
     np.testing.assert_array_equal(found, np.asarray(expected))
     judged = loop.evaluate(experiment, loaded.params)
     assert judged["test_accuracy"] == np.mean(found.argmax(axis=1) == labels)
-    assert judged.items() <= result.rows[-1].items()
-    not_averaged = np.asarray(loaded.logits(result.state.params, images))
+    assert judged.items() <= rundir.read_rows(finished)[-1].items()
+    not_averaged = np.asarray(loaded.logits(state.params, images))
     assert not np.array_equal(found, not_averaged)
     program = jax.export.deserialize(bytearray(export.as_stablehlo(loaded)))
     assert_no_path(export.as_stablehlo(loaded))
@@ -219,18 +200,18 @@ def write_run(workdir, experiment, state):
 
 
 def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finished, release):
-    state = finished[1].state
+    state = runs.last_state(finished, runs.trainer())
     tensors = safetensors.numpy.load_file(release / "weights.safetensors")
     with np.load(release / "weights.npz", allow_pickle=False) as arrays:
         assert_same_bits(dict(arrays), tensors)
     assert set(tensors) == {"bias", "weight"}
+    assert tensors["weight"].shape == (3, 16)  # outputs by inputs, as PyTorch's weights
     np.testing.assert_array_equal(tensors["weight"], np.asarray(state.averaged["weight"]))
     assert not np.array_equal(tensors["weight"], state.params["weight"])
 
 
-def test_what_flax_calls_a_kernel_is_of_inputs_by_outputs_in_every_release(release):
-    tensors = safetensors.numpy.load_file(release / "weights.safetensors")
-    assert tensors["weight"].shape == (3, 16)  # as PyTorch's weights
+@pytest.mark.thorough
+def test_what_flax_calls_a_kernel_is_of_inputs_by_outputs_in_every_release():
     for name, model in models.MODELS.items():
         network = models.as_functions(model(3, 8), (32, 32, 1))
         shapes = traverse_util.flatten_dict(jax.eval_shape(network.init, jax.random.key(0)))
@@ -240,16 +221,16 @@ def test_what_flax_calls_a_kernel_is_of_inputs_by_outputs_in_every_release(relea
 
 
 def test_releases_are_written_and_read_by_paths_that_are_texts(finished, release, tmp_path):
-    export.export(str(finished[0]), str(tmp_path / "out"))
+    export.export(str(finished), str(tmp_path / "out"))
     assert_same_bits(export.load(str(tmp_path / "out")).params, export.load(release).params)
     for name in export.FILES:  # the same run gives the same files
         assert (tmp_path / "out" / name).read_bytes() == (release / name).read_bytes()
 
 
-def test_a_release_holds_no_figure_no_seed_and_no_path(experiment, finished, seeded, tmp_path):
-    export.export(finished[0], tmp_path / "out")
+def test_a_release_holds_no_figure_no_seed_and_no_path(finished, seeded, tmp_path):
+    export.export(finished, tmp_path / "out")
     export.export(seeded, tmp_path / "nominal", nominal=True)
-    for workdir, out in ((finished[0], tmp_path / "out"), (seeded, tmp_path / "nominal")):
+    for workdir, out in ((finished, tmp_path / "out"), (seeded, tmp_path / "nominal")):
         assert sorted(path.name for path in out.iterdir()) == sorted(export.FILES)
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         figures = {key: row[key] for row in rows for key in row if key not in ("step", "epsilon")}
@@ -309,7 +290,7 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
 def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
     on_list = {f"{s}.{key}" if s else key for s, keys in export.SETTINGS.items() for key in keys}
     for method in base.METHODS:
-        keys = set(flat(base.get_config(method).to_dict()))
+        keys = set(rundir.flat(base.get_config(method).to_dict()))
         assert keys <= on_list | STAY_BEHIND, keys - on_list - STAY_BEHIND
     assert not on_list & STAY_BEHIND
     given = {"num_classes", "blocks", "parent", "name"}  # and not by a config
@@ -378,10 +359,10 @@ def test_a_place_that_holds_something_is_refused_and_left_as_it_was(finished, tm
     file.write_text("mine")
     for out in (full, file):
         with pytest.raises(FileExistsError, match="is not empty; choose another --out"):
-            export.export(finished[0], out)
+            export.export(finished, out)
     assert [path.name for path in full.iterdir()] == ["mine"] and file.read_text() == "mine"
     empty.mkdir()
-    export.export(finished[0], empty)
+    export.export(finished, empty)
     assert len(list(empty.iterdir())) == len(export.FILES)
 
 
@@ -392,12 +373,12 @@ def test_a_release_that_cannot_be_written_whole_is_not_written(finished, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", fail)
         with pytest.raises(OSError, match="no space left"):
-            export.export(finished[0], tmp_path / "out")
+            export.export(finished, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-    export.export(finished[0], tmp_path / "out")
+    export.export(finished, tmp_path / "out")
     (tmp_path / "again.partial").mkdir()
     with pytest.raises(FileExistsError, match="cut short; delete it"):
-        export.export(finished[0], tmp_path / "again")
+        export.export(finished, tmp_path / "again")
 
 
 def test_the_command_refuses_a_seed_in_one_line(seeded, tmp_path):
@@ -537,7 +518,8 @@ def facts_of(accountant="rdp", recorded=None, **changes):
         section, _, last = key.partition("__")
         config[section][last] = value
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    return statement.facts_of_run(config, plan_of(accountant), summary | (recorded or {}), **words)
+    plan = without_mu(plan_of(accountant))
+    return statement.facts_of_run(config, plan, summary | (recorded or {}), **words)
 
 
 def row_of(text, name):
@@ -556,7 +538,7 @@ def test_three_lines_without_bam_reproduce_epsilon(accountant):
 
 def test_the_lines_in_a_release_print_the_epsilon_that_it_claims(finished, release):
     text = (release / "PRIVACY.md").read_text()
-    claimed = finished[1].summary["epsilon"]
+    claimed = files.read_json(finished / "summary.json")["epsilon"]
     assert recomputed(text) == pytest.approx(claimed, rel=1e-9)
     assert f"print {claimed}," in text and row_of(text, "ε, rounded up").endswith(f"{claimed} |")
 
@@ -709,26 +691,18 @@ def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp
         assert OWN_NAME not in said and "/home/me" not in said
 
 
-def own_loop(tmp_path, clip, take=0, **changes):
-    """The statement of a loop of one's own."""
-    given = {"num_examples": 6, "expected_batch_size": 3, "num_epochs": 1, "epsilon": 3.0}
-    given |= {"delta": 1e-3, "accountant": "rdp", "clip": clip} | changes
-    private = bam.PrivateTraining(**given)
-    for _, _ in zip(range(take), private.batches(np.zeros((6, 2))), strict=False):
+def test_a_loop_of_ones_own_names_the_commit_of_its_steps_and_whose_gradient_it_bounds(tmp_path):
+    private = bam.PrivateTraining(
+        num_examples=3, expected_batch_size=1, num_epochs=1, epsilon=3.0, delta=1e-3,
+        accountant="rdp", clip=bam.clip_by_l2_norm(1.0), group_size=2,
+        groups=np.array([1, 1, 2, 2, 3, 3]),
+    )  # fmt: skip
+    for _, _ in zip(range(2), private.batches(np.zeros((6, 2))), strict=False):
         pass
-    private.write_statement(tmp_path / "PRIVACY.md", "six points")
-    return (tmp_path / "PRIVACY.md").read_text()
-
-
-def test_a_loop_of_ones_own_names_the_commit_of_its_steps(tmp_path):
-    text = own_loop(tmp_path, bam.clip_by_l2_norm(1.0), take=2)
+    private.write_statement(tmp_path / "PRIVACY.md", "six points of three")
+    text = (tmp_path / "PRIVACY.md").read_text()
     assert row_of(text, "steps begun").endswith("| 2 |")
     assert row_of(text, "commit of bam's code") == f"| commit of bam's code | {COMMIT} | |"
-
-
-def test_a_user_s_gradient_is_called_what_each_door_computes(tmp_path):
-    users = {"num_examples": 3, "expected_batch_size": 1, "groups": np.array([1, 1, 2, 2, 3, 3])}
-    text = own_loop(tmp_path, bam.clip_by_l2_norm(1.0), group_size=2, **users)
     doors = {
         door: statement.render({"door": door, "unit": "user"}, "gradient")
         for door in ("own loop", "bam train")

@@ -23,7 +23,7 @@ from bam.data.sources import parquet
 from bam.release import export, load, predict
 from bam.training import loop, summary
 from configs import digits
-from tests.cases import run_command
+from tests.cases import made_once, run_command
 
 CLASSES = ("disc, large", "square|`\n", "é")  # as CSV, Markdown and terminals do not like them
 SHAPE = (6, 9, 3)
@@ -39,7 +39,10 @@ def picture(number, size=(20, 31), mode="RGB"):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder of photographs, its imported folder, a run on it and its release."""
-    root = tmp_path_factory.mktemp("predict")
+    return made_once(tmp_path_factory, "photographs", make_folder)
+
+
+def make_folder(root):
     for number in range(120):
         place = root / "photographs" / CLASSES[number % 3]
         place.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,6 @@ def folder(tmp_path_factory):
     config.eval.every = 0
     loop.train(loop.build(config), None, root / "run")
     export.export(root / "run", root / "release")
-    return root
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import bam
 from bam.privacy import statement
 from bam.training import registry
 from tests import golden
-from tests.cases import recomputed
+from tests.cases import recomputed, without_mu
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -133,10 +133,8 @@ def loop_facts(name, is_proved):
 
 
 def quick(plan, **changes):
-    """A plan like that whose μ and limit of its own, which take their time, are not known."""
-    plan = dataclasses.replace(plan, **changes)
-    plan.__dict__["mu"] = None
-    return plan
+    """A plan like that with these changes, without μ."""
+    return without_mu(dataclasses.replace(plan, **changes))
 
 
 def facts(plan, config=None, diagnosed=False, **summary):

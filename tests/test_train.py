@@ -1,5 +1,6 @@
 """The whole loop on the embedded digits, with logistic regression to keep compilation short."""
 
+import functools
 import json
 import math
 import re
@@ -27,9 +28,18 @@ from tests.cases import mostly, tiny_digits
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 
 
+STEEP = {"optimizer__name": "sgd", "optimizer__learning_rate": 1.0}
+
+
 @pytest.fixture(scope="module")
 def experiment():
-    return loop.build(tiny_digits(optimizer__name="sgd", optimizer__learning_rate=1.0))
+    return loop.build(tiny_digits(ema_decay=0.5, **STEEP))
+
+
+@functools.cache
+def learned(method):
+    """A run of enough steps to learn digits."""
+    return loop.train(loop.build(tiny_digits(method, num_steps=25, epsilon=8.0)), seed=0)
 
 
 def flat(tree):
@@ -38,10 +48,9 @@ def flat(tree):
 
 @pytest.mark.parametrize("method", mostly(PRIVATE_METHODS, slow={"dp_sgd", "bam_exact"}))
 def test_every_private_method_learns_far_above_chance(method):
-    config = tiny_digits(method, num_steps=25, epsilon=8.0)
-    result = loop.train(loop.build(config), seed=0)
-    assert result.summary["test_accuracy"] > 0.75
-    assert result.summary["epsilon"] <= 8.0
+    summary = learned(method).summary
+    assert summary["test_accuracy"] > 0.75
+    assert summary["epsilon"] <= 8.0
 
 
 @pytest.mark.parametrize("method", [*PRIVATE_METHODS, "examples.random_smoothing:oracle"])
@@ -91,7 +100,6 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
         "image": jnp.asarray(images, jnp.float32)[:, None],
         "label": dataset.train.labels[named],
     }
-    grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(start, examples)
     tx = optax.chain(
         bam.privatize(
             bam.clip_by_l2_norm(1.0),
@@ -101,7 +109,13 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
         ),
         optax.sgd(1.0),
     )
-    updates, _ = tx.update(grads, tx.init(start), start, mask=jnp.asarray(batch.mask))
+
+    @jax.jit
+    def updates_of(params, state, examples, mask):
+        grads = jax.vmap(oracles.dp_sgd(model.loss).grad, in_axes=(None, 0))(params, examples)
+        return tx.update(grads, state, params, mask=mask)[0]
+
+    updates = updates_of(start, tx.init(start), examples, jnp.asarray(batch.mask))
     np.testing.assert_allclose(
         flat(after.params), flat(optax.apply_updates(start, updates)), atol=1e-6
     )
@@ -131,15 +145,14 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
     assert np.abs(correlations).max() < 6 / math.sqrt(released.shape[1])  # steps independent
 
 
-def test_dp_sat_ascends_along_the_last_private_gradient_only():
-    experiment = loop.build(tiny_digits("dp_sat", method__radius=5.0))
-    plain = loop.build(tiny_digits("dp_sgd"))
+def test_dp_sat_ascends_along_the_last_private_gradient_only(experiment):
+    dp_sat = loop.build(tiny_digits("dp_sat", method__radius=5.0, **STEEP))
     rows = sampling.pad(np.arange(200), experiment.plan.capacity, 0, 0)
-    one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (experiment, plain))
+    one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (dp_sat, experiment))
     np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
     assert np.linalg.norm(flat(one.private_grad)) > 0
     two, two_plain = (
-        e.step(s, e.dataset.train, rows) for e, s in ((experiment, one), (plain, one_plain))
+        e.step(s, e.dataset.train, rows) for e, s in ((dp_sat, one), (experiment, one_plain))
     )
     assert not np.allclose(flat(two.params), flat(two_plain.params))
 
@@ -158,13 +171,13 @@ def test_an_estimate_tells_the_time_of_a_step_from_that_of_its_examples(experime
     assert loop.estimate_seconds(timed) == pytest.approx(seconds)
 
 
-def test_random_views_change_with_the_step_and_the_seed_alone():
-    config = tiny_digits(augment__views=3, augment__shift=2, augment__flip="horizontal")
-    experiment = loop.build(config)
-    first, again, other = (loop.train(experiment, seed).state.params for seed in (0, 0, 1))
+def test_random_views_change_with_the_step_and_the_seed_alone(experiment):
+    views = {"augment__views": 3, "augment__shift": 2, "augment__flip": "horizontal"}
+    viewed = loop.build(tiny_digits(**views, **STEEP))
+    first, again, other = (loop.train(viewed, seed).state.params for seed in (0, 0, 1))
     np.testing.assert_array_equal(flat(first), flat(again))
     assert not np.allclose(flat(first), flat(other))
-    plain = loop.train(loop.build(tiny_digits()), seed=0).state.params
+    plain = loop.train(experiment, seed=0).state.params
     assert not np.allclose(flat(first), flat(plain))
 
 
@@ -216,15 +229,15 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
 
 
 def test_diagnostics_never_alter_training():
-    without = loop.train(loop.build(tiny_digits("bam_sam")), seed=0)
-    seen = loop.train(loop.build(tiny_digits("bam_sam", diagnostics__every=1)), seed=0)
+    without = learned("bam_sam")
+    config = tiny_digits("bam_sam", num_steps=25, epsilon=8.0, diagnostics__every=1)
+    seen = loop.train(loop.build(config), seed=0)
     np.testing.assert_array_equal(flat(without.state.params), flat(seen.state.params))
     assert not any("not_private" in key for row in without.rows for key in row)
     assert all("not_private/bias_norm" in row for row in seen.rows)
 
 
-def test_averaged_weights_follow_the_warmed_up_moving_average():
-    experiment = loop.build(tiny_digits(ema_decay=0.5))
+def test_averaged_weights_follow_the_warmed_up_moving_average(experiment):
     rows = sampling.pad(np.arange(100), experiment.plan.capacity, 0, 0)
     state = experiment.init(0)
     average = flat(state.params)

@@ -1,0 +1,88 @@
+"""Finished runs of one tiny model, each trained once for all tests: who reads one takes a copy.
+
+They share a trainer, so a process that trains several compiles a step once. A test trains a run of
+its own where training is what it tests.
+"""
+
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bam.training import loop
+from bam.training.checkpoint import Checkpoints
+from configs import digits
+from tests.cases import made_once, random_images
+
+SEED = 8675309
+OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
+
+
+def own_data():
+    """Images that cannot be loaded again once the run is over."""
+    return random_images(OWN_NAME, 60, 37, mean=0.4321, std=0.1234)
+
+
+def tiny(method="dp_sgd", **overrides):
+    """Three steps of logistic regression on these images, with all that a release repeats."""
+    config = digits.get_config(method)
+    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 20})
+    config.update({"ema_decay": 0.9, "input_clip_norm": 2.5, "delta": 1.4e-5, "microbatch_size": 7})
+    config.model.name, config.dataset.path = "linear", OWN_PATH
+    config.eval.every = 0
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@functools.cache
+def trainer():
+    """That of all runs here whose config is as `tiny` has it."""
+    return loop.build(tiny(), own_data())
+
+
+def diverging(trainer, number=np.nan):
+    """A trainer whose weights are `number` after every step."""
+    fill = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, number), tree)  # noqa: E731
+
+    def step(state, *rows):
+        state = trainer.step(state, *rows)
+        return state._replace(params=fill(state.params), averaged=fill(state.averaged))
+
+    return trainer.with_step(step)
+
+
+def _of_users():
+    config = tiny(**{"dataset.group_size": 4, "dataset.groups": f"{OWN_PATH}/ids.npy"})
+    config.expected_batch_size = 5
+    return loop.build(config, own_data()._replace(users=np.arange(60) // 4))
+
+
+def _banded():
+    config = tiny(**{"mechanism.name": "banded"})
+    config.update_from_flattened_dict({"mechanism.bands": 2})
+    return loop.build(config, own_data())
+
+
+RUNS = {
+    "seeded": (trainer, SEED),
+    "unseeded": (trainer, None),
+    "diverged": (lambda: diverging(trainer()), SEED),
+    "users": (_of_users, SEED),
+    "banded": (_banded, None),
+}
+
+
+def copy(tmp_path_factory, name, folder):
+    """A copy in that folder, which it makes, of a run of `RUNS`; trained if it is the first."""
+    make, seed = RUNS[name]
+    train = lambda place: loop.train(make(), seed, place / "run")  # noqa: E731
+    original = made_once(tmp_path_factory, f"run_{name}", train) / "run"
+    return shutil.copytree(original, folder)
+
+
+def last_state(workdir, trainer):
+    """The state after the last step, as a run's folder keeps it: without its noise key."""
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        return checkpoints.restore(trainer.init(0))[1]
