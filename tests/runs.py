@@ -42,6 +42,11 @@ def trainer():
     return loop.build(tiny(), own_data())
 
 
+@functools.cache
+def _diagnosed():
+    return loop.build(tiny(**{"eval.every": 1, "diagnostics.every": 1}), own_data())
+
+
 def diverging(trainer, number=np.nan):
     """A trainer whose weights are `number` after every step."""
     fill = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, number), tree)  # noqa: E731
@@ -68,7 +73,8 @@ def _banded():
 RUNS = {
     "seeded": (trainer, SEED),
     "unseeded": (trainer, None),
-    "diverged": (lambda: diverging(trainer()), SEED),
+    "diagnosed": (_diagnosed, SEED),
+    "diverged": (lambda: diverging(_diagnosed()), SEED),
     "users": (_of_users, SEED),
     "banded": (_banded, None),
 }

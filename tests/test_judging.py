@@ -13,7 +13,8 @@ from bam.models import figures, losses
 from bam.release import page, records
 from bam.sweep import comparison, runs
 from bam.training import loop, summary, trainer
-from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, diverging, strict
+from tests import runs as finished_runs
+from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, strict
 from tests.test_page import write
 from tests.test_sweep import grid
 
@@ -180,10 +181,9 @@ def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(name
     assert {name[7:] for name in found if name.startswith("recall/")} == expected
 
 
-def test_outputs_that_are_no_numbers_have_no_figures(tmp_path):
-    data = data_of(*KINDS["cross_entropy"])
-    loop.train(diverging(config_of("cross_entropy"), data, NAN), 0, tmp_path)
-    found = strict((tmp_path / "summary.json").read_text())
+def test_outputs_that_are_no_numbers_have_no_figures(tmp_path, tmp_path_factory):
+    run = finished_runs.copy(tmp_path_factory, "diverged", tmp_path / "run")
+    found = strict((run / "summary.json").read_text())
     assert found["figures"] is None and "confusion" not in found
 
 

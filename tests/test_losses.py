@@ -18,6 +18,7 @@ from bam.models import losses
 from bam.release import export, page, records
 from bam.training import loop, rundir, trainer
 from configs import digits
+from tests import runs
 from tests.cases import refused, run_command
 
 OUTPUT = np.array([0.5, -1.0, 2.0], np.float32)
@@ -218,14 +219,7 @@ def test_several_labels_and_numbers_are_imported_shown_and_trained_on(
 
 def diverging(config, data, number):
     """An experiment whose weights are `number` after every step."""
-    built = trainer.build(config, data)
-    fill = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, number), tree)  # noqa: E731
-
-    def step(state, *rows):
-        state = built.step(state, *rows)
-        return state._replace(params=fill(state.params), averaged=fill(state.averaged))
-
-    return built.with_step(step)
+    return runs.diverging(trainer.build(config, data), number)
 
 
 def strict(text):

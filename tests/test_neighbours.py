@@ -140,7 +140,7 @@ def test_of_users_the_public_number_counts_users():
     users = {"dataset.group_size": 4, "expected_batch_size": 64}
     plan = loop.build(config_of(num_examples=330, **users), data).plan
     assert (plan.num_examples, plan.unit, plan.adjacency) == (330, "user", "add_or_remove_one")
-    assert "add/remove one of at most 330 users" in plan.describe()
+    assert "add/remove one of at most 330 users" in without_mu(plan).describe()
     with pytest.raises(ValueError, match="num_examples is 319, but there are 320 users"):
         loop.build(config_of(num_examples=319, **users), data)
 
@@ -157,8 +157,12 @@ PRIVATE = {"num_examples": 100, "expected_batch_size": 50, "num_epochs": 2, "eps
 PRIVATE |= {"delta": 1e-3, "accountant": "rdp", "seed": 0}
 
 
+def training(**given):
+    return bam.PrivateTraining(**PRIVATE, clip=bam.clip_by_l2_norm(2.0), **given)
+
+
 def updates_of(rows, **given):
-    private = bam.PrivateTraining(**PRIVATE, clip=bam.clip_by_l2_norm(2.0), **given)
+    private = training(**given)
     tx = private.gradient(bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2)))
     w, found = jnp.zeros(2), []
     state = tx.init(w)
@@ -176,14 +180,16 @@ def test_private_training_with_a_given_number_takes_fewer_rows():
     assert all(np.array_equal(a, b) for a, b in zip(fewer, dropped, strict=True))
     for rows, given in ((90, False), (101, True), (101, False)):
         with pytest.raises(ValueError, match="the plan is for 100 examples"):
-            updates_of(np.ones((rows, 2), np.float32), num_examples_given=given)
-    assert updates_of(np.ones((100, 2), np.float32))[0].plan.adjacency == "zero_out"
+            next(iter(training(num_examples_given=given).batches(np.ones((rows, 2)))))
+    counted = training()
+    next(iter(counted.batches(np.ones((100, 2)))))
+    assert counted.plan.adjacency == "zero_out"
 
 
 def test_a_plan_of_a_clip_without_a_norm_has_its_sensitivity_alone():
-    private, _ = updates_of(np.ones((100, 2), np.float32))
-    assert (private.plan.clip_norm, private.plan.sensitivity) == (math.inf, 2.0)
-    assert "sensitivity 2" in private.plan.describe()
+    plan = without_mu(training().plan)
+    assert (plan.clip_norm, plan.sensitivity) == (math.inf, 2.0)
+    assert "sensitivity 2" in plan.describe()
     run = loop.build(config_of(clip_norm=0.3), data_of(1280)).plan
     assert (run.clip_norm, run.sensitivity) == (0.3, 0.3)
 

@@ -3,8 +3,6 @@
 import fcntl
 import json
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import bam
@@ -14,6 +12,7 @@ from bam.sweep import comparison, runs
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
+from tests import runs as finished_runs
 from tests.cases import mostly, run_command
 
 TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2")
@@ -281,18 +280,12 @@ def test_the_papers_numbers_stand_beside_ours():
     assert best == dict.fromkeys((1.0, 2.0, 10.0), "bam_sam")
 
 
-def test_a_comparison_takes_a_run_that_diverged_for_the_worst(tmp_path):
-    config = tiny(0, **{"eval.every": 1, "diagnostics.every": 1})
-    built = loop.build(config)
-
-    def diverging(state, *rows):
-        state = built.step(state, *rows)
-        params, averaged = jax.tree.map(lambda x: x * jnp.nan, (state.params, state.averaged))
-        return state._replace(params=params, averaged=averaged)
-
-    loop.train(built, 0, tmp_path / "good")
-    loop.train(built.with_step(diverging), 0, tmp_path / "bad")
-    found = {name: {0: runs.read(tmp_path / name)} for name in ("good", "bad")}
+def test_a_comparison_takes_a_run_that_diverged_for_the_worst(tmp_path, tmp_path_factory):
+    found = {}
+    for name, run in (("good", "diagnosed"), ("bad", "diverged")):
+        folder = finished_runs.copy(tmp_path_factory, run, tmp_path / name)
+        found[name] = {0: runs.read(folder)}
+    config = finished_runs.tiny()
     compared = comparison.Study({"good": config, "bad": config}, lambda label: "good")
     good, bad = (comparison.row(compared, name, found) for name in ("good", "bad"))
     json.dumps([good, bad], allow_nan=False)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import bam
+from bam import files
 from bam.audit import canary, checks, one_run, whole_run
 from bam.data import datasets, importing, listing, pixels, users
 from bam.data.sources import parquet
@@ -20,8 +21,9 @@ from bam.privacy import users as own_users
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
-from bam.training import examples, loading, loop, registry, rundir, trainer
-from tests.cases import assert_same_bits, norm64, random_images, write_parquet
+from bam.training import examples, loading, loop, registry, trainer
+from tests import runs
+from tests.cases import assert_same_bits, norm64, random_images, without_mu, write_parquet
 
 IMAGES = random_images("toy", 12, 6, 0.4, 0.3)
 IDS = np.array([7, 5, 7, 7, 9, 7, 5, 7, 9, 7, 7, 3])  # 3: 1 row, 5: 2, 7: 7, 9: 2
@@ -87,7 +89,8 @@ def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     assert_same_bits(*found)
     images, labels = of_users.dataset.train
     other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
-    wrong = loop.train(dataclasses.replace(of_users, dataset=other), seed=0)  # the control
+    wrong = dataclasses.replace(of_users, dataset=other).with_step(of_users.step)
+    wrong = loop.train(wrong, seed=0)  # the control
     assert norm64(wrong.state.params) != norm64(found[0])
 
 
@@ -158,13 +161,13 @@ def test_every_example_of_a_user_has_views_of_its_own():
 
 
 def test_the_plan_counts_users():
-    plan = three_each().plan
+    plan = without_mu(three_each().plan)
     assert (plan.num_examples, plan.sampling_prob) == (4, 0.5)
     assert (plan.unit, plan.group_size) == ("user", 3)
     assert "zero-out: one of 4 users" in plan.describe()
     assert plan.mechanism.sampling.startswith("Poisson: each user is in each batch")
     assert bam.PrivacyPlan.from_json(plan.to_json()) == plan
-    ordinary = trainer.build(config_of(size=0), IMAGES).plan
+    ordinary = without_mu(trainer.build(config_of(size=0), IMAGES).plan)
     assert "of 12 examples" in ordinary.describe()
     with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
         build(delta=0.26)
@@ -195,15 +198,17 @@ def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up(
 
 
 @pytest.mark.thorough
-def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tmp_path):
-    ids = tmp_path / "ids.npy"
-    np.save(ids, np.arange(1437) // 4)
-    own = {"dataset.groups": str(ids), "num_steps": 2, "expected_batch_size": 64}
-    built = trainer.build(config_of(size=4, **own))
-    summary = loop.train(built, 0, tmp_path / "run").summary
+def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(
+    tmp_path, tmp_path_factory
+):
+    run = runs.copy(tmp_path_factory, "users", tmp_path / "run")
+    config, plan, summary = (
+        files.read_json(run / f"{name}.json") for name in ("config", "plan", "summary")
+    )
+    assert config["dataset"]["groups"].endswith("ids.npy")
     assert (summary["unit"], summary["group_size"]) == ("user", 4)
-    assert (summary["num_examples"], summary["image_shape"]) == (360, [8, 8, 1])
-    export.export(tmp_path / "run", tmp_path / "out", nominal=True)
+    assert (summary["num_examples"], summary["image_shape"]) == (15, [4, 4, 1])
+    export.export(run, tmp_path / "out", nominal=True)
     said = (tmp_path / "out" / "config.json").read_text()
     assert json.loads(said)["dataset"]["group_size"] == 4
     assert "groups" not in json.loads(said)["dataset"]
@@ -213,16 +218,16 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(tm
     named = ("each", "protected", "other_examples", "promised_to", "most_examples", "gradient")
     for words in (statement.render(facts, name) for name in named):
         assert " ".join(words.split()) in text
-    assert "| N, number of users | | 360 |" in text
+    assert "| N, number of users | | 15 |" in text
     assert "each user is in each batch independently" in text
     for wrong in ("per example", "single training example", "one example", "number of training"):
         assert wrong not in text
     # The control: the same of a run that protects examples.
-    examples = built.plan.to_json() | {"unit": "example", "group_size": 0}
+    examples = plan | {"unit": "example", "group_size": 0}
     plan = bam.PrivacyPlan.from_json(examples)
     how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
     summary = summary | plan.to_json() | {"sampling": plan.mechanism.sampling}
-    other = statement.facts_of_run(rundir.as_json(built.config), plan, summary, **how)
+    other = statement.facts_of_run(config, plan, summary, **how)
     assert other["unit"] == "example" and "user" not in statement.text_of(other)
 
 
