@@ -15,7 +15,6 @@ from bam import models, testing
 from bam.core.noise import next_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
-from bam.testing import oracles as oracles_check
 from bam.training import loop, registry
 from configs import digits
 from configs.extensions import extended
@@ -32,7 +31,7 @@ from examples import (
     scale_then_privatize,
     slaclip,
 )
-from tests.cases import ORACLES
+from tests.cases import ORACLES, mlp_batch, mlp_loss, mlp_params, row
 from tests.check_mechanism import check_mechanism
 
 
@@ -200,6 +199,28 @@ def mixes_the_batch(grads, state, params=None):
     return jax.tree.map(one, bounded), state
 
 
+def branches_in_python(grads, state, params=None):
+    return (grads if optax.tree.norm(grads) < 0.5 else scaled(grads, 0.0)), state
+
+
+def calls_the_host(grads, state, params=None):
+    bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
+    same = lambda x: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)  # noqa: E731
+    return jax.tree.map(same, bounded), state
+
+
+def grows_in_python():
+    """Its `finish` looks at the mean, which a compiled step does not know."""
+
+    def finish(mean, state):
+        return mean, (0.5 * state if optax.tree.norm(mean) > 0.1 else state)
+
+    clip = bam.clip_by_l2_norm(0.5)
+    return bam.BoundedTransformation(
+        lambda params: jnp.float32(1), lambda g, s, p=None: (clip.update(g, ())[0], s), 0.5, finish
+    )
+
+
 BROKEN = {
     "an optax transform": (optax.clip_by_global_norm(0.5), "declares no sensitivity"),
     "no bound": (bounded(no_epsilon_guard, np.inf), "is not a finite bound"),
@@ -214,6 +235,13 @@ BROKEN = {
     "a leaf is missing": (bounded(drops_a_leaf), "another structure"),
     "a memory": (bounded(Remembers()), "(compiled|called twice)"),
     "examples mix": (bounded(mixes_the_batch), "examples mix"),
+    "a branch of Python's": (
+        bounded(branches_in_python), r"^its update does not run compiled, in jax.jit: Tracer.*: .+",
+    ),
+    "a call of the host": (
+        bounded(calls_the_host), r"^its update does not run for a batch of rows, in jax.vmap: .+",
+    ),
+    "a branch in finish": (grows_in_python(), r"^its finish does not run compiled, in jax.jit: .+"),
     "optax's clip, trusted": (
         bounded(optax.clip_by_global_norm(0.5).update), "not finite|above its sensitivity",
     ),
@@ -254,9 +282,25 @@ def of_the_loss_only(loss_fn, params, example):
     return jax.tree.leaves(jax.grad(loss_fn)(params, example))
 
 
+def of_a_branch(loss_fn, params, example):
+    grads = jax.grad(loss_fn)(params, example)
+    return grads if optax.tree.norm(grads) > 0 else params
+
+
+def of_the_host(loss_fn, params, example):
+    same = lambda x: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)  # noqa: E731
+    return jax.tree.map(same, jax.grad(loss_fn)(params, example))
+
+
 BROKEN_ORACLES = {
     "0/0 at a minimum": (oracle_with(own_unit_direction), "where the gradient is zero"),
     "random numbers of the host": (oracle_with(random_of_the_host), "compiled|called twice"),
+    "a branch of Python's": (
+        oracle_with(of_a_branch), "^its gradient does not run compiled, in jax.jit: Tracer.*: .+",
+    ),
+    "a call of the host": (
+        oracle_with(of_the_host), "^its gradient does not run for a batch of examples, in jax.vmap",
+    ),
     "another dtype": (oracle_with(of_another_dtype), "other shapes or dtypes"),
     "another structure": (oracle_with(of_the_loss_only), "another structure"),
     "an ascent that divides by zero": (
@@ -473,21 +517,25 @@ def test_slaclip_grows_where_all_is_clipped_and_shrinks_where_nothing_is():
     assert float(least) == pytest.approx(0.1)
 
 
+def loss_of_row(params, example):
+    return mlp_loss(params, example["row"])
+
+
 @pytest.mark.parametrize(("linear", "at_half"), [(True, 0.05), (False, 0.1)])
 def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd(linear, at_half):
     testing.check_oracle(
         lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.1, 10, linear),
         is_dp_sgd=lambda loss_fn: penalty_schedule.oracle(loss_fn, 0.0, 10, linear),
     )
-    params, batch = oracles_check._network()
-    example = jax.tree.map(lambda x: x[0], batch)
-    scheduled = jax.jit(penalty_schedule.oracle(oracles_check._loss, 0.1, 10, linear).grad)
+    params, batch = mlp_params(), mlp_batch(4)
+    example = {"row": row(batch, 0)}
+    scheduled = jax.jit(penalty_schedule.oracle(loss_of_row, 0.1, 10, linear).grad)
     at_step = lambda step: scheduled(params, example | {"step": jnp.int32(step)})  # noqa: E731
     for step, oracle in (
-        (0, bam.bam_sam(oracles_check._loss, 0.1)),
-        (5, bam.bam_sam(oracles_check._loss, at_half)),
-        (10, bam.dp_sgd(oracles_check._loss)),
-        (99, bam.dp_sgd(oracles_check._loss)),
+        (0, bam.bam_sam(loss_of_row, 0.1)),
+        (5, bam.bam_sam(loss_of_row, at_half)),
+        (10, bam.dp_sgd(loss_of_row)),
+        (99, bam.dp_sgd(loss_of_row)),
     ):
         expected_grads = jax.jit(oracle.grad)(params, example)
         same = np.testing.assert_array_equal  # to the bit, but where λ is computed
@@ -498,9 +546,8 @@ def test_the_scheduled_penalty_begins_as_bam_and_ends_as_dp_sgd(linear, at_half)
 
 
 def test_no_second_gradient_is_computed_once_the_penalty_has_ended():
-    params, batch = oracles_check._network()
-    step = batch.pop("step")
-    grad = penalty_schedule.oracle(oracles_check._loss, 0.1, 10, linear=False).grad
+    params, batch, step = mlp_params(), {"row": mlp_batch(4)}, jnp.zeros(4, jnp.int32)
+    grad = penalty_schedule.oracle(loss_of_row, 0.1, 10, linear=False).grad
 
     def operations(function, *rows):
         mapped = jax.make_jaxpr(jax.vmap(function))(*rows)

@@ -1,5 +1,7 @@
 """What the checks share: how to complain, and how to compare."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,21 @@ def require(holds: bool, message: str) -> None:
     """An AssertionError with the message, unless it holds."""
     if not holds:
         raise AssertionError(message)
+
+
+def compiled(function: Callable[..., PyTree], failure: str) -> Callable[..., PyTree]:
+    """The compiled function; what it raises is an AssertionError that begins with `failure`."""
+    program = jax.jit(function)
+
+    def run(*arguments: PyTree) -> PyTree:
+        try:
+            return program(*arguments)
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            kind = type(error).__name__
+            raise AssertionError(f"{failure}: {kind}: {first_line}") from error
+
+    return run
 
 
 def row(batch: PyTree, i: int) -> PyTree:

@@ -3,7 +3,7 @@
 import inspect
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,16 @@ from bam.core import pytree
 from bam.core.clipping import ROUNDING, finish
 from bam.core.engine import clipped_sum
 from bam.core.pytree import Grads, Params
-from bam.testing.common import MIXED, close, norm64, require, row, shapes
+from bam.testing.common import MIXED, close, compiled, norm64, require, row, shapes
 
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
 SPECIAL = (math.nan, math.inf, -math.inf)
 # What a noised mean may be, everywhere and in every step, before a state must stop to move with it.
 EXTREME_MEANS = (0.0, 1.0, -1.0, 1e3, -1e3, 1e30, -1e30)
 NUM_LATER_STEPS = 40
+# Evaluated without a compiler, too, where Python's code sees numbers, which it can keep, and meets
+# its own errors: a norm to divide by that is zero, what a clip leaves alone, and what it shortens.
+EAGER = ("a gradient of size 0", "a gradient of size 0.1", "a gradient of size 30")
 
 
 def check_transform(
@@ -44,6 +47,9 @@ def check_transform(
     * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
       most the sensitivity.
 
+    Each gradient is evaluated compiled, by itself and in one `vmap` of all; three are evaluated as
+    they are written, and twice.
+
     Give your parameters if the transform is for one structure alone; by default several are tried.
     Give `keeps_structure=False` for a transform with a `finish` that adds more than the gradient to
     the sum; then what `finish` returns must have the gradient's structure.
@@ -61,40 +67,40 @@ def check_transform(
         f"its sensitivity {sensitivity} is not a finite bound",
     )
     state = transform.init(params)
-    jitted = jax.jit(lambda grads, state: transform.update(grads, state, params)[0])
-    tried = list(_gradients(params))
-    outputs = []
-    for name, grads in tried:
-        bounded, _ = transform.update(grads, state, params)
-        outputs.append(bounded)
-        if keeps_structure:
-            require(
-                pytree.same_structure(bounded, grads),
-                "its output has another structure than the gradient; if it adds something to the "
-                "sum for its finish, check it with keeps_structure=False",
-            )
-            require(
-                shapes(bounded) == shapes(grads),
-                f"shapes or dtypes change from {shapes(grads)} to {shapes(bounded)}",
-            )
-        _check_norm(bounded, sensitivity, name)
+    names, rows = zip(*_gradients(params), strict=True)
+    eager = _check_eager(transform, params, state, sensitivity, keeps_structure)
+
+    def update(grads: Grads, state: PyTree) -> PyTree:
+        return transform.update(grads, state, params)[0]
+
+    one = compiled(update, "its update does not run compiled, in jax.jit")
+    alone = [one(grads, state) for grads in rows]
+    _check_norms(names, alone, sensitivity)
+    for name, bounded in zip(names, alone, strict=True):
         require(
-            close(jitted(grads, state), bounded), f"compiled it gives something else for {name}"
+            name not in eager or close(bounded, eager[name]),
+            f"compiled it gives something else for {name}",
         )
-    for (name, grads), before in zip(tried, outputs, strict=True):
-        again, _ = transform.update(grads, state, params)
-        require(
-            close(again, before, 0.0),
-            f"called twice with {name} it gives two results: it remembers what it has seen",
-        )
-    _check_rows(transform, params, state, [grads for _, grads in tried], outputs, sensitivity)
+    batch, batched = _stacked(rows), _batched(update, len(rows))
+    together = batched(batch, state)
+    _check_norms(names, together, sensitivity)
+    for bounded, by_itself in zip(together, alone, strict=True):
+        require(close(bounded, by_itself), MIXED)
+    _check_sums(transform, params, batch, len(rows), sensitivity)
     for description, other in others:
-        _check_bound(transform, other, transform.init(other), sensitivity, f" ({description})")
+        _check_bound(transform, other, sensitivity, f" ({description})")
     if getattr(transform, "finish", None) is not None:
-        for mean in EXTREME_MEANS:
-            later = _later_state(transform, state, outputs[0], mean)
-            when = f" after {NUM_LATER_STEPS} steps with means of {mean:g}"
-            _check_bound(transform, params, later, sensitivity, when)
+        step = compiled(
+            lambda mean, state: finish(transform, mean, state)[1],
+            "its finish does not run compiled, in jax.jit",
+        )
+        for value in EXTREME_MEANS:
+            mean = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), alone[0])
+            later = state
+            for _ in range(NUM_LATER_STEPS):
+                later = step(mean, later)
+            when = f" after {NUM_LATER_STEPS} steps with means of {value:g}"
+            _check_norms(names, batched(batch, later), sensitivity, when)
     for name in _changeable(transform):
         require(
             False,
@@ -102,7 +108,7 @@ def check_transform(
             "made, as by float(…)",
         )
     if not keeps_structure:
-        private_grad, next_state = finish(transform, outputs[0], state)
+        private_grad, next_state = finish(transform, alone[0], state)
         require(
             shapes(private_grad) == shapes(params),
             "what its finish returns is not like the parameters",
@@ -136,20 +142,72 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
             left.extend(parts)
 
 
-def _check_bound(
+def _check_eager(
     transform: optax.GradientTransformation,
     params: Params,
     state: PyTree,
     sensitivity: float,
-    when: str,
+    keeps_structure: bool,
+) -> dict[str, PyTree]:
+    """Its outputs for `EAGER`, without a compiler, by name: their structure, and twice the same."""
+    gradients = dict(_gradients(params))
+    tried = {name: jax.tree.map(jnp.asarray, gradients[name]) for name in EAGER}
+    outputs = {}
+    for name, grads in tried.items():
+        bounded = outputs[name] = transform.update(grads, state, params)[0]
+        if keeps_structure:
+            require(
+                pytree.same_structure(bounded, grads),
+                "its output has another structure than the gradient; if it adds something to the "
+                "sum for its finish, check it with keeps_structure=False",
+            )
+            require(
+                shapes(bounded) == shapes(grads),
+                f"shapes or dtypes change from {shapes(grads)} to {shapes(bounded)}",
+            )
+        _check_norm(bounded, sensitivity, name)
+    for name, grads in tried.items():
+        require(
+            close(transform.update(grads, state, params)[0], outputs[name], 0.0),
+            f"called twice with {name} it gives two results: it remembers what it has seen",
+        )
+    return outputs
+
+
+def _stacked(rows: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def _batched(
+    update: Callable[[Grads, PyTree], PyTree], num_rows: int
+) -> Callable[[PyTree, PyTree], list[PyTree]]:
+    """The outputs for all rows of a batch at one state, by one program."""
+    program = compiled(
+        jax.vmap(update, (0, None)), "its update does not run for a batch of rows, in jax.vmap"
+    )
+
+    def outputs(batch: PyTree, state: PyTree) -> list[PyTree]:
+        bounded = jax.device_get(program(batch, state))
+        return [row(bounded, i) for i in range(num_rows)]
+
+    return outputs
+
+
+def _check_bound(
+    transform: optax.GradientTransformation, params: Params, sensitivity: float, when: str
 ) -> None:
-    """The bound, for one kind of parameters and one state; all gradients in one program."""
+    """The bound, for one kind of parameters; all gradients in one program."""
     names, rows = zip(*_gradients(params), strict=True)
-    batch = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-    update = jax.vmap(lambda grads, state: transform.update(grads, state, params)[0], (0, None))
-    bounded = jax.device_get(jax.jit(update)(batch, state))
-    for i, name in enumerate(names):
-        _check_norm(row(bounded, i), sensitivity, name, when)
+    batched = _batched(lambda grads, state: transform.update(grads, state, params)[0], len(rows))
+    bounded = batched(_stacked(rows), transform.init(params))
+    _check_norms(names, bounded, sensitivity, when)
+
+
+def _check_norms(
+    names: Sequence[str], outputs: Sequence[PyTree], sensitivity: float, when: str = ""
+) -> None:
+    for name, bounded in zip(names, outputs, strict=True):
+        _check_norm(bounded, sensitivity, name, when)
 
 
 def _check_norm(bounded: PyTree, sensitivity: float, name: str, when: str = "") -> None:
@@ -161,17 +219,6 @@ def _check_norm(bounded: PyTree, sensitivity: float, name: str, when: str = "") 
     )
 
 
-def _later_state(
-    transform: optax.GradientTransformation, state: PyTree, like: PyTree, value: float
-) -> PyTree:
-    """The state after many steps whose noised means had this value everywhere."""
-    mean = jax.tree.map(lambda x: jnp.full(x.shape, value, jnp.float32), like)
-    step = jax.jit(lambda state: finish(transform, mean, state)[1])
-    for _ in range(NUM_LATER_STEPS):
-        state = step(state)
-    return state
-
-
 def _shapes_to_try() -> Iterator[tuple[str, Params]]:
     yield "one leaf", {"w": jnp.ones(4)}
     yield "three leaves", {str(i): jnp.ones((2, i + 1)) for i in range(3)}
@@ -179,31 +226,27 @@ def _shapes_to_try() -> Iterator[tuple[str, Params]]:
     yield "three leaves of bfloat16", {str(i): jnp.ones(5, jnp.bfloat16) for i in range(3)}
 
 
-def _check_rows(
+def _check_sums(
     transform: optax.GradientTransformation,
     params: Params,
-    state: PyTree,
-    rows: list[Grads],
-    outputs: list[PyTree],
+    batch: PyTree,
+    num_rows: int,
     sensitivity: float,
 ) -> None:
-    """The facts about batches: vmap is a loop, masked rows are inert, one row moves little."""
-    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    batched = jax.vmap(lambda grads: transform.update(grads, state, params)[0])(batch)
-    for i, alone in enumerate(outputs):
-        require(close(row(batched, i), alone), MIXED)
+    """Masked rows are inert in a sum, and one row moves it little."""
 
     @jax.jit
     def total(mask: jax.Array) -> PyTree:
         grad_fn = lambda params, grads: grads  # noqa: E731
         return clipped_sum(grad_fn, transform, params, batch, mask=mask, microbatch_size=3)[0]
 
-    none = np.zeros(len(rows), bool)
+    none = np.zeros(num_rows, bool)
     require(norm64(total(none)) == 0, "rows that are masked out count for something")
-    for i in range(len(rows)):
+    whole = total(~none)
+    for i in range(num_rows):
         only = none.copy()
         only[i] = True
-        moved = norm64(jax.tree.map(jnp.subtract, total(~none), total(~only)))
+        moved = norm64(jax.tree.map(np.subtract, whole, total(~only)))
         # Sums of many rows round more than one row does.
         require(
             moved <= sensitivity * (1 + 1e-4) + 1e-30,
@@ -211,7 +254,7 @@ def _check_rows(
         )
 
 
-def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
+def _gradients(params: Params) -> Iterator[tuple[str, PyTree]]:
     """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
     rng = np.random.default_rng(0)
     leaves: list[Array] = jax.tree.leaves(params)
@@ -231,10 +274,10 @@ def _gradients(params: Params) -> Iterator[tuple[str, Grads]]:
         for value in SPECIAL:
             for hot in range(len(leaves)):
                 tried = [_as(x.dtype, d) for d, x in zip(directions, leaves, strict=True)]
-                tried[hot] = jnp.full_like(tried[hot], value)
+                tried[hot] = np.full_like(tried[hot], value)
                 yield f"a gradient with {value} in leaf {hot}", structure.unflatten(tried)
 
 
-def _as(dtype: np.dtype, values: np.ndarray | np.float64) -> Array:
+def _as(dtype: np.dtype, values: np.ndarray | np.float64) -> np.ndarray:
     limit = float(jnp.finfo(dtype).max)
-    return jnp.asarray(np.asarray(np.clip(values, -limit, limit)).astype(dtype))
+    return np.asarray(np.clip(values, -limit, limit)).astype(dtype)
