@@ -1,6 +1,7 @@
 """What removing a row does to the others' sums, as users' compilers make them: printed as JSON.
 
-Run without the tests' own XLA_FLAGS: `python -m tests.positions [MICROBATCH …]`, or `quick`.
+Run without the tests' own XLA_FLAGS: `python -m tests.positions`; with microbatch sizes behind it,
+their sums and the rows of convolutions.
 """
 
 import functools
@@ -65,6 +66,11 @@ def repacked(data):
     return rows, np.arange(len(data["y"])) < len(data["y"]) - 1
 
 
+def both_sums(size, key, w, data, mask):
+    """With drawn places and, the control, with rows packed: one program, one noise."""
+    return [noised_sum(size, keep, key, w, data, mask) for keep in (False, True)]
+
+
 def changes(size):
     """By how much the noised sum moves, over S, when a row without a gradient is removed."""
     key, everyone = bam.seeded_key(0), np.ones(NUM_GROUPS * size, bool)
@@ -73,26 +79,25 @@ def changes(size):
     rows = {"x": np.ones((NUM_GROUPS * size, DIM)), "y": np.ones(NUM_GROUPS * size)}
     w, data = found or jax.tree.map(np.float32, (np.ones(DIM), rows))
 
-    def moved(fn, *without):
-        fn = jax.jit(fn)
-        return float(jnp.linalg.norm(fn(key, w, data, everyone) - fn(key, w, *without)))
+    def moved(one, other):
+        return float(jnp.linalg.norm(one - other))
 
-    kept, packed = (functools.partial(noised_sum, size, keep) for keep in (False, True))
-    result = {"clipped_sum": moved(kept, data, but_one)}
+    sums = jax.jit(functools.partial(both_sums, size, key))
+    whole = sums(w, data, everyone)
+    result = {"clipped_sum": moved(whole[0], sums(w, data, but_one)[0])}
     if found:
-        result["control"] = moved(packed, *repacked(data))
-    # The library's own loop: a vmap over the rows that `sampling.pad` places.
+        result["control"] = moved(whole[1], sums(w, *repacked(data))[1])
+    # The library's own loop: a vmap over the rows that `sampling.pad` places, here one row less
+    # than there are places, and not the second: the first and that of the edge are there.
     few = jax.tree.map(lambda x: x[:size], data)
-    batch = sampling.pad(np.arange(size), size + 1, 0, 1)
+    batch = sampling.pad(np.delete(np.arange(size), slice(1, 2)), size, 0, 1)
     placed = jax.device_get(batch.take(few))
     without = batch.mask & (batch.indices != 0)
     own = functools.partial(jax.jit(through_privatize), key)
-    first = own(w, placed, batch.mask)
     if found:
-        few_packed, there = repacked(few)
         whole = own(w, few, np.ones(size, bool))
-        result["loop control"] = float(jnp.linalg.norm(whole - own(w, few_packed, there)))
-    result["loop"] = float(jnp.linalg.norm(first - own(w, placed, without)))
+        result["loop control"] = moved(whole, own(w, *repacked(few)))
+    result["loop"] = moved(own(w, placed, batch.mask), own(w, placed, without))
     return result
 
 
@@ -137,7 +142,7 @@ def rows_that_change(size, loss, make, params, data, mesh=None):
     return changed
 
 
-def many_losses(is_quick):
+def many_losses():
     rng = np.random.default_rng(0)
     methods = {
         "dp_sgd": bam.dp_sgd,
@@ -153,8 +158,12 @@ def many_losses(is_quick):
     found["exp and log, two devices"] = rows_that_change(
         13, exp_log, bam.dp_sgd, params, rows, mesh
     )
-    if is_quick:
-        return found
+    return found
+
+
+def convolutions():
+    rng = np.random.default_rng(0)
+    found = {}
     images = {"image": rng.normal(size=(15, 1, 8, 8, 3)), "label": np.arange(15) % 4}
     images = {"image": jnp.asarray(images["image"], jnp.float32), "label": images["label"]}
     for convolution in ("matmul", "tpu"):
@@ -177,30 +186,35 @@ def cancelling(scale, example):
     return {"u": difference * scale, "v": difference.sum() * scale}
 
 
-def moved_by_one(clip, fn, in_memory=True, size=8, dim=3, scale=1e12):
-    """The most, over S, that one of 24 rows moves the sum."""
+def moved_by_one(bounds, in_memory=True, size=8, dim=3):
+    """The most, over S, that one of 24 rows moves the sum: of each clip, in one program.
+
+    `bounds`: a clip, a gradient of a scale and an example, and the scale, by name.
+    """
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(24, dim)).astype(np.float32) for _ in "ab")
     data = {"a": a, "b": b, "c": (a * b).astype(np.float32)}
-    noise = bam.gaussian_noise(clip, SIGMA, bam.seeded_key(0))
-    grad = lambda _, example: fn(jnp.float32(scale), example)  # noqa: E731
+    noise = bam.gaussian_noise(CLIP, SIGMA, bam.seeded_key(0))
 
     @jax.jit
-    def total(mask, noise):
-        return bam.clipped_sum(
-            grad, clip, None, data, mask=mask, microbatch_size=size, noise=noise
-        )[0]
+    def totals(mask, noise):
+        def total(clip, fn, scale):
+            grad = lambda _, example: fn(jnp.float32(scale), example)  # noqa: E731
+            options = {"mask": mask, "microbatch_size": size, "noise": noise}
+            return bam.clipped_sum(grad, clip, None, data, **options)[0]
+
+        return {name: total(*bound) for name, bound in bounds.items()}
 
     def barrier(read, values, carry, turns):
         del turns  # XLA's CPU compiler drops the barrier before it fuses
         return read(jax.lax.optimization_barrier(values), carry)
 
-    most, read_from_memory = 0.0, pytree.read_from_memory
+    most, read_from_memory = dict.fromkeys(bounds, 0.0), pytree.read_from_memory
     pytree.read_from_memory = read_from_memory if in_memory else barrier
-    none = total(np.zeros(24, bool), noise)
+    none = totals(np.zeros(24, bool), noise)
     for row in range(24):
-        change = jax.tree.map(jnp.subtract, total(np.arange(24) == row, noise), none)
-        most = max(most, float(optax.tree.norm(change)))
+        change = jax.tree.map(jnp.subtract, totals(np.arange(24) == row, noise), none)
+        most = {name: max(most[name], float(optax.tree.norm(x))) for name, x in change.items()}
     pytree.read_from_memory = read_from_memory
     return most
 
@@ -231,22 +245,21 @@ def cancelling_changes():
     own = clipping.BoundedTransformation(
         lambda params: (), lambda g, state, params=None: (in_clip(g), state), 1.0
     )
-    found = {
-        "clip_by_l2_norm": moved_by_one(CLIP, cancelling),
-        "normalize": moved_by_one(bam.normalize(1.0), cancelling, scale=1e7),
-        "clip_per_layer": moved_by_one(bam.clip_per_layer(1.0), cancelling),
-        "a clip of one's own": moved_by_one(own, lambda scale, example: example),
-        "a chain": moved_by_one(
-            bam.chain(optax.stateless(in_clip), CLIP), lambda scale, example: example
-        ),
+    itself = lambda scale, example: example  # noqa: E731
+    bounds = {
+        "clip_by_l2_norm": (CLIP, cancelling, 1e12),
+        "normalize": (bam.normalize(1.0), cancelling, 1e7),
+        "clip_per_layer": (bam.clip_per_layer(1.0), cancelling, 1e12),
+        "a clip of one's own": (own, itself, 1e12),
+        "a chain": (bam.chain(optax.stateless(in_clip), CLIP), itself, 1e12),
     }
-    found["privatize, of all rows"] = moved_in_a_whole_batch()
-    return found | {"control": moved_by_one(CLIP, cancelling, in_memory=False)}
+    control = moved_by_one({"control": bounds["clip_by_l2_norm"]}, in_memory=False)
+    whole = {"privatize, of all rows": moved_in_a_whole_batch()}
+    return moved_by_one(bounds) | whole | control
 
 
 if __name__ == "__main__":
-    is_quick = sys.argv[1:] == ["quick"]
-    sizes = [int(size) for size in sys.argv[1:] if not is_quick]
+    sizes = [int(size) for size in sys.argv[1:]]
     print(json.dumps({"sums": {size: changes(size) for size in sizes or SIZES},
-                      "rows": {} if sizes else many_losses(is_quick),
-                      "bounds": cancelling_changes()}))  # fmt: skip
+                      "rows": convolutions() if sizes else many_losses(),
+                      "bounds": {} if sizes else cancelling_changes()}))  # fmt: skip
