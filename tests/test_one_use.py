@@ -335,18 +335,22 @@ def test_threads_that_share_the_batches_end_when_all_are_drawn():
     assert all("covers 10 steps" in str(error) for error in errors)
 
 
-def test_masks_of_every_size_and_row_and_steps_have_other_words():
-    words_of, run = private_training._words_of, np.zeros(2, np.uint32)
-    step = np.array(1, np.int32)
-    masks = [np.arange(n) == i for n in range(1, 40) for i in range(n)]
-    masks += [np.zeros(3, bool), np.zeros(4, bool)]
-    words = {np.asarray(words_of(run, step, mask)).tobytes() for mask in masks}
-    words |= {
-        np.asarray(words_of(run, np.array(t, np.int32), masks[0])).tobytes() for t in range(2, 9)
-    }
-    assert len(words) == len(masks) + 7
-    device = jax.jit(words_of)(jnp.asarray(run), jnp.int32(1), masks[-1])
-    np.testing.assert_array_equal(device, words_of(run, step, masks[-1]))
+def test_batches_of_every_step_and_mask_have_other_words():
+    """The words that a batch carries are those of its run, its step and which rows are there."""
+    private = bam.PrivateTraining(**(PLAN | {"num_epochs": 20}))
+    batches = list(private.batches(DATA))
+    words = {np.asarray(batch.run).tobytes() for batch in batches}
+    assert len(words) == len(batches) == 100
+
+
+def test_a_mask_with_one_place_more_or_less_is_refused_at_every_place():
+    _, tx, state, batch = started()
+    for place in range(len(batch.mask)):
+        mask = np.array(batch.mask)
+        mask[place] = ~mask[place]
+        refused("its mask is not that which was drawn", tx.update,
+                batch._replace(mask=mask), state, W)  # fmt: skip
+    tx.update(batch, state, W)  # the control
 
 
 # One training in a folder.
