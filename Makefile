@@ -28,7 +28,7 @@ test-all: install
 
 # What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
 PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
-  private_training resumed_training strategy transforms users
+  private_training resumed_training resuming strategy transforms users
 test-flags: install
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 -m 'not slow' $(PRIVACY_TESTS:%=tests/test_%.py)
 

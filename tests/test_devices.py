@@ -61,13 +61,13 @@ def test_the_devices_sums_add_up_to_the_sum(use, num_devices, num_rows):
     np.testing.assert_allclose(shared_norms, norms, rtol=1e-5)  # in the order of the rows
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 8])
+@pytest.mark.parametrize("num_devices", mostly([1, 2, 8], slow=[1, 2]))
 def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_devices):
     """Leaves of 12, 4 and 4 entries, so that slices of them are padded."""
     mesh, oracle = use(num_devices), bam.dp_sgd(mlp_loss)
     noise = bam.GaussianNoise(bam.seeded_key(5), 2.0)
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @jax.jit
     def total(num_rows, noise):
         return bam.clipped_sum(
             oracle.grad, bam.clip_by_l2_norm(1.0), PARAMS, mlp_batch(9),
@@ -146,44 +146,32 @@ def config_of(method):
     return config
 
 
-@pytest.mark.parametrize("method", mostly(["dp_sat", "bam_exact"], slow=["bam_exact"]))
-def test_a_run_is_the_same_on_any_number_of_devices(use, method):
-    results = {}
-    for num_devices in (1, 2, 8) if method == "dp_sat" else (1, 8):
-        use(num_devices)
-        experiment = loop.build(config_of(method))
-        results[num_devices] = loop.train(experiment, seed=3)
-    one = results.pop(1)
-    for num_devices, result in results.items():
-        assert result.summary["num_devices"] == num_devices
-        assert_same_bits(result.state.params, one.state.params)
-        assert_same_bits(  # the same noise: key and count
-            jax.tree.map(_as_data, result.state.noise), jax.tree.map(_as_data, one.state.noise)
-        )
-        assert [r["epsilon"] for r in result.rows] == [r["epsilon"] for r in one.rows]
-        for leaf in jax.tree.leaves(result.state.params):
-            copies = [shard.data for shard in leaf.addressable_shards]
-            assert len(copies) == num_devices
-            assert all((np.asarray(c) == np.asarray(copies[0])).all() for c in copies)
-        difference = distance(result.state.params, one.state.params)
-    # Control: what another seed does is far more.
+@functools.cache
+def on_one_device(method):
+    return loop.train(loop.build(config_of(method), hardware=jax.devices()[:1]), seed=3)
+
+
+RUNS = [("dp_sat", 8), ("dp_sat", 2), ("bam_exact", 8)]
+
+
+@pytest.mark.parametrize(("method", "num_devices"), mostly(RUNS, slow=RUNS[1:]))
+def test_a_run_is_the_same_on_any_number_of_devices(method, num_devices):
+    one = on_one_device(method)
+    experiment = loop.build(config_of(method), hardware=jax.devices()[:num_devices])
+    result = loop.train(experiment, seed=3)
+    assert result.summary["num_devices"] == num_devices
+    assert_same_bits(result.state.params, one.state.params)
+    assert_same_bits(  # the same noise: key and count
+        jax.tree.map(_as_data, result.state.noise), jax.tree.map(_as_data, one.state.noise)
+    )
+    assert [r["epsilon"] for r in result.rows] == [r["epsilon"] for r in one.rows]
+    for leaf in jax.tree.leaves(result.state.params):
+        copies = [shard.data for shard in leaf.addressable_shards]
+        assert len(copies) == num_devices
+        assert all((np.asarray(c) == np.asarray(copies[0])).all() for c in copies)
+    # Control: what another seed does is seen.
     other = loop.train(experiment, seed=4)
-    assert distance(other.state.params, one.state.params) > 1000 * difference
-
-
-@pytest.mark.thorough
-def test_a_run_that_stopped_goes_on_with_another_number_of_devices(use, tmp_path):
-    whole = loop.train(loop.build(config_of("dp_sat")), seed=3)
-    use(4)
-    steps = iter(range(2))
-    with pytest.raises(loop.StoppedError):
-        loop.train(
-            loop.build(config_of("dp_sat")), 3, tmp_path, should_stop=lambda: next(steps, 9) == 1
-        )
-    use(2)
-    resumed = loop.train(loop.build(config_of("dp_sat")), 3, tmp_path)
-    assert resumed.state.params["bias"].sharding.num_devices == 2
-    assert_close(resumed.state.params, whole.state.params, rtol=1e-3, atol=1e-5)
+    assert distance(other.state.params, one.state.params) > 1e-3
 
 
 def _as_data(x):

@@ -4,7 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from configs import extensions
 from examples import with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
 from examples.some_classes import some_classes
-from tests.cases import Command, mostly, refused, run_command
+from tests.cases import Command, refused, run_command
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -76,27 +75,6 @@ def tiny(name, **changes):
     config.model.name, config.accountant, config.num_steps = "linear", "rdp", 15
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
     return config
-
-
-OWN = sorted({*extensions.EXTENSIONS} - {"dp_sgd", "bam_sam"})
-CARRY = {"adaptive", "adam_bc", "low_pass", "schedule"}  # something from step to step
-
-
-@pytest.mark.parametrize("name", mostly(OWN, slow={*OWN} - CARRY))
-def test_an_extension_is_trained_from_its_config_and_resumes_to_the_bit(name, tmp_path):
-    built = loop.build(tiny(name, checkpoint__every=5))
-    whole = loop.train(built, 0)
-    assert whole.summary["test_accuracy"] > 0.3
-    assert whole.summary["epsilon"] <= 3.0
-    assert whole.summary["sensitivity"] == pytest.approx(1.0, abs=0.05)
-    if name == "adaptive":
-        assert float(whole.state.clip) != 1.0 and whole.summary["sensitivity"] > 1
-    calls = iter(range(7))
-    with pytest.raises(loop.StoppedError):
-        loop.train(built, 0, tmp_path, should_stop=lambda: next(calls, None) is None)
-    resumed = loop.train(built, 0, tmp_path)
-    for a, b in zip(*map(jax.tree.leaves, (whole.state.params, resumed.state.params)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

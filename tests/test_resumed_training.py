@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import shutil
-import time
 from pathlib import Path
 
 import jax
@@ -17,7 +16,6 @@ import bam
 from bam.core import chacha
 from bam.privacy.ledger import Ledger
 from bam.privacy.plan import BudgetExhaustedError
-from tests.cases import Command
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
 
 ZEROS = jnp.zeros(2)
@@ -39,28 +37,9 @@ def equal(a, b):
     return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
-@pytest.mark.parametrize("mechanism", [{}, {"mechanism": "banded", "accountant": "pld"}])
-def test_with_a_seed_lost_steps_are_taken_again_to_the_same_bits_on_any_mesh(tmp_path, mechanism):
-    options = {"mechanism_options": {"bands": 2}} if mechanism else {}
-    settings = mechanism | options | {"seed": 3}
-    private, tx, tree = begin(**settings)
-    whole = take(private, tx, tree, NUM_STEPS)
-    private, tx, tree = begin(**settings)
-    private.save(tmp_path, tree)
-    tree = take(private, tx, tree, 5)
-    private.save(tmp_path, tree)
-    take(private, tx, tree, 2)
-    private.close()
-    private, tx, tree = resume(
-        tmp_path, **settings, mesh=jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
-    )
-    assert private.steps_begun == 5 and not (tmp_path / "steps_begun").exists()
-    assert equal(take(private, tx, tree, NUM_STEPS), whole)
-    private.close()
-
-
 def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
     private, tx, tree = resume(folder)
+    run = tree[1][0].run
     assert private.steps_begun == 6 and private.epsilon_spent == private.plan.epsilon_after(6)
     noise = []
     take(private, tx, tree, NUM_STEPS, noise)
@@ -68,22 +47,26 @@ def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
     with pytest.raises(BudgetExhaustedError):
         private.batches(DATA)
     private.close()
-    again, *_ = resume(folder)  # all steps are begun: what was saved is all there is
+    again, _, tree = resume(folder)  # all steps are begun: what was saved is all there is
     with pytest.raises(BudgetExhaustedError):
         again.batches(DATA)
     again.close()
-    assert not equal(private._run, again._run)
+    assert not equal(run, tree[1][0].run)
 
 
-def test_what_was_saved_is_given_back_but_for_secrets(tmp_path):
-    private, tx, tree = begin()
+def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
+    seed = random.Random(7).getrandbits(256)
+    with monkeypatch.context() as patch:  # the seed that the operating system gives
+        patch.setattr("secrets.randbits", lambda num_bits: seed)
+        private, tx, tree = begin()
     tree = take(private, tx, tree, 3)
     others = {"half": jnp.ones(3, jnp.bfloat16), "count": np.int64(7), "none": None, "e": []}
     others["scalar"] = jnp.float32(0.5)
     private.save(tmp_path, (tree, others))
     key = np.asarray(tree[1][0].privatize.noise.key).tobytes()
+    assert key == np.asarray(chacha.seeded_key(seed)).tobytes()
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert key not in files and chacha.host_key(private._seed, "batches").tobytes() not in files
+    assert key not in files and chacha.host_key(seed, "batches").tobytes() not in files
     assert (tmp_path / "steps_begun").read_bytes() == b"..."  # it began before it was saved
     assert tmp_path.stat().st_mode & 0o777 == 0o700 or os.umask(0o77) is None
     private.close()
@@ -276,27 +259,6 @@ def test_without_a_ledger_killed_trainings_give_more_batches_than_planned(tmp_pa
     assert given_when_killed(tmp_path, monkeypatch, [20] * 9) > NUM_STEPS
 
 
-def test_killed_ten_times_no_step_is_beyond_the_plan_and_no_noise_is_twice(tmp_path):
-    """True kills: each step's noise, of gradients that are zero, is in a log when it was seen."""
-    log, moments = tmp_path / "log", random.Random(0)
-    log.touch()
-    for _ in range(10):
-        seen = log.stat().st_size
-        with Command("tests.own_loop", str(tmp_path)) as life:
-            wanted, started = seen + 8 * moments.randint(0, 6), time.monotonic()
-            while log.stat().st_size <= wanted and life.process.exitcode is None:
-                assert time.monotonic() - started < 60
-                time.sleep(0.0005)
-            time.sleep(moments.random() / 200)
-            assert life.process.exitcode is None
-            life.send_signal(9)
-    with Command("tests.own_loop", str(tmp_path)) as last:
-        last.wait()
-    noise = [log.read_bytes()[i : i + 8] for i in range(0, log.stat().st_size, 8)]
-    begun = (tmp_path / "run" / "steps_begun").stat().st_size
-    assert 20 < len(noise) <= begun == 100 and len(set(noise)) == len(noise)
-
-
 def test_a_batch_is_given_when_its_step_is_on_the_disk(tmp_path, monkeypatch):
     """A power cut keeps what was forced to the disk, and perhaps no more."""
     forced, fsync, counts = {}, os.fsync, str(tmp_path / "steps_begun")
@@ -322,10 +284,13 @@ def test_a_batch_is_given_when_its_step_is_on_the_disk(tmp_path, monkeypatch):
 def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_path):
     for seed, begun in ((None, 8), (3, 5)):  # a seed's noise goes on: the control
         settings = {"mechanism": "banded", "mechanism_options": {"bands": 4}, "seed": seed}
-        private, tx, tree = begin(**settings)
-        private.save(tmp_path / str(seed))
-        private.save(tmp_path / str(seed), take(private, tx, tree, 5))
+        folder, settings = tmp_path / str(seed), PLAN | settings
+        private = bam.PrivateTraining(**settings)
+        private.save(folder)
+        for _ in zip(range(5), private.batches(DATA), strict=False):
+            pass
+        private.save(folder)
         private.close()
-        private, *_ = resume(tmp_path / str(seed), **settings)
+        private = bam.PrivateTraining.resume(folder, **settings)
         private.close()
         assert private.steps_begun == begun
