@@ -22,7 +22,7 @@ from bam.release import export
 from bam.training import finetune, loading, loop
 from bam.training.backbone import backbone
 from configs import digits
-from tests.cases import refused
+from tests.cases import forget_data, refused
 
 KYMATIO = Path(__file__).with_name("scattering_kymatio.npy")
 
@@ -45,7 +45,7 @@ def config_on(cache, **overrides):
 
 @pytest.fixture(autouse=True)
 def forget():
-    loading._datasets.clear()
+    forget_data()
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_features_are_computed_once_and_kept_for_their_owner_alone(tmp_path, few
     written = sorted((tmp_path / "kept").iterdir())
     assert len(written) == 2
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written)
-    loading._datasets.clear()
+    forget_data()
     second = loading.make_dataset(config.dataset, config.features, said.append)
     assert len(said) == 2
     for a, b in zip(first.train, second.train, strict=True):

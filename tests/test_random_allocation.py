@@ -50,12 +50,13 @@ def test_epsilon_is_just_above_that_of_simulated_runs(sigma, batches, epochs, sh
     delta, num = 1e-3, min(400_000, 20_000_000 // batches)
     run = {"noise_multiplier": sigma, "num_steps": batches * epochs, "batches_per_epoch": batches}
     epsilon = epsilon_of_random_allocation(delta=delta, **run)
+    drawn = [losses(sigma, batches, epochs, num, present) for present in (True, False)]
 
     def worst(epsilon):
         """δ at an ε, of the worse direction, and its standard error."""
         found = []
-        for present in (True, False):
-            shown = -np.expm1(np.minimum(0, epsilon - losses(sigma, batches, epochs, num, present)))
+        for lost in drawn:
+            shown = -np.expm1(np.minimum(0, epsilon - lost))
             found.append((shown.mean(), shown.std() / math.sqrt(num)))
         return max(found)
 

@@ -20,7 +20,7 @@ from bam.training import loading, loop
 from bam.training.feed import Feed
 from configs import digits
 from tests import prepared_folder
-from tests.cases import Command, assert_same_bits, run_command
+from tests.cases import Command, assert_same_bits, forget_data, run_command
 
 CLASSES = ("dark", "light")
 
@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def forget():
-    loading._datasets.clear()
+    forget_data()
 
 
 def config_of(data, memory, **changes):
@@ -76,20 +76,6 @@ def test_batches_are_those_in_memory_to_the_bit_and_nothing_else_is_read(data, c
             assert not rows[~batch.mask].any()
     for a, b in zip(streamed.dataset.test, in_memory.dataset.test, strict=True):
         np.testing.assert_array_equal(a[:], b)
-
-
-def test_a_run_is_the_one_in_memory_and_resumes_to_the_bit(data, tmp_path):
-    changes = OF_USERS | {"augment.flip": "horizontal", "augment.shift": 1}
-    changes |= {"diagnostics.every": 3, "diagnostics.num_examples": 8}
-    in_memory = loop.train(loop.build(config_of(data, "device", **changes)), 1)
-    built = loop.build(config_of(data, "stream", **changes))
-    asked = iter(range(7))
-    with pytest.raises(loop.StoppedError):
-        loop.train(built, 1, tmp_path, should_stop=lambda: next(asked) == 2)
-    streamed = loop.train(built, 1, tmp_path)
-    assert_same_bits(streamed.state.params, in_memory.state.params)
-    for a, b in zip(streamed.rows, in_memory.rows, strict=True):
-        assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
 def test_a_draw_that_outgrows_its_rows_gives_the_run_in_memory_to_the_bit(data, monkeypatch):
@@ -139,7 +125,7 @@ def test_what_is_done_with_which_size_is_said(data, monkeypatch):
     monkeypatch.setattr(loading, "SAID", 0)
     for room in (10**9, 10):
         monkeypatch.setattr("bam.training.devices.room_for_data", lambda room=room: room)
-        loading._datasets.clear()
+        forget_data()
         loading.make_dataset(config_of(data, "auto").dataset, log=said.append)
     assert "are held in memory: 0.0 GiB" in said[0]
     assert "are streamed from their files" in said[1]
@@ -182,7 +168,7 @@ def test_other_images_under_the_same_footers_are_other_data(data, tmp_path):
     said, kept = [], tmp_path / "features"
 
     def of_features():
-        loading._datasets.clear()
+        forget_data()
         of_images = loading.make_dataset(config.dataset)
         return features.extract(of_images, lambda x: x**2, {}, kept, said.append).train.images
 
@@ -215,7 +201,7 @@ def test_a_damaged_image_or_label_is_named_by_its_row_in_its_file(data, tmp_path
     with pytest.raises(DataError, match=rf"{file.name}: row 21: unreadable image"):
         loading.make_dataset(config.dataset).train.images[[3, 71, 60]]
     pq.write_table(table.set_column(1, "label", pa.array(labels)), file)
-    loading._datasets.clear()
+    forget_data()
     with pytest.raises(DataError, match=rf"{file.name}: row 17: label 2 is not from 0 to 1"):
         loading.make_dataset(config.dataset)
 
@@ -242,9 +228,9 @@ def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, 
     command = (
         "bam", "train", "--config=configs/digits.py:dp_sgd", f"--workdir={tmp_path / 'stream'}",
         "--config.dataset.name=folder", f"--config.dataset.path={data}", "--config.seed=3",
-        "--config.dataset.memory=stream", "--config.num_steps=120", "--config.microbatch_size=7",
+        "--config.dataset.memory=stream", "--config.num_steps=40", "--config.microbatch_size=7",
         "--config.model.name=linear", "--config.expected_batch_size=20",
-        "--config.checkpoint.every=5", "--config.accountant=rdp",
+        "--config.checkpoint.every=1", "--config.accountant=rdp",
     )  # fmt: skip
     checkpoints = tmp_path / "stream" / "checkpoints"
     with Command(*command) as running:
@@ -255,11 +241,11 @@ def test_a_streamed_run_that_is_killed_ends_as_one_in_memory_that_was_not(data, 
         assert running.wait().returncode == -signal.SIGKILL
     done = run_command(*command)
     assert done.returncode == 0, done.stderr
-    loop.train(loop.build(config_of(data, "device", num_steps=120)), 3, tmp_path / "device")
+    loop.train(loop.build(config_of(data, "device", num_steps=40)), 3, tmp_path / "device")
     rows = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("stream", "device")
     ]
     assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
     losses = [row["test_loss"] for row in rows[0]]
-    assert len(set(losses)) > 10
+    assert len(set(losses)) == 4
