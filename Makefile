@@ -22,9 +22,9 @@ demo: .venv/demo
 test: install
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Everything, also what is thorough or slow (tests/conftest.py says which).
+# Everything, also what is thorough or slow (tests/conftest.py says which), but the tests of pages.
 test-all: install
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal -m ''
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal -m 'not pages'
 
 # What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
 PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
@@ -98,10 +98,12 @@ $(AUDIT)/installed:
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit
 	touch $@
 
-# The site, in site/. Warnings and broken links are errors.
+# The site, in site/, then the tests of what its pages say. Warnings and broken links are errors.
 DOCS := .venv-docs
-docs: $(DOCS)/installed
+docs: install $(DOCS)/installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo 'The site is in site/. The tests of its pages run now, for about two minutes.'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal -m pages tests/pages
 $(DOCS)/installed: docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt

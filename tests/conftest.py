@@ -37,20 +37,22 @@ jax.config.update("jax_num_cpu_devices", 8)
 gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live: 8 % of the time
 
 
-# Whole files that `make test` leaves out: matrices of switches, inputs and settings, pages,
-# examples, installing and what trains several runs. The guarantee has its tests elsewhere, too.
+# Whole files that `make test` leaves out: matrices of switches, inputs and settings, examples,
+# installing and what trains several runs. The guarantee has its tests elsewhere, too.
 THOROUGH = (
-    *("answer", "augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
-    *("every_hand", "examples", "features", "figures", "hardware", "install", "judging", "kit"),
-    *("notebook", "page", "page_commands", "performance", "pixels", "plots", "pretrained", "prior"),
-    *("private_search", "processes", "properties", "random_allocation", "reference"),
+    *("augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
+    *("every_hand", "examples", "features", "hardware", "install", "judging", "kit"),
+    *("page", "pixels", "pretrained", "prior"),
+    *("private_search", "processes", "properties", "random_allocation"),
     *("scripts", "stream", "sweep", "symmetries", "timing", "tuning", "untidy", "untrusted"),
 )
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.stem.removeprefix("test_") in THOROUGH:
+        if item.path.parent.name == "pages":
+            item.add_marker(pytest.mark.pages)
+        elif item.path.stem.removeprefix("test_") in THOROUGH:
             item.add_marker(pytest.mark.thorough)
 
 

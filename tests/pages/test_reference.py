@@ -15,7 +15,7 @@ import bam
 from bam.release import export
 from scripts.lib import pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 API = sorted(page.name for page in DOCS.glob("api_*.md"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from bam.sweep import comparison
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
 
 
@@ -109,7 +109,7 @@ def measured() -> list[comparison.Estimate]:
 )
 def test_a_page_says_what_was_measured(measured, page, least):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    # Generated tables, whose accuracies are no gains, are checked by tests/test_performance.py.
+    # Generated tables, whose accuracies are no gains, are checked by test_performance.py.
     lines = re.sub("<!-- docs.*?<!-- end -->", "", text, flags=re.DOTALL).splitlines()
     generated = page != "does_bam_help"
     text = "\n".join(line for line in lines if not (generated and line.startswith("|")))

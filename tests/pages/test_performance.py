@@ -11,7 +11,7 @@ from scripts.benchmarks import performance
 from scripts.lib import pages
 from tests import cases
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_the_measurements_that_are_kept():

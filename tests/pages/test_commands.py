@@ -15,7 +15,7 @@ from bam.cli import configs, options
 from bam.training import config as base
 from bam.training import rundir
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"```(?:console|bash)\n(.*?)```", re.DOTALL)
 DEFINED = re.compile(r'(?:DEFINE_\w+|require)\(\s*"(\w+)"(?:, "(\w+)")?')
