@@ -28,6 +28,7 @@ _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leav
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes to weigh")
+_ONLY = flags.DEFINE_list("only", [], "steps to time beside dp_sgd_ms; none: all")
 console.require("out")
 
 MATMUL_SIZE = 2048
@@ -47,6 +48,8 @@ def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
     console.use_compilation_cache()
     wanted = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
+    if _ONLY.value:
+        wanted = {k: v for k, v in wanted.items() if k in ("dp_sgd_ms", *_ONLY.value)}
     calls, compiling, sizes, batches = {}, {}, {}, {}
     for name, (method, options) in wanted.items():
         one_view = name in METHODS

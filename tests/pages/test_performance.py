@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from bam.cli import sweeps, tables
 from bam.training import loop
 from configs import digits
-from scripts.benchmarks import performance
+from scripts.benchmarks import hardware, performance
 from scripts.lib import pages
-from tests import cases
 
 ROOT = Path(__file__).parents[2]
+DEMO = json.loads((ROOT / "docs/demo/sweep.json").read_text())
 
 
 def test_the_page_shows_the_measurements_that_are_kept():
@@ -19,10 +20,20 @@ def test_the_page_shows_the_measurements_that_are_kept():
     assert pages.fill(page, performance.page_tables(ROOT / "benchmarks")) == page
 
 
-def test_a_ratio_is_the_median_of_the_rounds():
-    rounds = {"a": [2.0, 4.2, 9.0], "b": [2.0, 2.0, 3.0], "one": [1.2]}
-    assert performance._ratio(rounds, "a", "b") == ["2.10", "1.55 to 2.55"]
-    assert performance._ratio(rounds, "one", "one") == ["1.00", "–"]
+def test_a_ratio_is_the_median_of_the_rounds(tmp_path):
+    for file in (ROOT / "benchmarks").glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    step = json.loads((tmp_path / "step_cpu.json").read_text())
+    step["observations_ms"]["bam_sam_one_view_ms"] = [2.0, 4.2, 9.0]
+    step["observations_ms"]["dp_sgd_views_ms"] = [2.0, 2.0, 3.0]
+    step["peak_memory_mb"] = {"4096": 1.2, "256": 1.2}
+    (tmp_path / "step_cpu.json").write_text(json.dumps(step))
+    ratios = performance.page_tables(tmp_path)["ratios"].splitlines()
+    for row in (
+        "| BAM-SAM, one-view ascent / DP-SGD, K = 16 | 2.10 | 1.55 to 2.55 |",
+        "| peak memory, batch 4096 / batch 256 | 1.00 | – |",
+    ):
+        assert row in ratios
 
 
 def test_a_page_without_a_place_for_a_table_is_refused():
@@ -64,14 +75,28 @@ def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
     assert loop.build(digits.get_config("dp_sgd")).plan.describe() in text
 
 
-def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
-    done = {"test_chacha": {"end": "done", "seconds": 1.0, "last": []}}
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/pieces.json").write_text(json.dumps(done))
-    stopped = cases.run_command(
-        "scripts.benchmarks.accelerator", "--device=x", f"--workdir={tmp_path}/runs",
-        f"--out={tmp_path}", "--seconds=5",
-    )  # fmt: skip
-    assert stopped.returncode == 0, stopped.stderr
-    assert "test_exact_sums and what follows: the same command goes on there" in stopped.stdout
-    assert json.loads((tmp_path / "accelerator_x.json").read_text())["pieces"] == done
+def test_the_page_shows_what_the_compilers_said(tmp_path):
+    page = (ROOT / "docs/accelerators.md").read_text()
+    kept = ROOT / "benchmarks/hardware"
+    assert pages.fill(page, hardware.page_tables(kept)) == page
+    # The control: another answer is another page, and one that does not compile spoils none.
+    for name in hardware.GRID:
+        (tmp_path / f"{name}.json").write_text('{"compiles": false}')
+    failed = hardware.page_tables(tmp_path)
+    assert failed == hardware.page_tables(tmp_path / "nothing")
+    assert "| – |" in failed["gpu"] and pages.fill(page, failed) != page
+
+
+def test_the_demos_table_is_that_of_its_runs():
+    made = DEMO["rows"]
+    table = tables.markdown(sweeps.columns({}, made), made)
+    assert table == (ROOT / "docs/demo/sweep.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert table in readme or "<!-- demo table" not in readme
+
+
+def test_the_demos_settings_were_chosen_with_other_seeds():
+    tried = json.loads((ROOT / "docs/demo/settings.json").read_text())
+    searched = {seed for row in tried["rows"] for seed in row["seeds"]}
+    assert tried["held_out"] > 0 and searched
+    assert searched.isdisjoint(seed for row in DEMO["rows"] for seed in row["seeds"])
