@@ -81,7 +81,7 @@ def test_the_step_benchmark_writes_what_each_of_its_steps_takes(tmp_path):
 
 
 def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
-    done = {"test_chacha": {"end": "done", "seconds": 1.0, "last": []}}
+    done = {"tests": {"end": "done", "seconds": 1.0, "last": []}}
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/pieces.json").write_text(json.dumps(done))
     stopped = run_command(

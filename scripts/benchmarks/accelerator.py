@@ -3,12 +3,14 @@
 python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerator --seconds=540 \
   --data=FOLDER
 
-In this order: tests of what a device computes, times of a step and of depths, other libraries where
-they are installed, CIFAR-10 at the paper's scale by DP-SGD and BAM at ε = 2. A command has the
-seconds that are left; what is cut off is begun again by the next call, and a training goes on.
+In this order: tests of what a device computes, times of a step, of its settings and of depths,
+other libraries where they are installed, CIFAR-10 at the paper's scale by DP-SGD and BAM at ε = 2.
+A command has the seconds that are left; what is cut off is begun again by the next call, and a
+training goes on.
 FOLDER holds CIFAR-10 in Parquet.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -52,11 +54,12 @@ class Piece(NamedTuple):
 def pieces() -> Iterator[Piece]:
     """All of them, in order."""
     out, device = _OUT.value, _DEVICE.value
-    for test in TESTS:
-        yield Piece(f"test_{test}", ["-m", "pytest", "-q", f"tests/test_{test}.py"])
+    together = ["-n", str(min(8, os.cpu_count() or 1))] if find_spec("xdist") else []
+    yield Piece("tests", ["-m", "pytest", "-q", *together, *(f"tests/test_{x}.py" for x in TESTS)])
     timed = ",".join(name for name, module in OTHERS.items() if find_spec(module))
     for name, flag, more in (
         ("step", f"{out}/step_{device}.json", ["--batch=512", "--precision=bfloat16"]),
+        ("sizes", f"{out}/sizes_{device}", []),
         ("depth", f"{out}/depth_{device}", []),
         ("peers", f"{out}/peers_{device}.json", [f"--only={timed}", "--batch=512"]),
     ):
@@ -79,7 +82,8 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
         command.append(f"--max_seconds={max(1.0, seconds - LEAST_SECONDS)}")
     log = workdir / f"{piece.name}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        environ = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # tests share a GPU
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,92 @@
+"""Time per example of CIFAR-10's step by method, convolution, microbatch size and views.
+
+python -m scripts.benchmarks.sizes --out=benchmarks/sizes_h100 --seconds=300
+
+What no setting was left time for is not in the files, which are OUT.json and OUT.md.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from bam import files, models
+from bam.cli import console, tables, timing
+from bam.files import JsonObject
+from bam.training import registry
+from scripts.benchmarks import performance
+
+_OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
+_SECONDS = flags.DEFINE_float("seconds", 540, "for all settings", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 1024, "examples per step", lower_bound=1)
+_PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "of the network")
+_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
+console.require("out")
+
+FLOPS = 1_710_059_520  # of one view's gradient at width 64: "flops_per_example" of step_cpu.json
+LEAST_SECONDS = 25  # for a setting to be begun with
+# Method, convolution, examples of a microbatch, views; what says most comes first.
+SETTINGS = (
+    ("dp_sgd", "xla", 64, 16), ("dp_sgd", "matmul", 64, 16), ("non_private", "xla", 64, 16),
+    ("dp_sgd", "xla", 16, 16), ("dp_sgd", "xla", 256, 16), ("bam_sam", "xla", 64, 16),
+    ("dp_sgd", "matmul", 16, 16), ("dp_sgd", "matmul", 256, 16), ("dp_sgd", "tpu", 64, 16),
+    ("non_private", "matmul", 64, 16), ("dp_sgd", "xla", 512, 1), ("dp_sgd", "matmul", 512, 1),
+    ("non_private", "xla", 512, 1), ("dp_sgd", "matmul", 64, 1), ("dp_sgd", "matmul", 4, 16),
+    ("dp_sgd", "xla", 4, 16), ("bam_sam", "matmul", 64, 16),
+)  # fmt: skip
+COLUMNS: tables.Columns = {
+    "method": lambda row: registry.label(row["method"]),
+    "views": lambda row: str(row["views"]),
+    "convolution": lambda row: row["convolution"],
+    "microbatch": lambda row: str(row["microbatch"]),
+    "ms per example": lambda row: f"{row['ms']:.3f}",
+    "gradients' TFLOP/s": lambda row: f"{row['tflops']:.0f}",
+}
+
+
+def main() -> None:
+    """Compiles and times one setting after another until the seconds are over."""
+    console.use_compilation_cache()
+    ends, rows = time.monotonic() + _SECONDS.value, []
+    for setting in SETTINGS:
+        if time.monotonic() > ends - LEAST_SECONDS:
+            break
+        rows.append(row := _timed(*setting))
+        print("  ".join(show(row) for show in COLUMNS.values()), flush=True)
+    out = Path(_OUT.value)
+    names = ("batch", "precision", "width", "steps")
+    timing.keep(out.with_suffix(".json"), {x: flags.FLAGS[x].value for x in names} | {"rows": rows})
+    files.write_text(out.with_suffix(".md"), table(rows))
+
+
+def table(rows: Sequence[JsonObject]) -> str:
+    """The rows in Markdown; those of one method and number of views together, fastest first."""
+    groups = list(dict.fromkeys((row["method"], row["views"]) for row in rows))
+    ordered = sorted(rows, key=lambda x: (groups.index((x["method"], x["views"])), x["ms"]))
+    cells = [[show(row) for show in COLUMNS.values()] for row in ordered]
+    return tables.markdown(tables.text(*COLUMNS), cells, ("method", "convolution"))
+
+
+def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[str, Any]:
+    """A setting's row: milliseconds of an example in the fastest step, and their rate."""
+    changes: JsonObject = {
+        "augment.views": views, "microbatch_size": microbatch, "convolution": convolution,
+        "precision": _PRECISION.value, "model.width": _WIDTH.value,
+    }  # fmt: skip
+    changes = (performance.ONE_VIEW if views == 1 else {}) | changes
+    built = performance.experiment(method, _BATCH.value, changes)
+    call, _ = timing.step_of(built, _BATCH.value)
+    seconds = timing.measure({"step": call}, _STEPS.value, repeats=1)["step"]
+    ms = 1e3 * min(seconds) / _BATCH.value
+    gradients = views * (2 if method == "bam_sam" else 1) * (_WIDTH.value / 64) ** 2
+    return {
+        "method": method, "convolution": convolution, "microbatch": microbatch, "views": views,
+        "ms": ms, "tflops": FLOPS * gradients / ms / 1e9,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    console.run(main)
