@@ -89,5 +89,5 @@ def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
         f"--out={tmp_path}", "--seconds=5",
     )  # fmt: skip
     assert stopped.returncode == 0, stopped.stderr
-    assert "test_exact_sums and what follows: the same command goes on there" in stopped.stdout
+    assert "step and what follows: the same command goes on there" in stopped.stdout
     assert json.loads((tmp_path / "accelerator_x.json").read_text())["pieces"] == done
