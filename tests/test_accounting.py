@@ -340,7 +340,7 @@ def test_pld_refuses_what_would_fill_the_memory_in_one_line_and_rdp_answers(sigm
 @pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_narrow_numbers_cost_what_they_cost_in_64_bits():
     def spent(number, steps=100):
-        accounting._epsilon.cache_clear()
+        accounting.cached_epsilon.cache_clear()
         return bam.epsilon(
             noise_multiplier=number(5.0), sampling_prob=number(0.25), num_steps=steps, delta=1e-5
         )

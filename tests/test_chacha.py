@@ -118,7 +118,7 @@ def blocks_of_runs(monkeypatch):
         bam.core.places.drawn(noise, jnp.ones(40, bool), 4, 1)
         sampling.poisson_sample(0, step, 10**5, 0.3)
         sampling.pad(np.arange(5), 10, 0, step)
-    sampling._parts.cache_clear()
+    sampling.cycle_parts.cache_clear()
     sampling.cyclic_sample(0, 1, 50, 0.5, 3)
     return asked
 

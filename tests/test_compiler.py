@@ -131,7 +131,7 @@ def test_a_right_compiler_which_may_not_know_the_flag_is_not_given_it(version):
 def test_a_compiler_that_was_not_checked_is_given_the_flag_only_if_it_knows_it(
     version, tmp_path, caplog
 ):
-    if compiler._knows_flag(LIBRARY):
+    if compiler.knows_flag(LIBRARY):
         assert guarded(version) == (GUARD, "") and not caplog.records
         assert "use individual_dot" in guarded(version, f"{FLAG}=reduce")[1]
     library = tmp_path / "library"  # at first there is none
@@ -152,7 +152,7 @@ def test_no_unchecked_compiler_ends_an_import_where_warnings_are_errors(knows):
     printed, log = (process := start(code + SUMS)).communicate()
     assert process.returncode == 0, log
     assert ("has not been checked with jaxlib 0.99.0" in log) == (not knows)
-    if knows and compiler._knows_flag(LIBRARY):
+    if knows and compiler.knows_flag(LIBRARY):
         assert max(json.loads(printed).values()) < 1e-5, printed
 
 

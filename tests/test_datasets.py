@@ -605,7 +605,7 @@ def test_examples_with_labels_of_any_shape_and_type_are_set_aside(shape, dtype):
 def test_every_part_of_a_label_decides_who_is_set_aside():
     def hashes(labels):
         images = np.zeros((len(labels), 1, 1, 1), np.uint8)
-        return datasets._hashes(datasets.Split(images, np.asarray(labels))).tolist()
+        return datasets.image_hashes(datasets.Split(images, np.asarray(labels))).tolist()
 
     first, *others = hashes([[1, 2, 3], [1, 2, 4], [1, 3, 2], [2, 2, 3]])
     assert first not in others

@@ -257,7 +257,7 @@ def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_pa
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
     computed = lambda x: features.to_features(lambda pixels: pixels, x)  # noqa: E731
-    features._kept(computed, images, {}, tmp_path, lambda line: None)
+    features.kept_or_computed(computed, images, {}, tmp_path, lambda line: None)
     failures = iter([RuntimeError("out of memory")])
 
     def failing(x):
@@ -266,7 +266,7 @@ def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
         return computed(x)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        features._kept(failing, images, {}, tmp_path, lambda line: None)
+        features.kept_or_computed(failing, images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
@@ -435,7 +435,7 @@ def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
 
     def others_differ(feature_map):
         computed = jax.jit(lambda x: features.to_features(feature_map, x))
-        found = [features._in_chunks(computed, x) for x in (images, without)]
+        found = [features.in_chunks(computed, x) for x in (images, without)]
         return bool((np.delete(found[0], 7, 0) != np.delete(found[1], 7, 0)).any())
 
     assert not others_differ(scattering(9))

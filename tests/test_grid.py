@@ -39,7 +39,7 @@ def laws():
     """Probabilities of a and of b, as floats of full relative precision."""
     return [
         np.array([w / 2**fixed_point.TABLE_BITS for w in probabilities(t)])
-        for t in fixed_point._tables()
+        for t in fixed_point.alias_tables()
     ]
 
 
@@ -70,7 +70,7 @@ def rounded_normal(draws):
 
 def test_the_tables_give_the_weights_to_the_last_bit():
     for table, std in zip(
-        fixed_point._tables(), (fixed_point.COARSE_STD, fixed_point.FINE_STD), strict=True
+        fixed_point.alias_tables(), (fixed_point.COARSE_STD, fixed_point.FINE_STD), strict=True
     ):
         weights = fixed_point.weights(std)
         assert probabilities(table) == weights
@@ -206,18 +206,18 @@ def by_integers(words, table):
 def test_a_draw_that_the_first_bits_leave_open_is_decided_by_the_others(ties):
     """One in 2^31: so words are made that tie, in as many of three as there are."""
     rng = np.random.default_rng(ties)
-    for table in fixed_point._tables():
+    for table in fixed_point.alias_tables():
         slots = rng.integers(0, SLOTS, 50)
         columns = np.stack([table.first, table.second, table.third])[:, slots].astype(np.uint32)
         numbers = rng.integers(0, 2**32, (3, 50)).astype(np.uint32)
         numbers[:ties] = columns[:ties]
         words = np.stack([slots << 17 | numbers[0] >> 15, numbers[0] % 2**15, *numbers[1:]])
         words = jnp.asarray(words, jnp.uint32)
-        choice = fixed_point._choose(words[0], words[1])
-        found = fixed_point._look_up(table, choice, (words[2], words[3]))
+        choice = fixed_point.choose_slots(words[0], words[1])
+        found = fixed_point.look_up(table, choice, (words[2], words[3]))
         np.testing.assert_array_equal(found, [by_integers(w, table) for w in np.asarray(words).T])
         if ties == 0:
-            np.testing.assert_array_equal(found, fixed_point._look_up(table, choice, ()))
+            np.testing.assert_array_equal(found, fixed_point.look_up(table, choice, ()))
 
 
 def test_a_tie_makes_a_tile_draw_its_other_bits(monkeypatch):
@@ -225,10 +225,10 @@ def test_a_tie_makes_a_tile_draw_its_other_bits(monkeypatch):
     right = np.asarray(noise().share(1000))
     monkeypatch.setattr(fixed_point, "gaussian", fixed_point.gaussian.__wrapped__)  # not compiled
     looked_up = []
-    original = fixed_point._look_up
+    original = fixed_point.look_up
     monkeypatch.setattr(
         fixed_point,
-        "_look_up",
+        "look_up",
         lambda t, c, rest: looked_up.append(len(rest)) or original(t, c, rest),
     )
     np.testing.assert_array_equal(noise().share(1000), right)

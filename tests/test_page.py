@@ -166,7 +166,7 @@ def test_the_page_has_the_whole_statement_in_its_words(run):
 
 
 def test_the_curve_of_an_attacker_is_between_guessing_and_epsilon_alone(run):
-    chart, over_steps = page._attacker(records.read(run), 4)
+    chart, over_steps = page.attacker_charts(records.read(run), 4)
     lines = {name: np.array(y) for name, (_, y) in chart.lines.items()}
     middle = np.array(chart.lines["guessing"][0]) < 0.2
     assert np.all((lines["guessing"] < lines["this training"])[:-1])  # the last is 100 %

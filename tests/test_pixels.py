@@ -424,7 +424,7 @@ def test_an_image_takes_no_more_than_it_is_said_to(tmp_path, kind, mode):
         made = in_mode(BIG[..., 0], mode) if mode == "I;16" else Image.fromarray(BIG).convert(mode)
         made.save(file)
     how = COLOUR._replace(window=(0, 255) if kind == "npy" else None)
-    with pixels._opened(file, how) as opened:
+    with pixels.open_pixels(file, how) as opened:
         most = opened.num_bytes / 2**20
     with at_most(most + 2, traced=False):
         pixels.encoded(file, how)

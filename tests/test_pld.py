@@ -129,14 +129,14 @@ def test_an_epsilon_that_is_not_tight_says_so_in_one_line_that_is_shown_once(run
         names = ("noise_multiplier", "sampling_prob", "num_steps", "delta")
         return bam.epsilon(**dict(zip(names, run, strict=True)))
 
-    accounting._epsilon.cache_clear()
+    accounting.cached_epsilon.cache_clear()
     pld.step_pld.cache_clear()
     with pytest.warns(pld.LooseBoundWarning, match=line + ".*accountant rdp.* smaller one$"):
         tight = spent()
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
         for num_steps in (run[2], run[2] + 1, run[2] + 2):  # as a run's rows ask
-            accounting._epsilon.cache_clear()
+            accounting.cached_epsilon.cache_clear()
             pld.step_pld.cache_clear()
             run = (*run[:2], num_steps, run[3])
             assert spent() >= tight

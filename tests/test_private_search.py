@@ -32,7 +32,7 @@ def search(
     **overrides,
 ):  # fmt: skip
     """What a search of these settings prints, that reads its data anew."""
-    loading._datasets.clear()
+    loading.kept_datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
     study = comparison.grid(
         lambda method: sweeps.load(FILE, method, overrides, private_search.FIXED),

@@ -114,7 +114,7 @@ def test_the_plan_promises_what_the_accountant_says_and_no_other_can():
 
 def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PLD_accounting", None)
-    accountant._epsilon.cache_clear()
+    accountant.cached_epsilon.cache_clear()
     with pytest.raises(extras.MissingExtraError, match=r"pip install '\.\[allocation\]'"):
         bam.make_plan(**PLAN)
 
@@ -129,7 +129,7 @@ def drawn(draw, num_epochs=100):
 
 
 def right(epoch):
-    return sampling._parts(0, 80, 4, epoch + 1)
+    return sampling.cycle_parts(0, 80, 4, epoch + 1)
 
 
 def test_every_example_is_in_one_batch_of_each_epoch():

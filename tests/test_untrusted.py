@@ -497,7 +497,7 @@ def test_images_of_many_row_groups_are_read_in_order(folder):
 
 @pytest.mark.parametrize("total", [100, 400])
 def test_threads_together_take_no_more_than_one_budget(monkeypatch, total):
-    monkeypatch.setitem(common._decoding, "free", total)
+    monkeypatch.setitem(common.decoding_room, "free", total)
     taken, most, lock = 0, 0, threading.Lock()
 
     def decode(num_bytes):
@@ -512,7 +512,7 @@ def test_threads_together_take_no_more_than_one_budget(monkeypatch, total):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(decode, [30, 100, 20, 50] * 8))
-    assert most <= total and common._decoding["free"] == total
+    assert most <= total and common.decoding_room["free"] == total
     assert most > 200 if total == 400 else most > 90  # the control: more are let in at once
     refused("takes up to .* bytes; at most", decode, common.DECODING + 1)
 

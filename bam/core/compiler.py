@@ -50,7 +50,7 @@ def guard(
     if version not in FAULTY:
         if _numbers(version) <= _numbers(LAST_RIGHT):
             return ""
-        if not _knows_flag(library):
+        if not knows_flag(library):
             logging.getLogger("bam").warning(
                 "bam has not been checked with jaxlib %s, whose sums on CPU may be wrong: install "
                 "the versions of constraints.txt",
@@ -82,7 +82,7 @@ def guard(
     return f"{wrong}, and JAX has started: import bam first, or set XLA_FLAGS={FLAG}={GUARD}"
 
 
-def _knows_flag(library: Path) -> bool:
+def knows_flag(library: Path) -> bool:
     """Whether a compiler has the flag and the value, whose names are in its file as they are."""
     if not library.is_file():
         return False

@@ -201,8 +201,8 @@ def gaussian(
             return drawn.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
 
         coarse, fine, both = words(Stream.NOISE, 3)
-        chosen = _choose(coarse, both >> 17), _choose(fine, both & (2**15 - 1))
-        tables = _tables()
+        chosen = choose_slots(coarse, both >> 17), choose_slots(fine, both & (2**15 - 1))
+        tables = alias_tables()
         tied = functools.reduce(
             jnp.logical_or,
             (
@@ -212,7 +212,7 @@ def gaussian(
         )
 
         def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "some 16 blocks"]:
-            a, b = (_look_up(t, c, r) for t, c, r in zip(tables, chosen, rests, strict=True))
+            a, b = (look_up(t, c, r) for t, c, r in zip(tables, chosen, rests, strict=True))
             return COARSE * a + b
 
         def draw_with_ties() -> Int32[Array, "some 16 blocks"]:
@@ -247,12 +247,12 @@ class Choice(NamedTuple):
     first: UInt32[Array, "*n"]
 
 
-def _choose(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
+def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
     """Of a word, and 15 bits more."""
     return Choice(word >> (32 - SLOT_BITS), (word << SLOT_BITS) | more)
 
 
-def _look_up(
+def look_up(
     table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
 ) -> Int32[Array, "*n"]:
     """The slot or, from its threshold on, the alias; without `rest` there is no tie."""
@@ -282,7 +282,7 @@ class AliasTable(NamedTuple):
 
 
 @functools.cache
-def _tables() -> tuple[AliasTable, AliasTable]:
+def alias_tables() -> tuple[AliasTable, AliasTable]:
     """Those of a and of b; 0.3 s once per process."""
     return alias_table(weights(COARSE_STD)), alias_table(weights(FINE_STD))
 

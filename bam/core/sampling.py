@@ -99,7 +99,7 @@ def _uint64(words: UInt32[np.ndarray, "2 n"]) -> np.ndarray:
     return words[0].astype(np.uint64) << np.uint64(32) | words[1].astype(np.uint64)
 
 
-def _permutation(
+def permutation(
     key: UInt32[np.ndarray, "8"], stream: Stream, step: int, size: int
 ) -> Int64[np.ndarray, " size"]:
     """A permutation, all of them equally likely: the order of random numbers, no two the same."""
@@ -129,7 +129,7 @@ def cyclic_sample(
     if num_parts < 1:
         raise InputError(f"num_parts must be at least 1, got {num_parts}")
     drawn = poisson_sample(seed, step, num_examples, sampling_prob)
-    return drawn[_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
+    return drawn[cycle_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
 
 
 def allocated_sample(
@@ -148,11 +148,11 @@ def allocated_sample(
     if batches_per_epoch < 1:
         raise InputError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
     epoch, place = divmod(step - 1, batches_per_epoch)
-    return np.flatnonzero(_parts(seed, num_examples, batches_per_epoch, epoch + 1) == place)
+    return np.flatnonzero(cycle_parts(seed, num_examples, batches_per_epoch, epoch + 1) == place)
 
 
 @functools.lru_cache(maxsize=2)
-def _parts(
+def cycle_parts(
     seed: int, num_examples: int, num_parts: int, epoch: int = 0
 ) -> Int64[np.ndarray, " examples"]:
     """The part that each example is in: random numbers that no batch's draw uses."""
@@ -209,7 +209,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
         raise InputError("a row is drawn twice: one example would count for two")
     while capacity < len(indices):
         capacity *= 2
-    places = _permutation(chacha.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
+    places = permutation(chacha.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
     padded = np.full(capacity, PADDING, np.int32)
     padded[places[: len(indices)]] = indices
     return PaddedBatch(padded, padded != PADDING)

@@ -31,7 +31,7 @@ DECODING = 2**32
 # Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
 PIXEL_BYTES = 32
 
-_decoding = {"free": DECODING}
+decoding_room = {"free": DECODING}
 _changed = threading.Condition()
 
 
@@ -107,13 +107,13 @@ def decoding(num_bytes: int) -> Iterator[None]:
     if num_bytes > DECODING:
         raise InputError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
     with _changed:
-        _changed.wait_for(lambda: num_bytes <= _decoding["free"])
-        _decoding["free"] -= num_bytes
+        _changed.wait_for(lambda: num_bytes <= decoding_room["free"])
+        decoding_room["free"] -= num_bytes
     try:
         yield
     finally:
         with _changed:
-            _decoding["free"] += num_bytes
+            decoding_room["free"] += num_bytes
             _changed.notify_all()
 
 

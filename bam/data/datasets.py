@@ -266,12 +266,12 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
     if not 0 < num_examples < total:
         raise InputError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
     aside = np.zeros(total, bool)
-    aside[np.argsort(_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
+    aside[np.argsort(image_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
     train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in (~aside, aside))
     return dataset._replace(train=train, test=test)
 
 
-def _hashes(split: Split) -> np.ndarray:
+def image_hashes(split: Split) -> np.ndarray:
     """A number of 64 bits for each example, which depends on nothing but the example."""
     labels = np.asarray(split.labels)
     labels = labels.reshape(len(labels), -1).astype(

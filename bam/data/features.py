@@ -66,7 +66,9 @@ def extract(
     """
     computed = jax.jit(lambda images: to_features(feature_map, images))
     _check_rows(computed, dataset.train.images)
-    return _with_images(dataset, lambda images: _kept(computed, images, facts, folder, log))
+    return _with_images(
+        dataset, lambda images: kept_or_computed(computed, images, facts, folder, log)
+    )
 
 
 def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
@@ -107,19 +109,19 @@ def _check_rows(computed: Computed, images: Images) -> None:
     """Refuses a map that mixes images: what one becomes must not depend on those beside it."""
     probed = images[np.arange(PROBED) % len(images)]
     bright = 255 if images.dtype == np.uint8 else probed.max() + 1
-    alone = _in_chunks(computed, probed)  # beside black ones, and each other
+    alone = in_chunks(computed, probed)  # beside black ones, and each other
     # Far apart, the first one last, bright ones before, between and after them.
     places = np.arange(PROBED)[::-1] * (CHUNK // PROBED) + 3
     crowd = np.full((CHUNK, *images.shape[1:]), bright, images.dtype)
     crowd[places] = probed
-    if np.isfinite(alone).all() and not _equal(alone, _in_chunks(computed, crowd)[places]):
+    if np.isfinite(alone).all() and not _equal(alone, in_chunks(computed, crowd)[places]):
         raise DataError(
             "the features of an image depend on the images beside it (as with BatchNorm in "
             "training): no guarantee would hold for any of them"
         )
 
 
-def _kept(
+def kept_or_computed(
     computed: Computed,
     images: Images,
     facts: Mapping[str, object],
@@ -137,7 +139,7 @@ def _kept(
     kept, written_by = _read(file, log)
     if kept is not None:
         probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
-        expected = _in_chunks(computed, images[probed])
+        expected = in_chunks(computed, images[probed])
         fits = kept.dtype == np.float16 and kept.shape == (len(images), *expected.shape[1:])
         if fits and written_by == program and _is_kept(kept[probed], expected):
             return kept
@@ -188,14 +190,14 @@ def _program(computed: Computed, images: Images) -> bytes:
 
 
 def _all_rows(computed: Computed, images: Images) -> np.ndarray:
-    features = _in_chunks(computed, images)
+    features = in_chunks(computed, images)
     bad = ~np.isfinite(features).all(axis=(1, 2, 3))
     if bad.any():
         raise DataError(f"features of image {np.flatnonzero(bad)[0]} are not finite in float16")
     return features
 
 
-def _in_chunks(computed: Computed, images: Images) -> np.ndarray:
+def in_chunks(computed: Computed, images: Images) -> np.ndarray:
     """A map of any number of images, so many at a time that it is compiled once."""
     chunks = []
     for start in range(0, len(images), CHUNK):

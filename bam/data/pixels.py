@@ -119,7 +119,7 @@ def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w 
 
 def _fitted(file: Path, preprocessing: Preprocessing) -> Image.Image:
     result = PIXEL_BYTES * math.prod(preprocessing.size)
-    with _opened(file, preprocessing) as opened, decoding(opened.num_bytes + result):
+    with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
         if isinstance(image, np.ndarray):
             image = _scaled(image, opened.bits, preprocessing.window)
@@ -141,7 +141,7 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
     """
     deep, several = dict[int | None, list[Path]](), 0
     for file in files:
-        with contextlib.suppress(DataError), _opened(file, preprocessing) as opened:
+        with contextlib.suppress(DataError), open_pixels(file, preprocessing) as opened:
             several += opened.several
             if preprocessing.window is None and (opened.bits is None or opened.bits > 8):
                 deep.setdefault(opened.bits, []).append(file)
@@ -155,7 +155,7 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     for file in files[:: 1 + len(files) // 256]:  # decoding all would take as long as the import
         with (
             contextlib.suppress(DataError),
-            _opened(file, preprocessing) as opened,
+            open_pixels(file, preprocessing) as opened,
             decoding(opened.num_bytes),
         ):
             numbers = np.asarray(opened.read())
@@ -210,7 +210,7 @@ def _one_line(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
+def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
     """A file of a kind that its first bytes tell, its declared size checked."""
     if not file.is_file():  # a pipe would be waited for
         raise DataError(f"{file}: no ordinary file")

@@ -111,11 +111,14 @@ def epsilon(
     prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
     check_mechanism(prob, steps, delta, accountant)
     check_noise_multiplier(sigma)
-    return _epsilon(accountant, sigma, prob, steps, delta)
+    return cached_epsilon(accountant, sigma, prob, steps, delta)
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(accountant: str, sigma: float, prob: float, num_steps: int, delta: float) -> float:
+def cached_epsilon(
+    accountant: str, sigma: float, prob: float, num_steps: int, delta: float
+) -> float:
+    """ε by an accountant, of numbers that are checked; equal questions are answered once."""
     if num_steps == 0 or prob == 0 or math.isinf(sigma):
         return 0.0
     if sigma < SMALLEST_NOISE:
@@ -194,7 +197,7 @@ def _noise_multiplier(
 
     def exactly(sigma: float) -> float:
         check_noise_multiplier(sigma)
-        return _epsilon(accountant, sigma, *steps)
+        return cached_epsilon(accountant, sigma, *steps)
 
     # What is cheap finds where to begin with what is dear.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)

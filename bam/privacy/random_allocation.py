@@ -61,7 +61,7 @@ def epsilon_of_random_allocation(
     if noise_multiplier == 0:
         return math.inf
     epochs = -(-num_steps // batches_per_epoch)
-    return _epsilon(noise_multiplier, batches_per_epoch, epochs, delta)
+    return cached_epsilon(noise_multiplier, batches_per_epoch, epochs, delta)
 
 
 def settings(sigma: float, batches: int, epochs: int, delta: float) -> tuple[float, float]:
@@ -77,7 +77,8 @@ def settings(sigma: float, batches: int, epochs: int, delta: float) -> tuple[flo
 
 
 @functools.lru_cache(maxsize=64)  # every step of an epoch asks for the same
-def _epsilon(sigma: float, batches: int, epochs: int, delta: float) -> float:
+def cached_epsilon(sigma: float, batches: int, epochs: int, delta: float) -> float:
+    """ε of so many epochs, of numbers that are already checked."""
     with needs("allocation"):
         import numba  # noqa: F401  # without it, it would take half a minute
         import PLD_accounting as allocation

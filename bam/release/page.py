@@ -68,7 +68,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         nominal=statement.nominal_notice(epsilon) if run.private and run.nominal else "",
         diverged="" if public else divergence(run.summary),
         faults=list(run.faults()) if run.private and run.summary else [],
-        attacker=_attacker(run, counted) if run.private and counted else [],
+        attacker=attacker_charts(run, counted) if run.private and counted else [],
         tests=None if public else _tests(run.summary),
         accuracy=_measured(shown, "test_accuracy"),
         measured=_measured(shown, NOT_PRIVATE),
@@ -80,7 +80,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     )
 
 
-def _attacker(run: Run, counted: int) -> list[Chart]:
+def attacker_charts(run: Run, counted: int) -> list[Chart]:
     """What the weights leave to an attacker after so many steps, and ε over the steps."""
     plan = run.plan
     steps = sorted({round(plan.num_steps * i / 12) for i in range(13)} | {counted})

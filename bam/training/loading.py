@@ -33,15 +33,15 @@ def make_dataset(
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = registry.features_digest(described["features"])
     wanted = FrozenConfigDict(described)
-    if wanted not in _datasets:
+    if wanted not in kept_datasets:
         dataset = _dataset(wanted, log)
-        while len(_datasets) > 1:
-            del _datasets[next(iter(_datasets))]
-        _datasets[wanted] = dataset
-    return _datasets[wanted]
+        while len(kept_datasets) > 1:
+            del kept_datasets[next(iter(kept_datasets))]
+        kept_datasets[wanted] = dataset
+    return kept_datasets[wanted]
 
 
-_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
+kept_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
 
 
 def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:

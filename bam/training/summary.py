@@ -59,7 +59,7 @@ def summarize(
         "processes": list(processes),
         **{"test_accuracy": None}
         | {key: value for key, value in last_row.items() if key.startswith("test_")},
-        **_figures(trainer, outputs),
+        **judged_figures(trainer, outputs),
         "seconds": last_row["seconds"],
         "device": devices.name(),
         "num_devices": trainer.mesh.size if trainer.mesh else 1,
@@ -69,7 +69,7 @@ def summarize(
     }
 
 
-def _figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
+def judged_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
     """What the loss's figures say; None in their place if an output is not finite."""
     figures = trainer.criterion.figures
     if figures is None or outputs is None:
