@@ -5,7 +5,7 @@ Command:   bam sweep --config=cifar10_prior --methods=dp_sgd --num_seeds=5 --wor
              --config.dataset.source=parquet --config.dataset.path=FOLDER
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import cifar10_scattering
 
@@ -14,8 +14,6 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on features of CIFAR-10 from drawn images."""
     config = cifar10_scattering.get_config(method)
     config.features = ConfigDict({"name": "prior", "cache": ""})
-    for key in ("weights", "parts"):  # options of `examples.prior_parts:features`
-        config.features[key] = config_dict.placeholder(str)
     config.epsilon = 1.0
     config.expected_batch_size = 8192
     config.num_steps = 100

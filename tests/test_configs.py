@@ -11,9 +11,7 @@ from bam.core import sampling
 from bam.training import loop, registry
 from configs import (
     cifar10,
-    cifar10_medium,
     cifar10_scattering,
-    cifar10_start,
     cifar100,
     digits,
     imagenet32,
@@ -156,18 +154,6 @@ def test_hyper_parameters_are_those_of_table_2():
 def test_a_mistaken_clipping_is_refused():
     with pytest.raises(ValueError, match="choose from gradients, inputs"):
         logistic.get_config("dp_sgd,outputs")
-
-
-def test_starts_differ_from_dp_sgd_by_the_method_or_the_first_weights_alone():
-    plain = cifar10_medium.get_config("dp_sgd").to_dict()
-    assert cifar10_start.get_config("dp_sgd").to_dict() == plain
-    first, flat = (cifar10_start.get_config(name).to_dict() for name in ("bam_first", "flat"))
-    assert first.pop("method")["last_step"] == plain["num_steps"] // 3 == 50
-    assert first == {key: value for key, value in plain.items() if key != "method"}
-    changed = {"init_from": "runs/start/flat.safetensors", "init_fresh": "Dense_0"}
-    assert flat == plain | changed
-    with pytest.raises(ValueError, match="choose from bam_first, flat, plain"):
-        cifar10_start.get_config("sharp")
 
 
 def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import bam
-from bam import models, testing
+from bam import testing
 from bam.core.noise import next_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
@@ -24,7 +24,6 @@ from examples import (
     disk,
     dp_adam_bc,
     dp_psac,
-    flat_start,
     low_pass,
     penalty_schedule,
     random_smoothing,
@@ -558,15 +557,6 @@ def test_no_second_gradient_is_computed_once_the_penalty_has_ended():
     # A step for each example would be a condition on it: both gradients of all.
     both = operations(lambda row, step: grad(params, row | {"step": step}), batch, step)
     assert "dot_general" in both
-
-
-def test_a_start_is_learned_on_drawn_images_and_sam_moves_it_elsewhere():
-    starts = {}
-    for radius in (0.0, 0.1):
-        starts[radius], figures = flat_start.train(models.create("linear", 4, 1), radius, steps=9)
-        assert figures["accuracy"] > 0.5 and figures["loss ahead"] > figures["loss"]
-    apart = optax.tree.norm(optax.tree.sub(starts[0.0], starts[0.1]))
-    assert 1e-3 < float(apart) < float(optax.tree.norm(starts[0.0]))
 
 
 # Mechanisms.

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from ml_collections import ConfigDict
 
 from bam.data import prior
 from bam.data.common import DataError
 from bam.data.features import to_features
 from bam.training import registry
-from examples import prior_parts
 from scripts import prior as script
 
 RNG = np.random.default_rng(0)
@@ -62,15 +60,6 @@ def test_each_part_has_the_same_energy_and_a_mirror_image_the_same_features(few)
         np.testing.assert_allclose((part**2).sum(axis=1), 100 / 3, rtol=1e-2)
     mirrored = np.asarray(features(IMAGES[:, :, ::-1])).reshape(3, -1)
     np.testing.assert_allclose(mirrored, both, atol=5e-3)
-
-
-def test_parts_may_be_left_out(few, tmp_path):
-    weights = tmp_path / "few.safetensors"
-    weights.write_bytes(safetensors.numpy.save(few))
-    fine, both = (prior_parts.features(str(weights), parts) for parts in ("fine", "fine+coarse"))
-    np.testing.assert_allclose(both(IMAGES)[..., :28] * 2**0.5, fine(IMAGES), rtol=1e-5, atol=1e-5)
-    with pytest.raises(DataError, match="joins fine, coarse, scattering by"):
-        prior_parts.features(str(weights), "fine+cursory")
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (40, 256, 1), (64, 48, 3)])

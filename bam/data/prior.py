@@ -18,7 +18,7 @@ root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of privat
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,7 +69,7 @@ def prior(digest: str = "") -> FeatureMap:
     return with_weights(safetensors.numpy.load(content))
 
 
-def with_weights(named: Weights, parts: Sequence[str] = PARTS) -> FeatureMap:
+def with_weights(named: Weights) -> FeatureMap:
     """The map by weights, whose names are `CHANNELS/PART/…`, as `scripts/prior.py` makes them."""
     named = {name: np.asarray(value, np.float32) for name, value in named.items()}
 
@@ -86,8 +86,8 @@ def with_weights(named: Weights, parts: Sequence[str] = PARTS) -> FeatureMap:
             planes = (raw(images, part, named) - own["centre"]) @ own["matrix"]
             return jax.nn.standardize(planes.reshape(len(images), -1))
 
-        each = [whitened(part) for part in parts]
-        each = [part * LENGTH / (len(parts) * part.shape[1]) ** 0.5 for part in each]
+        each = [whitened(part) for part in PARTS]
+        each = [part * LENGTH / (len(PARTS) * part.shape[1]) ** 0.5 for part in each]
         return jnp.concatenate(each, axis=1)[:, None, None]
 
     return features
