@@ -4,7 +4,7 @@ Command:   bam train --config=extensions:NAME --workdir=DIR
            NAME is a key of EXTENSIONS below.
 Hardware:  any CPU.
 
-Not in the paper. `scripts/paper/benchmark.py` trains them with settings of their own.
+Not in the paper. docs/benchmark.md compares them, with settings of their own.
 """
 
 from collections.abc import Mapping

@@ -40,7 +40,7 @@ gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live:
 # Whole files that `make test` leaves out: matrices of switches, inputs and settings, examples,
 # installing and what trains several runs. The guarantee has its tests elsewhere, too.
 THOROUGH = (
-    *("augment", "backbones", "benchmark", "compiler", "configs", "diagnostics"),
+    *("augment", "backbones", "compiler", "configs", "diagnostics"),
     *("every_hand", "examples", "features", "hardware", "install", "judging", "kit"),
     *("page", "pixels", "pretrained", "prior"),
     *("private_search", "processes", "properties", "random_allocation"),

@@ -12,7 +12,6 @@ from jaxtyping import PyTree
 
 from bam import files, provenance
 from bam.core import sampling
-from bam.data import datasets
 from bam.files import JsonMapping
 from bam.training import devices, trainer
 
@@ -33,25 +32,21 @@ def compile_timed(fn: Callable[..., PyTree], *args: PyTree) -> tuple[PyTree, flo
     return compiled, time.perf_counter() - started
 
 
-def compiled_step(
-    built: trainer.Trainer, batch: int, train: datasets.Split | None = None
-) -> tuple[Any, float, PyTree, PyTree]:
+def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, PyTree]:
     """A training step of `batch` examples, the seconds it took to compile, and its arguments.
 
-    They are the state, which the step's own result replaces, and the others, which stay: `train`,
-    the trainer's own train split on the devices unless it is given, and the batch.
+    They are the state, which the step's own result replaces, and the others, which stay: the
+    training examples on the devices, and the batch.
     """
-    train = built.place(built.dataset.train) if train is None else train
+    train = built.place(built.dataset.train)
     state, others = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
     compiled, seconds = compile_timed(built.step, state, *others)
     return compiled, seconds, state, others
 
 
-def step_of(
-    built: trainer.Trainer, batch: int, train: datasets.Split | None = None
-) -> tuple[Callable[[], PyTree], float]:
+def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], float]:
     """A call that does a training step of `batch` examples, and the seconds it took to compile."""
-    compiled, seconds, state, others = compiled_step(built, batch, train)
+    compiled, seconds, state, others = compiled_step(built, batch)
 
     def call() -> PyTree:
         nonlocal state

@@ -21,8 +21,6 @@ from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, registry
-from scripts.paper import effects
-from scripts.paper.effects import BIAS
 
 _FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
@@ -36,6 +34,13 @@ console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batches of figures 5 and 6, of as many examples as the largest
 STAGES = {"start": "before the first step", "end": "after the last step"}
+# ‖bias‖ is never shown without the quantities that say what it is made of.
+BIAS = {
+    "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
+    "gradient_norm": "gradient ‖ĝ‖",
+    "relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
+    "cosine": "direction kept, cos(ĝ_clip, ĝ)",
+}
 # Positions `[n]` and a value for each seed `[seeds, n]`.
 Points = tuple[Sequence[float], np.ndarray]
 
@@ -126,21 +131,12 @@ class Picture:
 
 
 def bias_over_training(series: Sequence[Series], path: Path) -> None:
-    """Figure 2: bias over training, with what it is made of, and the effects on them."""
-    picture, measured = Picture(series), {}
+    """Figure 2: bias over training, with what it is made of."""
+    picture = Picture(series)
     for quantity, heading in BIAS.items():
         points = {s.label: plot.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
         picture.panel(quantity, heading, "step", points)
     picture.write(path, "Clipping bias over training", num_columns=2)
-    for s in series:
-        means = {}
-        for name in BIAS:  # without the weights before training, which all share
-            values = plot.over_seeds(s.rows, f"not_private/{name}")[1][:, 1:]
-            geometric = name in effects.RATIOS
-            means[name] = np.exp(np.log(values).mean(1)) if geometric else values.mean(1)
-        accuracy = plot.over_seeds(s.rows, "test_accuracy")[1]
-        measured[s.label] = means | {"test_accuracy": accuracy[:, -1]}
-    effects.write(path.with_name(f"{path.name}_effects"), measured)
 
 
 def ascent_over_training(series: Sequence[Series], path: Path) -> None:

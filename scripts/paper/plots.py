@@ -1,8 +1,9 @@
-"""Draws pictures of the site from the files that commands leave in docs/ and benchmarks/.
+"""Draws the picture of speed from the files that `make bench-peers` leaves in benchmarks/.
 
 python -m scripts.paper.plots
 
-The other pictures in that folder are of studies that ended, and were drawn at `archive-0.2.0`.
+The other pictures in docs/figures/site/ are of studies that ended: they were drawn at the tags
+`archive-0.2.0` and `archive-0.3`.
 """
 
 import json
@@ -11,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from bam.cli import console
@@ -50,22 +50,6 @@ def speed() -> None:
     _name_rows(axes[0], bars)
 
 
-def hardware() -> None:
-    """The share of a TPU v5e's peak that its compiler leads one to expect."""
-    methods = {"ordinary": "non_private", "DP-SGD": "dp_sgd", "BAM": "bam_sam"}
-    methods |= {"BAM, ascent\nof one view": "bam_sam_one_view", "BAM, exact": "bam_exact"}
-    _, axes = plt.subplots(1, 2, figsize=(5, 3.2), sharey=True, sharex=True)
-    titles = {"cifar10": "ResNet-9, CIFAR-10", "imagenet32": "WRN-16-4, ImageNet32"}
-    for axis, (config, title) in zip(axes, titles.items(), strict=True):
-        names = [f"benchmarks/hardware/{config}_{x}_v5e_1x1.json" for x in methods.values()]
-        shares = [100 * _read(name)["estimated_share_of_peak"] for name in names]
-        bars = axis.barh(np.arange(len(methods)), shares, 0.6, color=BLUE)
-        axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=10)
-        axis.set(xlabel="% of peak", xlim=(0, 68))
-        axis.set_title(title, fontsize=10)
-    _name_rows(axes[0], methods)
-
-
 def _read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
@@ -81,15 +65,12 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
         label.set_fontweight("normal" if value else "bold")
 
 
-PICTURES = {picture.__name__: picture for picture in (speed, hardware)}
-
-
-def draw(name: str, folder: Path) -> Path:
-    """Draws a picture into a folder."""
-    path = folder / f"{name}.png"
+def draw(folder: Path) -> Path:
+    """Draws it into a folder."""
+    path = folder / "speed.png"
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
-        PICTURES[name]()
+        speed()
         plt.savefig(path, dpi=144)
         plt.close()
     with Image.open(path) as image:  # a third of the bytes
@@ -98,9 +79,8 @@ def draw(name: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Draws all of them."""
-    for name in PICTURES:
-        print(draw(name, ROOT / "docs/figures/site"))
+    """Draws it where the page shows it."""
+    print(draw(ROOT / "docs/figures/site"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures' numbers and pictures, and the tables of effects."""
+"""The figures' numbers and pictures."""
 
 import csv
 
@@ -6,7 +6,6 @@ import pytest
 
 from bam.sweep import plot
 from bam.training import registry
-from scripts.paper import effects
 from tests.cases import run_command
 
 
@@ -39,28 +38,6 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
         assert float(row["mean"]) == pytest.approx(
             (float(row["seed 0"]) + float(row["seed 1"])) / 2, rel=1e-4
         )
-    table = (tmp_path / "out" / "figure2_effects.md").read_text(encoding="utf-8")
-    assert table.count("[") == 5
-
-
-def test_effects_are_paired_and_ratios_multiply_to_the_ratio_of_the_bias():
-    names = ("bias_norm", "gradient_norm", "test_accuracy")
-    measured = {
-        "DP-SGD": dict(zip(names, ([1.0, 4.0], [2.0, 5.0], [0.5, 0.6]), strict=True)),
-        "other": dict(zip(names, ([0.5, 2.0], [1.0, 5.0], [0.51, 0.61]), strict=True)),
-    }
-    for quantities in measured.values():
-        quantities["relative_bias"] = [
-            b / g for b, g in zip(quantities["bias_norm"], quantities["gradient_norm"], strict=True)
-        ]
-    found = {r["quantity"]: r for r in effects.rows(measured) if r["method"] == "other"}
-    assert found["bias_norm"]["effect"] == pytest.approx(0.5)  # in both seeds: no uncertainty
-    assert found["bias_norm"]["low"] == pytest.approx(0.5)
-    assert found["gradient_norm"]["effect"] * found["relative_bias"]["effect"] == pytest.approx(0.5)
-    assert found["test_accuracy"]["effect"] == pytest.approx(0.01)
-    table = effects.markdown(effects.rows(measured))
-    assert "| other | 1.250 | 0.500 [0.500, 0.500] |" in table
-    assert "+1.00 [+1.00, +1.00]" in table
 
 
 def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():

@@ -1,14 +1,12 @@
-"""The pictures of the site: each is drawn from the files that are kept."""
+"""The picture of speed is drawn from the files that are kept."""
 
-import pytest
 from PIL import Image
 
 from scripts.paper import plots
 
 
-@pytest.mark.parametrize("name", plots.PICTURES)
-def test_every_picture_is_legible_on_a_phone_and_small(name, tmp_path):
-    path = plots.draw(name, tmp_path)
+def test_the_picture_is_legible_on_a_phone_and_small(tmp_path):
+    path = plots.draw(tmp_path)
     with Image.open(path) as image:
         assert image.width == 720 and image.height < 2 * image.width
         assert len(image.convert("L").getcolors()) > 10
