@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers hardware audit-deps docs dist lint types check format clean
+.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -74,15 +74,6 @@ $(PEERS)/installed: pyproject.toml constraints.txt
 	  -e '.[train]' jax-privacy 'opacus>=1.6'
 	touch $@
 
-# What the compilers say of TPUs and GPUs that are not here: docs/accelerators.md. Each compiler has an
-# environment of its own (1.5 GB and 6 GB); what benchmarks/hardware/ holds is not compiled again.
-hardware: install .venv-tpu/installed .venv-cuda/installed
-	$(BIN)/python -m scripts.benchmarks.hardware
-.venv-tpu/installed .venv-cuda/installed: .venv-%/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,$*]'
-	touch $@
-
 # Known vulnerabilities of the pinned packages, from the network; without it, it says so.
 AUDIT := .venv-audit
 audit-deps: $(AUDIT)/installed
@@ -134,4 +125,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs .venv-dist .venv-lowest site dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-audit .venv-docs .venv-dist .venv-lowest site dist .mypy_cache .pytest_cache .ruff_cache

@@ -175,15 +175,16 @@ def test_a_sum_with_noise_has_its_rows_at_drawn_places():
 
 @pytest.mark.parametrize(("size", "most"), [(1, 1.0), (4, 1.04), (16, 1.1), (64, 1.1), (100, 1.1)])
 def test_positions_cost_few_more_rows_than_packing(size, most):
-    """At the paper's batch, 4096 of 50,000: turns of the fullest place over those when packed."""
-    from bam.cli import ahead
-
+    """At the paper's batch, 4096 of 50,000: rows at the fullest place over those when packed."""
     plan = make_plan(
         num_examples=50_000, expected_batch_size=4096, num_steps=900, target_epsilon=2.0,
         delta=1e-5, clip_norm=1.0, accountant="rdp",
     )  # fmt: skip
-    packed = np.ceil(np.random.default_rng(0).binomial(50_000, 4096 / 50_000, 500) / size)
-    assert np.mean(ahead.turns_of_draws(plan, 1, size)) <= most * np.mean(packed)
+    random = np.random.default_rng(0)
+    drawn = np.minimum(random.binomial(50_000, plan.sampling_prob, 500), plan.capacity)
+    seats = [-(-plan.capacity // size)] * size  # of each place
+    fullest = [random.multivariate_hypergeometric(seats, rows).max() for rows in drawn]
+    assert np.mean(fullest) <= most * np.mean(np.ceil(drawn / size))
 
 
 # What of δ covers draws that outgrow their rows.

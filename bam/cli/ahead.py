@@ -7,9 +7,8 @@ import importlib.util
 import math
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from collections import Counter
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,34 +20,23 @@ from bam import provenance
 from bam.cli import timing
 from bam.cli.options import EXAMPLES
 from bam.core import sampling
-from bam.core.fixed_point import rows_per_sum
 from bam.data import datasets, features
 from bam.data.stream import select
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.models import layers
-from bam.privacy.plan import PrivacyPlan
 from bam.training import finetune, loading, registry, trainer
 
 GIB = 2**30
-CYCLES = r'"estimated_cycles":"(\d+)"'
-COLLECTIVE = r"(all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?"
-# For a microbatch_size of "auto": so many images at once, of so many examples at most. A TPU is
-# fastest, by its compiler's estimate, at few, which stay in memory on the chip.
-AT_ONCE = {"tpu": (64, 16), "cuda": (1024, 1024)}
+COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
 
 
 class Kind(NamedTuple):
-    """A TPU by its data sheet: operations a second in products of bfloat16, cycles a second.
-
-    Of a GPU, `spec` is what its compiler asks for.
-    """
+    """A kind of device by its data sheet."""
 
     platform: str  # whose compiler it is: "tpu" or "cuda"
     memory_bytes: int
-    peak_flops: float = 0
-    cycles: float = 0
-    spec: str = ""
+    spec: str = ""  # what a GPU's compiler asks for
 
 
 # XLA's `GpuTargetConfigProto` in its text format.
@@ -72,9 +60,9 @@ GPUS = {
     "b200": (191_514_411_008, 7.672e12, 148, 1.965, 132_644_864, 10, "NVIDIA B200"),
 }
 KINDS = {
-    "v5e": Kind("tpu", 16 * GIB, 196.6e12, 1.5e9),
-    "v5p": Kind("tpu", 95 * GIB, 459e12, 1.75e9),
-    "v6e": Kind("tpu", 32 * GIB, 918e12, 1.75e9),
+    "v5e": Kind("tpu", 16 * GIB),
+    "v5p": Kind("tpu", 95 * GIB),
+    "v6e": Kind("tpu", 32 * GIB),
     **{name: Kind("cuda", x[0], spec=GPU_SPEC.format(*x)) for name, x in GPUS.items()},
 }
 
@@ -135,27 +123,17 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     dataset = _dataset(config.dataset, size)
     if feature_map := registry.make_features(config.features):
         dataset = features.blank(dataset, feature_map)
-    tried = [config.microbatch_size]
-    if tried == ["auto"]:
-        images, examples = AT_ONCE[kind.platform]
-        most = min(examples, images // registry.num_inputs(config), config.expected_batch_size)
-        most = min(most, len(dataset.train.labels))
-        tried = list(dict.fromkeys(max(1, most // 8**i) for i in range(5)))
-    for rows in tried:
-        with config.ignore_type():
-            config.microbatch_size = rows
-        try:
-            built, program, seconds = compile_step(config, dataset, hardware)
-            needed, problem = num_bytes_held(program), ""
-        except jax.errors.JaxRuntimeError as error:
-            needed, problem = 0, " ".join(str(error).split())[:300]
-        if fits := 0 < needed <= kind.memory_bytes:
-            break
-    answer = {"target": target, "compiles": not problem, "problem": problem}
-    if problem:
-        return answer
-    flop = flop_per_step(config, dataset)
-    return answer | {
+    if config.microbatch_size == "auto":
+        raise InputError("microbatch_size=auto is timed on the device: give a number")
+    try:
+        built, program, seconds = compile_step(config, dataset, hardware)
+    except jax.errors.JaxRuntimeError as error:
+        problem = " ".join(str(error).split())[:300]
+        return {"target": target, "compiles": False, "problem": problem}
+    needed = num_bytes_held(program)
+    return {
+        "target": target,
+        "compiles": True,
         "config": f"{config.dataset.name}:{config.method.name}",
         "device": hardware[0].device_kind,
         "num_devices": len(hardware),
@@ -163,15 +141,15 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
         "compile_seconds": seconds,
         "memory_bytes": needed,
         "device_memory_bytes": kind.memory_bytes,
-        "fits": fits,
+        "fits": needed <= kind.memory_bytes,
         "microbatch_size": config.microbatch_size,
         "num_steps": built.plan.num_steps,
         "expected_batch_size": built.plan.expected_batch_size,
         "num_params": built.num_params,
-        "flop_per_step": flop,
+        "flop_per_step": flop_per_step(config, dataset),
+        "collectives": collectives(program.as_text()),
         "commit": provenance.git_commit(),
         "versions": provenance.versions(),
-        **_read(built, program.as_text(), kind, len(hardware), flop),
     }
 
 
@@ -225,129 +203,13 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     return config.expected_batch_size * timing.matrix_flops(gradient, *weights, example)
 
 
-def turns_of_draws(plan: PrivacyPlan, num_devices: int, size: int) -> np.ndarray:
-    """Groups of `size` rows that a device runs in a step: of 500 draws.
-
-    With noise, whose rows have random places, as many as the rows at the fullest place of a
-    microbatch, shared by the devices.
-    """
-    random = np.random.default_rng(0)
-    seats = -(-plan.capacity // (size * num_devices)) * num_devices  # of each place
-    drawn = np.full(500, plan.capacity)
-    if plan.mechanism_name == "poisson":
-        drawn = np.minimum(random.binomial(plan.num_examples, plan.sampling_prob, 500), drawn)
-    if not plan.private:
-        return np.ceil(np.ceil(drawn / num_devices) / size)
-    at_places = [random.multivariate_hypergeometric([seats] * size, rows).max() for rows in drawn]
-    return np.ceil(np.array(at_places) / num_devices)
-
-
-def _read(
-    built: trainer.Trainer, text: str, kind: Kind, num_devices: int, flop_per_step: int
-) -> JsonObject:
-    """What devices exchange in a step and, for a TPU, its cycles."""
-    plan, size, rows_per_carry = built.plan, built.config.microbatch_size, math.inf
-    if plan.private:
-        noise_std = plan.noise_multiplier * built.sensitivity
-        rows_per_carry = rows_per_sum(built.sensitivity, noise_std, plan.capacity)
-    at_once = int(min(rows_per_carry, size))
-    drawn = turns_of_draws(plan, num_devices, at_once)
-    groups, carries = np.mean(drawn), np.mean(np.ceil(drawn / (rows_per_carry // at_once)))
-    uncounted = set()
-
-    def turns(scope: str) -> float:
-        if scope.endswith("carries/while"):
-            return float(carries)
-        if scope.endswith("microbatches/while"):
-            return float(groups / carries if "carries" in scope else groups)
-        if not scope.endswith("from_memory/while"):  # see `bam.core.pytree.read_from_memory`
-            uncounted.add(scope)
-        return 1
-
-    steps = list(walk(computations(text), turns))
-    facts = {"collectives": collectives(steps), "loops_counted_once": sorted(uncounted)}
-    if kind.platform != "tpu":
-        return facts
-    cycles = sum(x * int(step.attribute(CYCLES) or 0) for step, x in steps)
-    seconds = cycles / kind.cycles
-    return facts | {
-        "estimated_cycles_per_step": cycles,
-        "estimated_seconds_per_step": seconds,
-        "estimated_share_of_peak": flop_per_step / num_devices / kind.peak_flops / seconds,
-        "estimated_hours_per_run": plan.num_steps * seconds / 3600,
-    }
-
-
-class Instruction(NamedTuple):
-    """One line of a computation: `%name = SHAPE opcode(rest`."""
-
-    name: str
-    shape: str
-    opcode: str
-    rest: str
-
-    def attribute(self, pattern: str) -> str:
-        """The first group of a pattern in the rest; "" if it is not there."""
-        match = re.search(pattern, self.rest)
-        return match[1] if match else ""
-
-
-Computations: TypeAlias = Mapping[str, list[Instruction]]
-
-
-def computations(text: str) -> Computations:
-    """A compiled program's computations, from its text; the one that calls the others is ""."""
-    named: dict[str, list[Instruction]] = {}
-    name = ""
-    for line in text.splitlines():
-        if head := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            name = "" if head[1] else head[2]
-            named[name] = []
-        elif step := re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)", line):
-            named[name].append(Instruction(*step.groups()))
-    if "" not in named:
-        raise ValueError("this is not the text of a compiled program")
-    return named
-
-
-def walk(
-    named: Computations, turns: Callable[[str], float], name: str = "", times: float = 1
-) -> Iterator[tuple[Instruction, float]]:
-    """Every instruction that runs, and how often: a text lists one inside a loop once.
-
-    `turns(scope)` says how often a loop runs that does not count up to a constant.
-    """
-    one = r"(?:to_apply|true_computation|branch_computations)=\{?%([\w.\-]+)"
-    for step in named[name]:
-        if step.opcode == "while":
-            inner = _known_turns(named, step) or turns(step.attribute(r'op_name="([^"]*)"'))
-            for called in re.findall(r"(?:body|condition)=%([\w.\-]+)", step.rest):
-                yield from walk(named, turns, called, times * inner)
-        elif step.opcode not in ("call", "conditional"):
-            yield step, times
-        elif called := step.attribute(one):
-            yield from walk(named, turns, called, times)
-
-
-def _known_turns(named: Computations, loop: Instruction) -> int:
-    """How often a loop runs, by the compiler or by its condition "less than N"; 0: unknown."""
-    if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
-        return int(known)
-    condition = named.get(loop.attribute(r"condition=%([\w.\-]+)")) or [loop]
-    if condition[-1].opcode != "compare" or "direction=LT" not in condition[-1].rest:
-        return 0
-    limit = condition[-1].attribute(r"^[^)]*, %([\w.\-]+)\)")
-    return int(*(x.attribute(r"^(\d+)\)") or 0 for x in condition if x.name == limit))
-
-
-def collectives(steps: Iterable[tuple[Instruction, float]]) -> list[JsonObject]:
-    """What devices exchange in a step, the largest first; several arrays may be one."""
-    counts = defaultdict[tuple[int, str], float](float)
-    for step, times in steps:
-        if match := re.fullmatch(COLLECTIVE, step.opcode):
-            # The result of one that starts lists what goes in and what comes out.
-            twice = bool(match[2]) and step.shape.startswith("((")
-            counts[num_bytes(step.shape) // (1 + twice), match[1]] += times
+def collectives(text: str) -> list[JsonObject]:
+    """What a compiled program's devices exchange, the largest first; those in a loop count once."""
+    counts = Counter[tuple[int, str]]()
+    for shape, kind, start in re.findall(COLLECTIVE, text):
+        # The result of one that starts lists what goes in and what comes out.
+        twice = bool(start) and shape.startswith("((")
+        counts[num_bytes(shape) // (1 + twice), kind] += 1
     return [
         {"kind": kind, "count": counts[size, kind], "bytes": size}
         for size, kind in sorted(counts, reverse=True)

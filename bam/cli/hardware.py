@@ -39,15 +39,5 @@ def lines(answer: JsonMapping) -> Iterator[str]:
     misfit = "" if answer["fits"] else ": DOES NOT FIT"
     yield f"memory of a device: {needed:.2f} of {available:.0f} GiB{misfit}"
     for each in answer["collectives"]:
-        yield f"exchanged in a step: {each['count']:g} {each['kind']} of {each['bytes']:,} bytes"
+        yield f"exchanged in a step: {each['count']} {each['kind']} of {each['bytes']:,} bytes"
     yield f"arithmetic of a step: {answer['flop_per_step'] / 1e12:.4g} TFLOP"
-    for scope in answer["loops_counted_once"]:
-        yield f"COUNTED TOO LITTLE: a loop of unknown turns, taken as one: {scope}"
-    if "estimated_cycles_per_step" in answer:
-        yield (
-            "ESTIMATE by the compiler: {estimated_cycles_per_step:.4g} cycles a step, which are "
-            "{estimated_seconds_per_step:.3g} s and {estimated_share_of_peak:.0%} of bfloat16's "
-            "peak; {estimated_hours_per_run:.3g} h for {num_steps:,} steps"
-        ).format(**answer)
-    else:
-        yield "no time: this compiler estimates none"

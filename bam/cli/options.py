@@ -386,14 +386,14 @@ same with and without it. That is adding or removing it if N is a public constan
         ),
     ),
     "hardware": Command(
-        "compiles a run for GPUs or TPUs that are not there; estimates the time on TPUs",
+        "compiles a run for GPUs or TPUs that are not there: does it fit?",
         """\
-bam hardware --config=configs/cifar10.py:bam_sam --target=v5e:2x2 [--json=FILE]
+bam hardware --config=configs/cifar10_medium.py:bam_sam --target=v5e:2x2 [--json=FILE]
 
 TARGET is v5e, v5p or v6e with a topology, or h100, h200 or b200 alone or with a number of devices,
 as h100:8. It needs the vendor's compiler, not the device: the extra `tpu` or `cuda`. The step is
 the real one, for the real number of devices; images are blank, so no data is needed for the public
-data sets. Nothing is run: times, of TPUs alone, are ESTIMATES by the compiler's count of cycles.
+data sets. Nothing is run, and no time is estimated.
 """,
         (
             Flag("config", None, "configs/NAME.py:METHOD", required=True),

@@ -8,7 +8,7 @@ import pytest
 from bam.cli import sweeps, tables
 from bam.training import loop
 from configs import digits
-from scripts.benchmarks import hardware, performance
+from scripts.benchmarks import performance
 from scripts.lib import pages
 
 ROOT = Path(__file__).parents[2]
@@ -73,18 +73,6 @@ def test_no_audit_that_is_shown_gives_away_more_than_it_claims():
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
     text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
     assert loop.build(digits.get_config("dp_sgd")).plan.describe() in text
-
-
-def test_the_page_shows_what_the_compilers_said(tmp_path):
-    page = (ROOT / "docs/accelerators.md").read_text()
-    kept = ROOT / "benchmarks/hardware"
-    assert pages.fill(page, hardware.page_tables(kept)) == page
-    # The control: another answer is another page, and one that does not compile spoils none.
-    for name in hardware.GRID:
-        (tmp_path / f"{name}.json").write_text('{"compiles": false}')
-    failed = hardware.page_tables(tmp_path)
-    assert failed == hardware.page_tables(tmp_path / "nothing")
-    assert "| – |" in failed["gpu"] and pages.fill(page, failed) != page
 
 
 def test_the_demos_table_is_that_of_its_runs():
