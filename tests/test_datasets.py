@@ -20,7 +20,7 @@ import pytest
 
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
-from bam.data.sources import archives, parquet, safe_pickle
+from bam.data.sources import archives, parquet
 from tests import prepared_folder
 from tests.cases import encode, refused, write_parquet
 
@@ -344,6 +344,7 @@ class Calls:
         return self.call
 
 
+@pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize(
     ("function", "arguments", "asked"),
     [
@@ -354,13 +355,13 @@ class Calls:
     ],
 )
 def test_a_malicious_pickle_is_refused_and_runs_nothing(
-    function, arguments, asked, tmp_path, monkeypatch, small
+    function, arguments, asked, protocol, tmp_path, monkeypatch, small
 ):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path, cifar_files("python", 10))
     evil = {b"data": Calls(function, *arguments), b"labels": [1]}
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
-    batch.write_bytes(pickle.dumps(evil, protocol=2))
+    batch.write_bytes(pickle.dumps(evil, protocol))
     fails(f"data_batch_1: refused: the pickle asks for ({asked})", "cifar10", "archive", tmp_path)
     assert not (tmp_path / "pwned").exists()
 
@@ -379,14 +380,14 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(
 def test_a_pickle_of_something_else_is_no_batch(batch):
     content = pickle.dumps(batch, protocol=2)
     with pytest.raises(DataError, match="x: not a CIFAR batch"):
-        safe_pickle.parse(content, "x", b"labels")
+        archives.parse_pickle(content, "x", b"labels")
 
 
 def test_a_truncated_pickle_is_no_batch():
     content = cifar_files("python", 10)["cifar-10-batches-py/test_batch"]
     for length in range(0, len(content) - 1, 997):
         with pytest.raises(DataError, match="x: not a CIFAR batch"):
-            safe_pickle.parse(content[:length], "x", b"labels")
+            archives.parse_pickle(content[:length], "x", b"labels")
 
 
 @pytest.fixture

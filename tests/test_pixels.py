@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from pydicom import uid
 
-from bam.data import common, importing, listing, pixels
+from bam.data import importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.pixels import Preprocessing
 from bam.data.sources import parquet
@@ -444,7 +444,7 @@ def test_what_would_take_more_than_the_budget_is_refused_before_it_is_decoded(
     file = tmp_path / "x.png"
     Image.fromarray(BIG).save(file)
     assert pixels.encoded(file, GREY)
-    monkeypatch.setattr(common, "DECODING", 2**24)
+    monkeypatch.setattr(pixels, "DECODING", 2**24)
     with at_most(1):
         refused("x.png: .*decoding takes up to 72,", pixels.encoded, file, GREY, kind=DataError)
     assert pixels.check_ranges([file], GREY) == 0

@@ -1,15 +1,9 @@
-"""What every reader shares: the split, the error, limits on sizes, images, checks of labels.
+"""What every reader shares: the split, the error, images, checks of memory and of labels."""
 
-Files may come from strangers: a size that one of them declares is checked before memory is taken.
-"""
-
-import contextlib
 import io
 import math
 import os
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,16 +18,6 @@ from bam.files import JsonObject
 # Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
 IMAGE_FORMATS = ("PNG", "JPEG")
 MANIFEST = "manifest.json"  # of an imported folder
-# Of the first image of a data set whose size is not known: 50 MB decoded.
-MAX_PIXELS = 2**24
-# Bytes that all threads of a process together may take to decode images.
-DECODING = 2**32
-# Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
-PIXEL_BYTES = 32
-
-decoding_room = {"free": DECODING}
-_changed = threading.Condition()
-
 
 # Bytes of the decoded training images -> whether images stay in their files.
 Stays: TypeAlias = Callable[[int], bool]
@@ -66,20 +50,6 @@ def in_memory(num_bytes: int) -> bool:
     return False
 
 
-def read_file(file: Path, limit: int) -> bytes:
-    """The bytes, at most `limit`, of an ordinary file: no pipe and no device; else a DataError."""
-    try:
-        return files.read_bytes(file, limit)
-    except ValueError as error:
-        raise DataError(str(error)) from None
-
-
-def check_size(num_bytes: int, limit: int, where: str) -> None:
-    """Refuses, with a DataError, what declares more bytes than it can have."""
-    if num_bytes > limit:
-        raise DataError(f"{where}: {num_bytes:,} bytes, at most {limit:,} are expected")
-
-
 def manifest(folder: Path | None) -> JsonObject:
     """What `bam data import` says of a folder that it made; of any other nothing."""
     file = folder and folder / MANIFEST
@@ -98,25 +68,6 @@ def check_memory(num_bytes: int, where: str) -> None:
         raise DataError(f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; {has}")
 
 
-@contextlib.contextmanager
-def decoding(num_bytes: int) -> Iterator[None]:
-    """Waits until so many bytes are free of the `DECODING` that all threads share, and takes them.
-
-    A thread must not ask twice. InputError, in one line, for more than there are.
-    """
-    if num_bytes > DECODING:
-        raise InputError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
-    with _changed:
-        _changed.wait_for(lambda: num_bytes <= decoding_room["free"])
-        decoding_room["free"] -= num_bytes
-    try:
-        yield
-    finally:
-        with _changed:
-            decoding_room["free"] += num_bytes
-            _changed.notify_all()
-
-
 def decode_images(
     encoded: Sequence[bytes | None],
     where: str,
@@ -127,8 +78,8 @@ def decode_images(
 
     None marks a missing image. An error names `where`, for example the file's path, and the row
     (from 0), or what `place` says of the row. The shape is `(height, width, channels)`; None: that
-    of the first image, of `MAX_PIXELS` at most. Channels are 1 (grey) or 3 (RGB; palettes are
-    looked up and transparency is dropped).
+    of the first image. Channels are 1 (grey) or 3 (RGB; palettes are looked up and transparency is
+    dropped).
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")
@@ -160,20 +111,14 @@ def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) ->
     if encoded is None:
         raise DataError(f"{place}: no image bytes")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)  # its header alone
-        with image:
+        with Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as image:  # its header alone
             if image.mode not in ("1", "L", "RGB", "RGBA", "P"):
                 raise InputError(f"mode {image.mode} is neither 8-bit grey nor RGB")
             target = "L" if image.mode in ("1", "L") else "RGB"
             declared = (image.height, image.width, 1 if target == "L" else 3)
-            if shape is None and image.height * image.width > MAX_PIXELS:
-                raise InputError(f"{image.height} × {image.width} pixels, more than {MAX_PIXELS:,}")
             if shape not in (None, declared):
                 raise DataError(f"{place}: image of shape {declared}, expected {tuple(shape)}")
-            with decoding(image.height * image.width * PIXEL_BYTES):
-                pixels = np.asarray(image if image.mode == target else image.convert(target))
+            pixels = np.asarray(image if image.mode == target else image.convert(target))
     except DataError:
         raise
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.

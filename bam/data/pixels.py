@@ -6,6 +6,7 @@ import io
 import math
 import struct
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from bam.data.common import DECODING, MAX_PIXELS, PIXEL_BYTES, DataError, decoding
+from bam.data.common import DataError
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 
@@ -28,11 +29,18 @@ FORMATS = tuple(x for x in SAFE if x in Image.OPEN)
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
 BACKGROUNDS = ("white", "black")
 SIDES = range(4, 4097)  # heights and widths that can be asked for
-LIMIT = 8 * MAX_PIXELS  # pixels of a file
+LIMIT = 2**27  # pixels of a file
+# Bytes that all threads of a process together may take to decode images.
+DECODING = 2**32
+# Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
+PIXEL_BYTES = 32
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
 CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
 NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
+
+decoding_room = {"free": DECODING}
+_changed = threading.Condition()
 
 
 class Preprocessing(NamedTuple):
@@ -99,6 +107,25 @@ class _Opened(NamedTuple):
     def num_bytes(self) -> int:
         """Memory that the image takes at most, until it has its size."""
         return self.size[0] * self.size[1] * self.pixel_bytes + self.more_bytes
+
+
+@contextlib.contextmanager
+def decoding(num_bytes: int) -> Iterator[None]:
+    """Waits until so many bytes are free of the `DECODING` that all threads share, and takes them.
+
+    A thread must not ask twice. InputError, in one line, for more than there are.
+    """
+    if num_bytes > DECODING:
+        raise InputError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
+    with _changed:
+        _changed.wait_for(lambda: num_bytes <= decoding_room["free"])
+        decoding_room["free"] -= num_bytes
+    try:
+        yield
+    finally:
+        with _changed:
+            decoding_room["free"] += num_bytes
+            _changed.notify_all()
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> bytes:

@@ -1,29 +1,26 @@
 """The official distributions: CIFAR archives, ImageNet32 batches, MNIST's idx files.
 
 Everything is read from local files. Whole CIFAR archives are checked against their published MD5
-sums, every set against its published number of rows, and the pickles of the Python archives can run
-nothing (`safe_pickle`). No file is read, or unpacked, beyond what such a set can have.
+sums, and every set against its published number of rows. A pickle is a program that may call any
+function: those of the Python archives may name what an array is made of, and nothing else.
 """
 
 import functools
 import gzip
 import hashlib
 import io
-import math
+import pickle
 import struct
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from bam.data.catalogue import DATASETS, Facts
-from bam.data.common import DataError, Split, check_labels, check_size, read_file
-from bam.data.sources import safe_pickle
-from bam.errors import InputError
+from bam.data.common import DataError, Split, check_labels
 
 MD5 = {
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -34,10 +31,14 @@ MD5 = {
 
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
-# Of a row of CIFAR in any layout: a pickle may take two bytes for one, and the file's name.
-_CIFAR_ROW_BYTES = 2 * 3074 + 256
-MIB = 2**20
-MAX_HEADER = 10_000  # bytes that say an array's shape and dtype; NumPy reads no longer ones either
+# All that a pickle of a dictionary of bytes, integers and a NumPy array names.
+PICKLED = {
+    "_codecs.encode",  # how Python 3 writes bytes
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+}
 
 # Of a part of a split: the file of its labels, images [n, h, w, c], and labels.
 Part: TypeAlias = tuple[str, np.ndarray, np.ndarray]
@@ -102,24 +103,27 @@ def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
     """The first of the data set's layouts that is at `path`, and its files' bytes."""
     layouts = _LAYOUTS[name]
-    limit = max(DATASETS[name].rows) * _CIFAR_ROW_BYTES + MIB
     for layout in layouts:
         archive = path if path.is_file() and path.name == layout.archive else path / layout.archive
         if archive.is_file():
-            return layout, _untar(archive, layout, limit)
+            return layout, _untar(archive, layout)
         for folder in (path / layout.folder, path):
             if (folder / layout.files[0][0]).is_file():
                 return layout, {
-                    file: read_file(folder / file, limit)
-                    for files in layout.files
-                    for file in files
+                    file: _read(folder / file) for files in layout.files for file in files
                 }
     expected = " or ".join(layout.archive for layout in layouts)
     raise DataError(f"{path}: neither {expected} nor what they contain")
 
 
-def _untar(archive: Path, layout: _Layout, limit: int) -> dict[str, bytes]:
-    """Reads an archive's members, of `limit` bytes at most, once its checksum is right."""
+def _read(file: Path) -> bytes:
+    if not file.is_file():
+        raise DataError(f"{file}: missing")
+    return file.read_bytes()
+
+
+def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
+    """Reads an archive's members, once its checksum is right."""
     with archive.open("rb") as file:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if md5 != MD5[layout.archive]:
@@ -134,7 +138,6 @@ def _untar(archive: Path, layout: _Layout, limit: int) -> dict[str, bytes]:
             for member in tar:
                 name = member.name.removeprefix("./")
                 if name in wanted and (handle := tar.extractfile(member)) is not None:
-                    check_size(member.size, limit, f"{archive}: {name}")
                     contents[wanted[name]] = handle.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: not a readable archive: {error}") from error
@@ -142,6 +145,36 @@ def _untar(archive: Path, layout: _Layout, limit: int) -> dict[str, bytes]:
     if missing:
         raise DataError(f"{archive}: {', '.join(missing)} missing inside")
     return contents
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes what is `PICKLED`; a DataError for any other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in PICKLED:
+            raise DataError(f"refused: the pickle asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def parse_pickle(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels, uint8 `[rows, 3072]`, and labels of one batch, a pickled dictionary.
+
+    It has an array under `b"data"` and a list under the labels' key. DataError for a pickle that is
+    damaged, holds something else, or asks for a function.
+    """
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        pixels, labels = batch[b"data"], batch[label_key]
+        if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
+            raise TypeError("labels are not a list of integers")
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
+            raise TypeError("data is not an array of uint8 with a row for each label")
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    # A damaged pickle raises nearly anything.
+    except Exception as error:
+        raise DataError(f"{where}: not a CIFAR batch: {type(error).__name__} {error}") from error
+    return pixels, np.array(labels, np.int64)
 
 
 def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -154,66 +187,38 @@ def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndar
 
 
 def _imagenet32(name: str, path: Path) -> Iterator[Iterator[Part]]:
-    for files, rows in zip(_IMAGENET32_FILES, DATASETS[name].rows, strict=True):
-        rows_per_file = 2 * rows // len(files)  # the official ones differ little
-        yield (_imagenet32_batch(path / file, rows_per_file) for file in files)
+    for files in _IMAGENET32_FILES:
+        yield (_imagenet32_batch(path / file) for file in files)
 
 
-def _imagenet32_batch(file: Path, most_rows: int) -> Part:
+def _imagenet32_batch(file: Path) -> Part:
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:
-        with zipfile.ZipFile(file) as batch:
-            pixels = _npy(batch, "data", most_rows * 3072)
-            labels = np.asarray(_npy(batch, "labels", most_rows * 8), np.int64)
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from error
+        with np.load(file, allow_pickle=False) as batch:
+            pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
     # A damaged file raises nearly anything.
     except Exception as error:
         raise DataError(f"{file}: not a readable batch: {error}") from error
     return str(file), _channels_last(pixels, str(file)), labels - 1
 
 
-def _npy(batch: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
-    """An array of an npz file, once its header declares no more than `limit` bytes."""
-    # NumPy writes no other; bzip2 and LZMA are not unpacked piece by piece.
-    if batch.getinfo(f"{name}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{name} is compressed as NumPy does not")
-    with batch.open(f"{name}.npy") as file:
-        head = io.BytesIO(file.read(12 + MAX_HEADER))  # no further, whatever length it declares
-    long = np.lib.format.read_magic(head) != (1, 0)
-    declared = int.from_bytes(head.read(4 if long else 2), "little")
-    check_size(declared, MAX_HEADER, f"{name}'s header")
-    head.seek(8)
-    read = np.lib.format.read_array_header_2_0 if long else np.lib.format.read_array_header_1_0
-    shape, _, dtype = read(head)
-    check_size(math.prod(shape) * dtype.itemsize, limit, name)
-    with batch.open(f"{name}.npy") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
 def _mnist(name: str, path: Path) -> Iterator[Iterator[Part]]:
-    for stem, rows in zip(("train", "t10k"), DATASETS[name].rows, strict=True):
-        images = _idx(path, f"{stem}-images-idx3-ubyte", (rows, 28, 28))[..., None]
-        labels = _idx(path, f"{stem}-labels-idx1-ubyte", (rows,))
+    for stem in ("train", "t10k"):
+        images = _idx(path, f"{stem}-images-idx3-ubyte", 3)[..., None]
+        labels = _idx(path, f"{stem}-labels-idx1-ubyte", 1)
         yield iter([(str(path / f"{stem}-labels-idx1-ubyte"), images, labels)])
 
 
-def _idx(folder: Path, name: str, largest: tuple[int, ...]) -> np.ndarray:
+def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
     """The uint8 array of an idx file: a magic number, big-endian lengths, then the bytes."""
     file = next((f for f in (folder / f"{name}.gz", folder / name) if f.is_file()), folder / name)
-    num_axes = len(largest)
-    start = 4 + 4 * num_axes
-    limit = start + math.prod(largest)
+    start, content = 4 + 4 * num_axes, _read(file)
     if file.suffix == ".gz":
         try:
-            with gzip.open(file) as unpacked:
-                content = unpacked.read(limit + 1)
+            content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{file}: truncated or altered: {error}") from error
-        check_size(len(content), limit, f"{file}, unpacked")
-    else:
-        content = read_file(file, limit)
     if len(content) < start or content[:4] != bytes((0, 0, 8, num_axes)):
         raise DataError(f"{file}: not an idx file of bytes with {num_axes} axes")
     shape = struct.unpack(f">{num_axes}I", content[4:start])
@@ -240,7 +245,7 @@ _LAYOUTS = {
     "cifar10": (
         _Layout(
             "cifar-10-python.tar.gz", "cifar-10-batches-py", (_CIFAR10_BATCHES, ("test_batch",)),
-            functools.partial(safe_pickle.parse, label_key=b"labels"),
+            functools.partial(parse_pickle, label_key=b"labels"),
         ),
         _Layout(
             "cifar-10-binary.tar.gz", "cifar-10-batches-bin",
@@ -251,7 +256,7 @@ _LAYOUTS = {
     "cifar100": (
         _Layout(
             "cifar-100-python.tar.gz", "cifar-100-python", (("train",), ("test",)),
-            functools.partial(safe_pickle.parse, label_key=b"fine_labels"),
+            functools.partial(parse_pickle, label_key=b"fine_labels"),
         ),
         _Layout(
             "cifar-100-binary.tar.gz", "cifar-100-binary", (("train.bin",), ("test.bin",)),

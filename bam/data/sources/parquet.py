@@ -1,9 +1,4 @@
-"""Data sets in Parquet, in the column layout of Hugging Face image data sets.
-
-Equal images are stored once in such a file, and held once while it is read: a small file cannot
-fill the memory by repeating a large image. Within a row group a file that lies about its sizes can
-still take what the format allows: 2 GiB for a page, and 2 GiB for different images.
-"""
+"""Data sets in Parquet, in the column layout of Hugging Face image data sets."""
 
 import contextlib
 import hashlib
@@ -24,7 +19,6 @@ from bam.data.common import (
     Stays,
     check_labels,
     check_memory,
-    check_size,
     decode_images,
     in_memory,
     manifest,
@@ -41,7 +35,6 @@ with needs("data"):
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
-MAX_ROW_GROUP = 2**30  # bytes of encoded images; Hugging Face writes 100 or 1000 rows
 
 
 def read(
@@ -122,7 +115,6 @@ def _file_ids(file: Path, column: str) -> list[np.ndarray]:
     ids = []
     with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
         for group in range(table.num_row_groups):
-            _check_group(table.metadata, group, file)
             values = table.read_row_group(group, columns=[column])[column]
             if values.null_count:
                 raise DataError(f"{file}: column {column} has rows without a value")
@@ -154,7 +146,6 @@ class _Files:
                 self._columns.append(_columns(footer.schema.to_arrow_schema(), file))
             self._footers.append(footer)
             for group in range(footer.num_row_groups):
-                _check_group(footer, group, file)
                 groups.append((number, group, footer.row_group(group).num_rows))
         self.schema = self._footers[0].schema.to_arrow_schema()
         self._groups = np.array(groups, np.int64).reshape(-1, 3)
@@ -190,24 +181,14 @@ class _Files:
         return check_labels(numbers, num_classes, str(file)) if is_class else numbers
 
     def _all_encoded(self, number: int, bytes_per_image: int) -> list[bytes | None]:
-        """The images of a file as it has them: equal ones are one object if it repeats one."""
+        """The images of a file as it has them."""
         file, footer, (image, _) = self.paths[number], self._footers[number], self._columns[number]
         # 64 more of every row for its label and for what points to its image.
         check_memory(footer.num_rows * (bytes_per_image + 64), str(file))
-        encoded: list[bytes | None] = []
-        num_bytes, column = 0, f"{image}.bytes"
-        with (
-            readable(file),
-            pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table,
-        ):
-            for group in range(table.num_row_groups):
-                rows = table.read_row_group(group, columns=[column])
-                for part in pc.struct_field(rows[image], "bytes").chunks:
-                    num_bytes += part.nbytes
-                    check_memory(num_bytes, str(file))
-                    different = [*part.dictionary.to_pylist(), None]  # None: a row without image
-                    encoded += [different[-1 if i is None else i] for i in part.indices.to_pylist()]
-        return encoded
+        with readable(file), pq.ParquetFile(file, pre_buffer=False) as table:
+            batches = table.iter_batches(512, columns=[f"{image}.bytes"])
+            columns = (pc.struct_field(batch.column(image), "bytes") for batch in batches)
+            return [encoded for column in columns for encoded in column.to_pylist()]
 
     def _encoded(self, row: int) -> bytes | None:
         """The image of a row, as its file has it; a row group is read for it."""
@@ -260,11 +241,6 @@ def _paths(folder: Path, split: str) -> list[Path]:
     if declared is None or int(declared[1]) != len(shards):
         raise DataError(f"{folder}: {len(shards)} shards of {split} found; {shards[0].name} is one")
     return shards
-
-
-def _check_group(footer: Any, group: int, file: Path) -> None:
-    declared = footer.row_group(group).total_byte_size
-    check_size(declared, MAX_ROW_GROUP, f"{file}: row group {group}")
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

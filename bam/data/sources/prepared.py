@@ -21,18 +21,14 @@ from bam.data.common import (
     Split,
     Stays,
     check_labels,
-    check_size,
     decode_images,
     in_memory,
-    read_file,
 )
 from bam.data.stream import StoredImages
 from bam.errors import InputError
 from bam.extras import needs
 
-MAX_INFO = 2**20  # bytes of dataset_info.json
-# Of records: reading ahead, array_record would unpack many that are too large at once.
-ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"
+ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"  # rows are read at random, too
 
 
 def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]:
@@ -51,9 +47,8 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
             f"{facts.url} and set dataset.source=archive dataset.path=FILE_OR_FOLDER"
         )
     folder = named[max(versions, key=lambda name: [int(n) for n in name.split(".")])]
-    content = read_file(folder / "dataset_info.json", MAX_INFO)
     try:
-        info = json.loads(content)
+        info = json.loads((folder / "dataset_info.json").read_bytes())
         file_format = info.get("fileFormat") or "tfrecord"
         rows = {s["name"]: [int(n) for n in s["shardLengths"]] for s in info["splits"]}
     # Which error a damaged description gives depends on where it is damaged.
@@ -92,10 +87,9 @@ def _read_split(
     files = [folder / f"{stem}-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
     encoded, labels = [], []
     digest = hashlib.blake2b(digest_size=16)
-    limit = 2 * math.prod(facts.shape) + 2**16
     try:
         for file, num_rows in zip(files, shards, strict=True):
-            for record in _records(file, num_rows, limit):
+            for record in _records(file, num_rows):
                 row = _features(record)
                 image = row["image"].bytes_list.value[0]
                 digest.update(image)
@@ -129,16 +123,14 @@ def _reader_of_rows(files: list[Path], shards: list[int], where: str) -> Callabl
     return one
 
 
-def _records(file: Path, num_rows: int, limit: int) -> Iterator[bytes]:
-    """The records, of `limit` bytes at most, of a file that should have so many."""
+def _records(file: Path, num_rows: int) -> Iterator[bytes]:
+    """The records of a file that should have so many."""
     reader = _open(file)
     try:
         if reader.num_records() != num_rows:
             raise InputError(f"{reader.num_records()} rows in {file.name}, not {num_rows}")
         for _ in range(num_rows):
-            record = reader.read()
-            check_size(len(record), limit, file.name)
-            yield record
+            yield reader.read()
     finally:
         reader.close()
 
