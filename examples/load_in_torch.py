@@ -20,7 +20,7 @@ def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
     facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     content = Path(folder, "weights.safetensors").read_bytes()
-    if facts.get("weights_sha256") not in (None, "", hashlib.sha256(content).hexdigest()):
+    if facts["weights_sha256"] != hashlib.sha256(content).hexdigest():
         raise ValueError(f"{folder}: the weights have not the SHA-256 that model.json says")
     weights = safetensors.torch.load(content)
     name, bound = facts["model"]["name"], facts["input_clip_norm"]

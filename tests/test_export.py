@@ -1,5 +1,6 @@
 """What a release holds, what it must not hold, and who is refused one."""
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -426,7 +427,8 @@ def test_a_stranger_s_files_are_refused_in_one_line(release, tmp_path, name, con
             named = {k: np.asarray(x, np.float32) for k, x in named.items()}
             content = safetensors.numpy.save(named)
         (folder / "weights.safetensors").write_bytes(content)
-        facts = json.loads((folder / "model.json").read_text()) | {"weights_sha256": ""}
+        facts = json.loads((folder / "model.json").read_text())
+        facts["weights_sha256"] = hashlib.sha256(content).hexdigest()
         (folder / "model.json").write_text(json.dumps(facts))
     refused(message, export.load, folder)
 

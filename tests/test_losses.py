@@ -276,18 +276,6 @@ def test_a_run_whose_loss_is_not_finite_is_finished_and_released_and_its_page_sa
     assert "Training diverged" in own and "diverged" not in public
 
 
-def test_a_run_that_an_earlier_version_could_not_finish_is_finished(tmp_path):
-    config = config_of("cross_entropy", **{"checkpoint.every": 1})
-    built = diverging(config, data_of(SEVERAL[:, 0], 2), np.nan)
-    loop.train(built, None, tmp_path)
-    (tmp_path / "summary.json").unlink()
-    text = (tmp_path / "metrics.jsonl").read_text()
-    (tmp_path / "metrics.jsonl").write_text(text.replace("null", "NaN"))  # as 0.2.0 wrote it
-    assert "NaN" in (tmp_path / "metrics.jsonl").read_text()
-    loop.train(built, None, tmp_path)
-    assert strict((tmp_path / "summary.json").read_text())["test_loss"] is None
-
-
 def test_an_image_whose_loss_is_not_a_number_is_wrong_and_no_other_is():
     data = data_of(SEVERAL[:, 0], 2)
     built = trainer.build(config_of("cross_entropy"), data)

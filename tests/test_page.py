@@ -307,6 +307,7 @@ def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tm
         ("plan", '{"num_steps": "<b>"}', "plan.json: this is no record of a plan"),
         ("plan", "{", "plan.json is damaged: not JSON"),
         ("config", '{"method": 5}', "method is no section"),
+        ("config", '{"method": {"name": "dp_sgd"}}', "is of an earlier version: it has no "),
         ("summary", "[]", "not a JSON object"),
     ],
 )

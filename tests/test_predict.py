@@ -23,7 +23,7 @@ from bam.data.sources import parquet
 from bam.release import export, load, predict
 from bam.training import loop, summary
 from configs import digits
-from tests.cases import made_once, run_command
+from tests.cases import made_once, refused, run_command
 
 CLASSES = ("disc, large", "square|`\n", "é")  # as CSV, Markdown and terminals do not like them
 SHAPE = (6, 9, 3)
@@ -142,7 +142,7 @@ def test_a_release_says_its_input_and_nothing_else_of_the_data(folder):
     ("manifest", "classes", "shape"),
     [
         (None, CLASSES, None),
-        ({"classes": ["x"]}, CLASSES, None),  # of 0.2.0
+        ({"classes": ["x"]}, CLASSES, None),
         ({"preprocessing": {"size": [8, 9], "channels": 1}}, CLASSES, (8, 9, 1)),
         ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": 3}, CLASSES, (8, 9, 1)),
         ({"preprocessing": {"size": [8, 9], "channels": 1}, "classes": [3]}, ("3",), (8, 9, 1)),
@@ -167,15 +167,22 @@ def test_names_that_are_not_one_for_each_class_are_not_released():
         assert summary.summarize(own, None, facts)["classes"] == stated
 
 
-def test_a_release_of_0_2_0_loads_and_its_image_shape_is_taken(release):
-    added = dict.fromkeys(load.ADDED)
-    edit(release, **added, files=None)
+@pytest.mark.parametrize(
+    "key", ["loss", "classes", "preprocessing", "bfloat16", "weights_sha256", "mean"]
+)
+def test_a_release_of_an_earlier_version_is_refused_in_one_line(release, key):
+    edit(release, **{key: None})
+    refused(f"has no '{key}': it is damaged, or of an earlier version", load.load, release)
+
+
+def test_where_a_release_states_neither_names_nor_sizes_numbers_and_the_image_shape_are_taken(
+    release,
+):
+    edit(release, classes=[], preprocessing={})
     released = load.load(release)
     assert released.facts["classes"] == ["0", "1", "2"]
     assert predict.preprocessing_of(released) == Preprocessing(SHAPE[:2], SHAPE[2])
-    config = json.loads((release / "config.json").read_text())
-    config["loss"]["name"] = "binary"
-    (release / "config.json").write_text(json.dumps(config))
+    edit(release, loss="binary")
     assert predict.table(load.load(release).facts, []) == [["p(0)", "p(1)", "p(2)"]]
 
 

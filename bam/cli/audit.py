@@ -156,7 +156,7 @@ def keep(rows: list[JsonObject], out: Path) -> None:
 
 
 def many_runs_rows(rows: list[JsonObject]) -> list[JsonObject]:
-    """The rows that are not of one run; those of 0.1.0 have no kind."""
+    """The rows that are not of one run; these have no kind."""
     return [row for row in rows if row.get("kind") != "one_run"]
 
 

@@ -206,8 +206,7 @@ def check_no_processes(folder: Path) -> None:
 def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
     """The processes that took the steps of the run in a folder, the earliest first.
 
-    Empty if the folder has no file of them, as one of an earlier version: then nothing is known of
-    the steps that were begun before the first one that is added.
+    Empty if the folder has no file of them, as a new one.
 
     Args:
       folder: of the run; None: there is none.

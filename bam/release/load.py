@@ -5,7 +5,7 @@ What a release holds is `bam.release.export`'s matter.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from bam.data import datasets, features
 from bam.data.common import check_memory
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject, as_object, read_bytes, read_json, user_path
+from bam.files import JsonObject, as_object, read_bytes, user_path
 from bam.models import pretrained
 from bam.training import registry
 
@@ -75,13 +75,9 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     if not path.exists():
         raise InputError(f"{folder} is no release: it has no model.json, as bam export writes it")
     facts = as_object(read_bytes(path, LARGEST_FACTS), path)
-    if "loss" not in facts and (folder / "config.json").exists():
-        stated = read_json(folder / "config.json")
-        facts |= {"loss": stated["loss"]["name"]} if _is_section(stated.get("loss")) else {}
-    facts = ADDED | facts
     for key, is_right in FACTS.items():
         if key not in facts:
-            raise InputError(f"{path} has no {key!r}")
+            raise InputError(f"{path} has no {key!r}: it is damaged, or of an earlier version")
         if not is_right(facts[key]):
             raise InputError(f"{path} is damaged: {key} is {facts[key]!r:.200}")
     facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
@@ -101,7 +97,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     check_memory(num_bytes, f"the weights of {path}")
     content = read_bytes(weights, num_bytes + MIB + 2**10 * len(like))
     named = pretrained.tensors(content, weights)
-    if facts["weights_sha256"] not in ("", hashlib.sha256(content).hexdigest()):
+    if facts["weights_sha256"] != hashlib.sha256(content).hexdigest():
         raise InputError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
     named |= {x: named[x].astype(jnp.bfloat16) for x in facts["bfloat16"] if x in named}
     if named.keys() != like.keys():
@@ -147,16 +143,11 @@ def _is_section(value: object) -> bool:
     return all(is_option(key, x) for key, x in value.items())
 
 
-def _is_like(default: Iterable[str]) -> Callable[[Any], bool]:
-    """A test for values of the same type, of texts alone."""
-    return lambda value: type(value) is type(default) and all(isinstance(x, str) for x in value)
+def _are_texts(kind: Any) -> Callable[[Any], bool]:
+    """A test for values of a type, of texts alone."""
+    return lambda value: type(value) is kind and all(isinstance(x, str) for x in value)
 
 
-# What 0.2.0 did not write, as it is where it lacks.
-ADDED: JsonObject = {
-    "loss": "cross_entropy", "classes": [], "preprocessing": {}, "bfloat16": [],
-    "weights_sha256": "",
-}  # fmt: skip
 # What a `model.json` must have, and whether a stranger's is of the right type.
 FACTS: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_section,
@@ -167,8 +158,12 @@ FACTS: Mapping[str, Callable[[Any], bool]] = {
     "mean": _are_numbers,
     "std": lambda value: _are_numbers(value, above=0),
     "input_clip_norm": lambda value: _are_numbers([value]),
-    "precision": lambda value: isinstance(value, str),
-    **{key: _is_like(default) for key, default in ADDED.items()},
+    "precision": _are_texts(str),
+    "loss": _are_texts(str),
+    "classes": _are_texts(list),
+    "preprocessing": _are_texts(dict),
+    "bfloat16": _are_texts(list),
+    "weights_sha256": _are_texts(str),
 }
 
 

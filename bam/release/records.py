@@ -15,7 +15,7 @@ from bam.training.rundir import as_json, read_rows
 
 # A file that a private search puts into the folder of the trial it has chosen, and no other.
 CHOSEN = "chosen.json"
-# What a run records for its release; 0.1.0 did not.
+# What a run records for its release.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 NOT_PRIVATE = "not_private/"  # begins the names of figures of training examples
 
@@ -87,9 +87,12 @@ def read(workdir: Path) -> Run:
     if not (workdir / "config.json").exists():
         raise InputError(f"{workdir} is not the folder of one run: it has no config.json")
     config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
-    for section, default in as_json(base.get_config("dp_sgd")).items():
-        if isinstance(default, dict) and not isinstance(config.setdefault(section, {}), dict):
-            raise InputError(f"{workdir}/config.json is damaged: {section} is no section")
+    base_config = as_json(base.get_config("dp_sgd"))
+    sections = [key for key, default in base_config.items() if isinstance(default, dict)]
+    if wrong := [key for key in sections if not isinstance(config.get(key, {}), dict)]:
+        raise InputError(f"{workdir}/config.json is damaged: {wrong[0]} is no section")
+    if missing := [key for key in sections if key not in config]:
+        raise InputError(f"{workdir}/config.json is of an earlier version: it has no {missing[0]}")
     try:
         parsed = PrivacyPlan.from_json(plan)
     except ValueError as error:

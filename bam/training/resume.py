@@ -48,9 +48,9 @@ def resume(
 ) -> Start:
     """Stands after the newest checkpoint; without one, before the first step of `first_state`.
 
-    `log` is called with a line if steps were lost and count, and if it is not known what took those
-    before. Raises InputError for a checkpoint of another run, plan, data set or step, and for a
-    ledger or a list of processes that is not whole.
+    `log` is called with a line if steps were lost and count. Raises InputError for a checkpoint of
+    another run, plan, data set or step, for a ledger or a list of processes that is not whole, and
+    for a folder of an earlier version, which has no such list.
     """
     plan = trainer.plan
     data = files.checkpoints and datasets.fingerprint(files.data_key(), trainer.dataset.train)
@@ -62,7 +62,7 @@ def resume(
         _check_restored(files.checkpoints, done, state, facts["identity"], trainer)
         same_data = facts["identity"]["data"] == data
         seconds, steps_begun = facts["seconds"], facts["steps_begun"]
-        processes = facts.get("processes", [])  # of a version that recorded none
+        processes = facts.get("processes", [])
     taken = max(0, done)
     num_devices = trainer.mesh.size if trainer.mesh else 1
     ledger = files.open_ledger(taken, steps_begun, processes, num_devices)
@@ -73,10 +73,13 @@ def resume(
             f"{files.checkpoints} is of a run on other training data, or the run's data_key is "
             "gone; choose another --workdir"
         )
+    if ledger.begun and not files.processes:
+        raise InputError(
+            f"what took steps 1 to {ledger.begun} is not known: the run has no {PROCESSES}, as of "
+            "an earlier version; choose another --workdir"
+        )
     if ledger.begun > taken:
         log(lost_in_words(plan, ledger.begun - taken, end))
-    if ledger.begun and not files.processes:
-        log(f"what took steps 1 to {ledger.begun} is not known: the run has no {PROCESSES}")
     return Start(done, end, state, {"seconds": seconds, "identity": identity}, ledger)
 
 

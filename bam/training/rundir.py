@@ -168,13 +168,10 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written.
-
-    NaN, which 0.2.0 wrote, is None.
-    """
+    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written."""
     path = workdir / METRICS
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [finite(as_object(line, path)) for line in lines if line.endswith("}")]
+    return [as_object(line, path) for line in lines if line.endswith("}")]
 
 
 def finite(row: JsonObject) -> JsonObject:
@@ -191,13 +188,7 @@ def divergence(row: JsonObject) -> str:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`.
-
-    A finished run needs its `data_key` no more: one that 0.2.0 left is removed.
-    """
-    finished = (workdir / "summary.json").exists()
-    if finished:
-        (workdir / "data_key").unlink(missing_ok=True)
+    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
     if not (workdir / "config.json").exists():
         if (workdir / "checkpoints").exists():
             raise InputError(
@@ -208,7 +199,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise InputError(
             f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
         )
-    if finished:
+    if (workdir / "summary.json").exists():
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
@@ -222,9 +213,8 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
         settled = key in AUTOMATIC and wanted.get(key) == "auto"
-        younger = key not in recorded and not wanted.get(key)  # than the run, and asks for nothing
         same = recorded.get(key) == wanted.get(key)
-        if not (same or settled or younger or key.startswith(CHANGEABLE)):
+        if not (same or settled or key.startswith(CHANGEABLE)):
             return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
 

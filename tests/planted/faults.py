@@ -269,7 +269,7 @@ FAULTS = (
     # Releases.
     _fault("weights_not_checked",
         "A release is loaded whatever the SHA-256 of its weights is.",
-        "release/load", 'not in ("", hashlib.sha256(content).hexdigest())', "is None",
+        "release/load", "!= hashlib.sha256(content).hexdigest()", "is None",
         "predict"),
     _fault("mean_and_std_exchanged",
         "A release normalises its inputs by the standard deviation, then the mean.",
