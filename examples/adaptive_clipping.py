@@ -27,7 +27,7 @@ import optax
 import bam
 
 
-def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=True):
+def clip(plan, clip_norm, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=True):
     """Clips to a norm that adapts; `count_noise` is the deviation of b̃ that its noise causes."""
     quantile, learning_rate = float(quantile), float(learning_rate)
     if not 0 < quantile < 1 or not count_noise > 0:
@@ -42,18 +42,18 @@ def clip(plan, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=
     to_unit = bam.clip_by_l2_norm(1.0)
 
     def init(params):
-        return jnp.float32(plan.clip_norm)
+        return jnp.float32(clip_norm)
 
-    def update(grads, clip_norm, params=None):
-        scaled = jax.tree.map(lambda g: g / clip_norm.astype(g.dtype), grads)
+    def update(grads, bound, params=None):
+        scaled = jax.tree.map(lambda g: g / bound.astype(g.dtype), grads)
         bounded, _ = to_unit.update(scaled, None)
         below = optax.tree.norm(optax.tree.cast(scaled, jnp.float32)) <= 1
-        return {"grads": bounded, "below": jnp.where(below, weight / 2, -weight / 2)}, clip_norm
+        return {"grads": bounded, "below": jnp.where(below, weight / 2, -weight / 2)}, bound
 
-    def finish(mean, clip_norm):
+    def finish(mean, bound):
         below = jnp.clip(mean["below"] / weight + 0.5, 0, 1)
-        scale = plan.clip_norm if per_clip_norm else clip_norm
+        scale = clip_norm if per_clip_norm else bound
         grads = jax.tree.map(lambda g: scale * g, mean["grads"])
-        return grads, clip_norm * jnp.exp(-learning_rate * (below - quantile))
+        return grads, bound * jnp.exp(-learning_rate * (below - quantile))
 
     return bam.BoundedTransformation(init, update, math.hypot(1, weight / 2), finish)

@@ -15,16 +15,16 @@ import optax
 import bam
 
 
-def clip(plan, gamma=0.01):
+def clip(plan, clip_norm, gamma=0.01):
     """Scales a gradient to norm just below C; one that is not finite becomes zero."""
     gamma = float(gamma)  # as it is now, should the caller's be an array
 
     def normalise(grads, state, params=None):
         norm = optax.tree.norm(grads)
-        scale = plan.clip_norm / (norm + gamma)
+        scale = clip_norm / (norm + gamma)
         keep = jnp.isfinite(norm)
         return jax.tree.map(lambda g: jnp.where(keep, scale * g, 0).astype(g.dtype), grads), state
 
     # The clip at the end makes the bound hold after rounding, too: in bfloat16 it did not.
     scaled = optax.GradientTransformation(lambda params: optax.EmptyState(), normalise)
-    return bam.chain(scaled, bam.clip_by_l2_norm(plan.clip_norm))
+    return bam.chain(scaled, bam.clip_by_l2_norm(clip_norm))

@@ -42,9 +42,9 @@ def oracle(loss_fn, kappa, gamma, learning_rate):
     return bam.Oracle(ascend, grad)
 
 
-def clip(plan, kappa):
+def clip(plan, clip_norm, kappa):
     """Clips at C; what is released of a step is the running mean."""
-    kappa, to_norm = float(kappa), bam.clip_by_l2_norm(plan.clip_norm)
+    kappa, to_norm = float(kappa), bam.clip_by_l2_norm(clip_norm)
 
     def update(grads, running, params=None):
         return to_norm.update(grads, None)[0], running
@@ -53,4 +53,4 @@ def clip(plan, kappa):
         running = jax.tree.map(lambda r, m: (1 - kappa) * r + kappa * m, running, mean)
         return running, running
 
-    return bam.BoundedTransformation(optax.tree.zeros_like, update, plan.clip_norm, finish)
+    return bam.BoundedTransformation(optax.tree.zeros_like, update, clip_norm, finish)

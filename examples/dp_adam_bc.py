@@ -18,11 +18,10 @@ import jax.numpy as jnp
 import optax
 
 
-def optimizer(plan, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
+def optimizer(plan, clip_norm, sensitivity, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
     """Adam with a bias-corrected second moment; `floor` is γ, the least it divides by."""
-    noise_variance = 0.0
-    if plan.noise_multiplier:
-        noise_variance = (plan.noise_multiplier * plan.sensitivity / plan.expected_batch_size) ** 2
+    del clip_norm
+    noise_variance = (plan.noise_multiplier * sensitivity / plan.expected_batch_size) ** 2
 
     def init(params):
         zeros = optax.tree.zeros_like(params)

@@ -18,7 +18,7 @@ import optax
 import bam
 
 
-def clip(plan, r=0.1):
+def clip(plan, clip_norm, r=0.1):
     """Scales a gradient to a norm below C; one that is not finite becomes zero."""
     r = float(r)
     if not r > 0:
@@ -26,9 +26,9 @@ def clip(plan, r=0.1):
 
     def weigh(grads, state, params=None):
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
-        scale = plan.clip_norm / (norm + r / (norm + r))
+        scale = clip_norm / (norm + r / (norm + r))
         keep = jnp.isfinite(norm)
         return jax.tree.map(lambda g: jnp.where(keep, scale * g, 0).astype(g.dtype), grads), state
 
     weighed = optax.GradientTransformation(lambda params: optax.EmptyState(), weigh)
-    return bam.chain(weighed, bam.clip_by_l2_norm(plan.clip_norm))
+    return bam.chain(weighed, bam.clip_by_l2_norm(clip_norm))

@@ -21,13 +21,14 @@ def filter(decay):
     return optax.ema(decay, debias=True)
 
 
-def adam(plan, learning_rate, decay=0.9):
+def adam(plan, clip_norm, sensitivity, learning_rate, decay=0.9):
     """Adam of the filtered means, without a momentum of its own."""
-    del plan
+    del plan, clip_norm, sensitivity
     return optax.chain(filter(decay), optax.adam(learning_rate, b1=0.0))
 
 
-def sgd(plan, learning_rate, decay=0.9):
+def sgd(plan, clip_norm, sensitivity, learning_rate, decay=0.9):
     """Plain steps along the filtered means, which are counted in units of C."""
-    scaled = optax.scale(1 / plan.clip_norm)
+    del plan, sensitivity
+    scaled = optax.scale(1 / clip_norm)
     return optax.chain(filter(decay), scaled, optax.sgd(learning_rate))

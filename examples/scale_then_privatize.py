@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import bam
 
 
-def clip(plan, floor=0.01, decay=0.999):
-    """Clips gradients that are scaled by what was released; C is the plan's `clip_norm`."""
+def clip(plan, clip_norm, floor=0.01, decay=0.999):
+    """Clips gradients that are scaled by what was released; C is `clip_norm`."""
     floor, decay = float(floor), float(decay)
     if not (floor > 0 and 0 <= decay < 1):
         raise ValueError(f"floor must be positive and decay in [0, 1), got {floor} and {decay}")
-    to_norm = bam.clip_by_l2_norm(plan.clip_norm)
+    to_norm = bam.clip_by_l2_norm(clip_norm)
 
     def init(params):
         return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -41,4 +41,4 @@ def clip(plan, floor=0.01, decay=0.999):
         after = jax.tree.map(lambda v, g: decay * v + (1 - decay) * g**2, moments, grads)
         return grads, after
 
-    return bam.BoundedTransformation(init, update, plan.clip_norm, finish)
+    return bam.BoundedTransformation(init, update, clip_norm, finish)

@@ -25,7 +25,7 @@ import optax
 import bam
 
 
-def clip(plan, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
+def clip(plan, clip_norm, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
     """Clips to a norm that adapts, between `least` and `most`; everything is in units of C_t."""
     num_slots, learning_rate, beta = int(num_slots), float(learning_rate), float(beta)
     least, most = float(least), float(most)
@@ -35,22 +35,22 @@ def clip(plan, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
     piece = 1 / math.sqrt(num_slots)
 
     def init(params):
-        return jnp.float32(plan.clip_norm)
+        return jnp.float32(clip_norm)
 
-    def update(grads, clip_norm, params=None):
-        scaled = jax.tree.map(lambda g: g / clip_norm.astype(g.dtype), grads)
+    def update(grads, bound, params=None):
+        scaled = jax.tree.map(lambda g: g / bound.astype(g.dtype), grads)
         bounded, _ = to_unit.update(scaled, None)
         norm = optax.tree.norm(optax.tree.cast(bounded, jnp.float32))
         slack = jnp.maximum(1 - norm, 0) / piece
         slots = jnp.clip(slack - piece * jnp.arange(num_slots), 0, piece)
         # The clip at the end makes the bound hold after rounding, too.
-        return to_unit.update({"grads": bounded, "slack": slots}, None)[0], clip_norm
+        return to_unit.update({"grads": bounded, "slack": slots}, None)[0], bound
 
-    def finish(mean, clip_norm):
+    def finish(mean, bound):
         first, last = mean["slack"][0] / piece, mean["slack"][-1] / piece
-        wanted = jnp.clip(1 - beta * (1 - last / clip_norm), 0, 1)
-        grads = jax.tree.map(lambda g: clip_norm * g, mean["grads"])
-        moved = clip_norm * jnp.exp(learning_rate * (wanted - first))
+        wanted = jnp.clip(1 - beta * (1 - last / bound), 0, 1)
+        grads = jax.tree.map(lambda g: bound * g, mean["grads"])
+        moved = bound * jnp.exp(learning_rate * (wanted - first))
         return grads, jnp.clip(moved, least, most)
 
     return bam.BoundedTransformation(init, update, 1.0, finish)

@@ -12,7 +12,8 @@ from unittest import mock
 import bam
 from bam import files, provenance
 from bam.privacy import ledger, private_training, statement
-from bam.privacy.plan import PrivacyPlan
+from bam.privacy.plan import Population, PrivacyPlan
+from bam.privacy.selection import Selection
 from bam.training import config as base
 
 FOLDER = Path(__file__).with_name("golden")
@@ -30,23 +31,23 @@ LATER = PROCESS | {
 PLANS = {
     "example_poisson": {
         "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "delta": 1.4e-5,
-        "noise_multiplier": 4.55542494463676, "epsilon": 0.2999976765824805, "clip_norm": 1.5,
+        "noise_multiplier": 4.55542494463676, "epsilon": 0.2999976765824805,
         "accountant": "pld",
     },
     "user_poisson": {
         "num_examples": 360, "expected_batch_size": 64, "num_steps": 2, "delta": 1e-4,
-        "noise_multiplier": 3.97402486137696, "epsilon": 0.24999919785261446, "unit": "user",
+        "noise_multiplier": 3.97402486137696, "epsilon": 0.24999919785261446,
         "group_size": 4,
     },
     "banded": {
         "num_examples": 1000, "expected_batch_size": 40, "num_steps": 9,
         "noise_multiplier": 4.922367636960392, "epsilon": 0.19999899793124956, "accountant": "pld",
         "mechanism": "banded", "mechanism_options": {"bands": 3},
-        "num_examples_given": True, "adjacency": "add_or_remove_one",
+        "num_examples_given": True,
     },
     "own_loop": {
         "num_examples": 60, "expected_batch_size": 12, "num_steps": 5, "delta": 1e-3,
-        "noise_multiplier": 4.148552467854344, "epsilon": 0.2999985428892165, "sensitivity": 1.0,
+        "noise_multiplier": 4.148552467854344, "epsilon": 0.2999985428892165,
     },
     "private_search": {
         "num_examples": 1287, "expected_batch_size": 128, "num_steps": 3,
@@ -54,7 +55,7 @@ PLANS = {
         "selection": {"trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0},
     },
     "not_releasable": {
-        "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "clip_norm": 3.0,
+        "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4,
         "noise_multiplier": 4.14225711102406, "epsilon": 0.399996913661926,
     },
 }  # fmt: skip
@@ -72,14 +73,14 @@ CONFIGS = {
     },
 }  # fmt: skip
 SUMMARIES = {
-    "example_poisson": {"features_digest": DIGEST},
+    "example_poisson": {"features_digest": DIGEST, "clip_norm": 1.5, "sensitivity": 1.5},
     "user_poisson": {"init_digest": DIGEST, "num_frozen": 68, "num_params": 15},
     "banded": {"processes": [PROCESS | {"first_step": 2}, LATER]},  # of step 1 none is recorded
     "private_search": {  # of a version that recorded the last process alone
         "processes": None, "device": "cpu", "commit": "1d4e5a", "versions": VERSIONS,
     },
     "not_releasable": {
-        "seed": 7, "noise_key": "seed", "sensitivity": 4.5,
+        "seed": 7, "noise_key": "seed", "clip_norm": 3.0, "sensitivity": 4.5,
         "processes": [PROCESS, LATER | {"first_step": 1}],  # it took all steps again
     },
 }  # fmt: skip
@@ -87,12 +88,13 @@ SUMMARIES = {
 
 def plan_of(name):
     """The plan of one of the six."""
-    record = {
-        "delta": 1e-5, "accountant": "rdp", "clip_norm": 1.0, "unit": "example", "group_size": 0,
-        "adjacency": "zero_out", "mechanism": "poisson",
-    } | PLANS[name]  # fmt: skip
-    prob = record["expected_batch_size"] / record["num_examples"]
-    return PrivacyPlan.from_json(record | {"sampling_prob": prob})
+    facts = {"delta": 1e-5, "accountant": "rdp", "mechanism": "poisson"} | PLANS[name]
+    counted = ("num_examples", "group_size", "num_examples_given")
+    population = Population(**{key: facts.pop(key) for key in counted if key in facts})
+    mechanism = {"name": facts.pop("mechanism"), **facts.pop("mechanism_options", {})}
+    if "selection" in facts:
+        facts["selection"] = Selection(**facts["selection"])
+    return PrivacyPlan(population=population, mechanism_config=mechanism, **facts)
 
 
 def config_of(**changes):
@@ -107,7 +109,7 @@ def config_of(**changes):
 def summary_of(plan, **changes):
     """What a finished run of that plan records, with changes; None takes a key away."""
     summary = {
-        "seed": None, "noise_key": "operating system", "sensitivity": plan.clip_norm,
+        "seed": None, "noise_key": "operating system", "clip_norm": 1.0, "sensitivity": 1.0,
         "noise": plan.mechanism.noise, "sampling": plan.mechanism.sampling,
         "selection": plan.to_json()["selection"], "steps_begun": plan.num_steps,
         "steps_taken": plan.num_steps, "processes": [PROCESS],

@@ -25,7 +25,7 @@ SEARCH = {"target_epsilon": 1.0, **SHORT}
 loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
 ACCOUNTANTS = ["pld", "rdp", "gdp"]
 PLAN = {"num_examples": 1000, "expected_batch_size": 100, "num_steps": 20, "delta": 1e-5}
-PLAN |= {"target_epsilon": 2.0, "clip_norm": 1.0, "accountant": "rdp"}
+PLAN |= {"target_epsilon": 2.0, "accountant": "rdp"}
 
 
 # Goldens.
@@ -123,7 +123,6 @@ REFUSED = [  # the call, what is right, and what is refused, each by its name
     (bam.make_plan, PLAN, "num_steps", [0]),
     (bam.make_plan, PLAN, "target_epsilon", [0.0, NAN]),
     (bam.make_plan, PLAN, "delta", [0.0, 1e-3, NAN]),  # 1e-3 is 1/N
-    (bam.make_plan, PLAN, "clip_norm", [-1.0, NAN, INF]),
     (bam.make_plan, PLAN, "accountant", ["gdp", "moments"]),
 ]
 
@@ -201,10 +200,10 @@ def test_a_plan_spends_at_most_its_target_and_all_of_it_at_the_last_step():
         plan.num_steps = 10**6
 
 
-KEYS = (  # of the plan.json of a run: other programs read them
-    "accountant adjacency clip_norm delta epsilon expected_batch_size group_size mechanism "
+KEYS = (  # of a plan in the plan.json of a run: other programs read them
+    "accountant adjacency delta epsilon expected_batch_size group_size mechanism "
     "mechanism_options noise_multiplier num_examples num_examples_given num_steps overflow "
-    "sampling_prob selection sensitivity spare_steps unit"
+    "sampling_prob selection spare_steps unit"
 )
 
 
@@ -227,9 +226,7 @@ def test_an_infinite_target_plans_no_noise_and_says_so():
 
 def shown(plan):
     """ε, δ, q and σ as `describe` prints them."""
-    found = re.search(
-        r"^\((.+), (.+)\)-DP(?:.|\n)* = (.+)\nnoise multiplier (.+),", plan.describe()
-    )
+    found = re.search(r"^\((.+), (.+)\)-DP(?:.|\n)* = (.+)\nnoise multiplier (.+)", plan.describe())
     return [float(text) for text in found.groups()]
 
 

@@ -24,7 +24,7 @@ from flax import traverse_util
 import bam
 from bam import files, models, named, provenance
 from bam.privacy import ledger, statement
-from bam.privacy.plan import PrivacyPlan
+from bam.privacy.plan import Population, PrivacyPlan
 from bam.release import export, page
 from bam.release import records as records_of
 from bam.training import checkpoint, loop, registry, rundir, summary
@@ -186,7 +186,7 @@ def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_pa
 
 def write_run(workdir, experiment, state):
     """The files of a finished run without a seed, whose last state is given."""
-    plan, facts = experiment.plan.to_json(), {"test_accuracy": 0.5, "seconds": 1.0}
+    plan, facts = experiment.record, {"test_accuracy": 0.5, "seconds": 1.0}
     facts |= {"step": int(state.step), "steps_begun": int(state.step)}
     workdir.mkdir()
     files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
@@ -341,6 +341,10 @@ BOTH = ("plan", "summary")
         (changed("plan", noise_multiplier=9.0), "plan.json and summary.json disagree"),
         (changed(*BOTH, noise_multiplier=0.9), r"epsilon 2\.9.* is claimed, but its plan gives"),
         (changed(*BOTH, clip_norm=0.5), "not of the end of this run"),
+        (changed(*BOTH, clip_norm=0.0), "its clip_norm is 0.0"),
+        (changed(*BOTH, sensitivity=True), "its sensitivity is True"),
+        (changed(*BOTH, sensitivity=1e308), "32-bit floats hold"),
+        (changed(*BOTH, sensitivity=1e-40), "32-bit floats hold"),
         (changed(*BOTH, mechanism="os:getcwd"), "mechanism 'os:getcwd'"),
         (gone("checkpoints/3/state", "junk"), "could not be read"),
     ],
@@ -501,18 +505,18 @@ def test_a_stranger_s_facts_of_other_types_are_one_error(key, value, release, tm
 
 
 def plan_of(accountant="rdp"):
-    return PrivacyPlan.from_json({
-        "num_examples": 1437, "expected_batch_size": 256, "sampling_prob": 256 / 1437,
-        "num_steps": 4, "noise_multiplier": 1.2345678, "clip_norm": 1.0, "epsilon": 2.9996,
-        "delta": 1.4e-5, "accountant": accountant, "adjacency": "zero_out",
-    })  # fmt: skip
+    return PrivacyPlan(
+        population=Population(1437), expected_batch_size=256, num_steps=4,
+        noise_multiplier=1.2345678, epsilon=2.9996, delta=1.4e-5, accountant=accountant,
+        mechanism_config={"name": "poisson"},
+    )  # fmt: skip
 
 
 def facts_of(accountant="rdp", recorded=None, **changes):
     """The facts of a plan, a config and a summary without a run."""
     summary = {
-        "sensitivity": 1.0, "seed": None, "noise_key": "operating system", "noise": "N(0, σ²)",
-        "sampling": "Poisson", "device": "cpu", "commit": "1d4e",
+        "clip_norm": 1.0, "sensitivity": 1.0, "seed": None, "noise_key": "operating system",
+        "noise": "N(0, σ²)", "sampling": "Poisson", "device": "cpu", "commit": "1d4e",
         "versions": {"dp-accounting": "0.6.0"},
     }  # fmt: skip
     config = base.get_config("dp_sgd").to_dict()

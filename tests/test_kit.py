@@ -40,18 +40,19 @@ def of_four_bands(num_examples, batch_size):
 
 PLAN = make_plan(
     num_examples=1000, expected_batch_size=100, num_steps=20, target_epsilon=2.0, delta=1e-5,
-    clip_norm=0.5, accountant="rdp",
+    accountant="rdp",
 )  # fmt: skip
+CLIP_NORM = 0.5
 
 TRANSFORMS = {
     "clip_by_l2_norm": bam.clip_by_l2_norm(0.5),
     "normalize": bam.normalize(0.5),
     "clip_per_layer": bam.clip_per_layer(0.5),
     "chain": bam.chain(optax.scale(3.0), bam.clip_by_l2_norm(0.5)),
-    "automatic clipping": automatic_clipping.clip(PLAN),
-    "DP-PSAC": dp_psac.clip(PLAN),
-    "scale, then privatise": scale_then_privatize.clip(PLAN),
-    "DiSK": disk.clip(PLAN, kappa=0.7),
+    "automatic clipping": automatic_clipping.clip(PLAN, CLIP_NORM),
+    "DP-PSAC": dp_psac.clip(PLAN, CLIP_NORM),
+    "scale, then privatise": scale_then_privatize.clip(PLAN, CLIP_NORM),
+    "DiSK": disk.clip(PLAN, CLIP_NORM, kappa=0.7),
 }
 
 
@@ -61,13 +62,13 @@ def test_our_transforms_conform(transform):
 
 
 def test_adaptive_clipping_conforms():
-    testing.check_transform(adaptive_clipping.clip(PLAN), keeps_structure=False)
+    testing.check_transform(adaptive_clipping.clip(PLAN, CLIP_NORM), keeps_structure=False)
     with pytest.raises(AssertionError, match="another structure"):
-        testing.check_transform(adaptive_clipping.clip(PLAN))
+        testing.check_transform(adaptive_clipping.clip(PLAN, CLIP_NORM))
 
 
 def test_slaclip_conforms_and_pays_nothing_for_its_slack():
-    transform = slaclip.clip(PLAN)
+    transform = slaclip.clip(PLAN, CLIP_NORM)
     assert transform.sensitivity == 1.0
     testing.check_transform(transform, keeps_structure=False)
 
@@ -332,9 +333,9 @@ def test_an_oracle_that_should_be_dp_sgd_and_is_not_is_refused():
 
 def test_dp_adam_bc_divides_by_the_signal_where_adam_divides_by_the_noise():
     """Gradients of ones and noise of the plan's size: v̂ − Φ is 1, and Adam's v̂ is 1 + Φ."""
-    deviation = PLAN.noise_multiplier * PLAN.clip_norm / PLAN.expected_batch_size
+    deviation = PLAN.noise_multiplier * CLIP_NORM / PLAN.expected_batch_size
     signal = 2 * deviation
-    optimizer = dp_adam_bc.optimizer(PLAN, learning_rate=1.0, floor=1e-8)
+    optimizer = dp_adam_bc.optimizer(PLAN, CLIP_NORM, CLIP_NORM, learning_rate=1.0, floor=1e-8)
     state = optimizer.init(jnp.zeros(20_000))
     for key in jax.random.split(jax.random.key(0), 200):
         noisy = signal + deviation * jax.random.normal(key, (20_000,))
@@ -355,7 +356,7 @@ def test_the_low_pass_filter_keeps_a_constant_and_averages_noise():
 
 
 def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
-    transform = adaptive_clipping.clip(PLAN, quantile=0.7, learning_rate=0.5)
+    transform = adaptive_clipping.clip(PLAN, CLIP_NORM, quantile=0.7, learning_rate=0.5)
     assert transform.sensitivity == pytest.approx(1.0, abs=0.05)
     rng = np.random.default_rng(0)
     norms = rng.uniform(1.0, 3.0, 100).astype(np.float32)  # quantile 0.7: 2.4
@@ -375,8 +376,8 @@ def test_the_adaptive_clip_norm_finds_the_quantile_of_the_norms():
 @pytest.mark.parametrize(("options", "scale"), [({}, 0.5), ({"per_clip_norm": False}, 100.0)])
 def test_a_step_of_adaptive_clipping_is_as_long_whatever_the_clip_norm_has_become(options, scale):
     """Unless it is asked to follow: a gradient of 200, clipped at 100, then counts as 100."""
-    clip = adaptive_clipping.clip(PLAN, **options)
-    assert clip.sensitivity == adaptive_clipping.clip(PLAN).sensitivity > 1
+    clip = adaptive_clipping.clip(PLAN, CLIP_NORM, **options)
+    assert clip.sensitivity == adaptive_clipping.clip(PLAN, CLIP_NORM).sensitivity > 1
     bounded, state = clip.update(jnp.array([0.0, 200.0]), jnp.float32(100))
     np.testing.assert_allclose(clip.finish(bounded, state)[0], [0.0, scale], rtol=1e-5)
 
@@ -384,8 +385,8 @@ def test_a_step_of_adaptive_clipping_is_as_long_whatever_the_clip_norm_has_becom
 def test_the_filter_takes_the_place_of_momentum():
     """The first steps are those of what follows it; a constant is not delayed twice."""
     for optimizer, length in (
-        (low_pass.sgd(PLAN, 1.0), 3.0 / PLAN.clip_norm),
-        (low_pass.adam(PLAN, 1.0), 1.0),
+        (low_pass.sgd(PLAN, CLIP_NORM, CLIP_NORM, 1.0), 3.0 / CLIP_NORM),
+        (low_pass.adam(PLAN, CLIP_NORM, CLIP_NORM, 1.0), 1.0),
     ):
         state = optimizer.init(jnp.zeros(1))
         steps = []
@@ -449,7 +450,7 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
             lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), step, after.private_grad
         )
         released.append(after)
-    transform = disk.clip(PLAN, kappa)
+    transform = disk.clip(PLAN, CLIP_NORM, kappa)
     running = transform.init(jnp.zeros(2))
     for mean, expected in (([1.0, -2.0], [0.7, -1.4]), ([0.0, 1.0], [0.21, 0.28])):
         filtered, running = transform.finish(jnp.array(mean), running)
@@ -457,8 +458,7 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
 
 
 def test_scaling_follows_what_was_released_and_moves_noise_to_large_coordinates():
-    plan = dataclasses.replace(PLAN, clip_norm=1.0)
-    transform = scale_then_privatize.clip(plan, floor=0.1, decay=0.5)
+    transform = scale_then_privatize.clip(PLAN, 1.0, floor=0.1, decay=0.5)
     rng = np.random.default_rng(0)
     grads = rng.normal(size=(3, 4, 2)) * [5.0, 0.05]  # [steps, examples, coordinates]
     state, moments = transform.init(jnp.zeros(2)), np.zeros(2)
@@ -480,8 +480,8 @@ def test_scaling_follows_what_was_released_and_moves_noise_to_large_coordinates(
 
 def test_psac_weighs_small_gradients_less_than_automatic_clipping_does():
     grad = {"w": jnp.float32([0.003, 0.004])}
-    norm, r, clip_norm = 0.005, 0.1, PLAN.clip_norm
-    transform = dp_psac.clip(PLAN, r=r)
+    norm, r, clip_norm = 0.005, 0.1, CLIP_NORM
+    transform = dp_psac.clip(PLAN, CLIP_NORM, r=r)
     weighed, _ = transform.update(grad, transform.init(grad))
     expected = clip_norm * norm / (norm + r / (norm + r))
     assert float(optax.tree.norm(weighed)) == pytest.approx(expected, rel=1e-5)
@@ -491,7 +491,7 @@ def test_psac_weighs_small_gradients_less_than_automatic_clipping_does():
 
 @pytest.mark.parametrize("norm", [0.0, 0.1, 0.37, 0.5, 2.0])
 def test_slaclip_writes_the_slack_into_as_much_length_as_is_left(norm):
-    transform = slaclip.clip(PLAN, num_slots=9)  # C = 0.5: pieces of a third of it
+    transform = slaclip.clip(PLAN, CLIP_NORM, num_slots=9)  # C = 0.5: pieces of a third of it
     made, _ = transform.update({"w": jnp.float32([0, norm])}, transform.init(None))
     slack, share = np.asarray(made["slack"]), min(norm / 0.5, 1)
     assert slack.sum() == pytest.approx(3 * (1 - share), abs=1e-6)
@@ -504,7 +504,7 @@ def test_slaclip_writes_the_slack_into_as_much_length_as_is_left(norm):
 
 
 def test_slaclip_grows_where_all_is_clipped_and_shrinks_where_nothing_is():
-    transform = slaclip.clip(PLAN, num_slots=4)
+    transform = slaclip.clip(PLAN, CLIP_NORM, num_slots=4)
     of_length = lambda norm: transform.update({"w": jnp.float32([norm])}, jnp.float32(0.5))[0]  # noqa: E731
     _, grown = transform.finish(of_length(5.0), jnp.float32(0.5))
     assert float(grown) == pytest.approx(0.5 * np.exp(0.2 * 0.5))  # γ = 1/2

@@ -438,7 +438,7 @@ def test_a_runs_folder_and_its_data_key_are_for_its_owner_alone_whatever_the_uma
     try:
         (tmp_path / f"data_key.{os.getpid()}.partial").touch()  # what a crash left
         for folder in (tmp_path / "sweep/run", tmp_path):
-            with RunFiles(folder, experiment.config, experiment.plan) as run:
+            with RunFiles(folder, experiment.config, experiment.plan, experiment.record) as run:
                 run.data_key()
             assert (folder / "data_key").stat().st_mode & 0o777 == seen.pop("data_key") == 0o600
     finally:

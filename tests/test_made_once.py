@@ -142,7 +142,7 @@ def as_it_is(value):
 COUNTS = {"num_examples": (120, 60), "batch_size": (10, 20)}
 PLANNED = {
     **{"num_examples": (120, 60), "expected_batch_size": (10, 20), "num_steps": (4, 8)},
-    **{"target_epsilon": (2.0, 3.0), "delta": (1e-3, 1e-4), "clip_norm": (1.0, 2.0)},
+    **{"target_epsilon": (2.0, 3.0), "delta": (1e-3, 1e-4)},
     "mechanism": ({"name": "banded", "bands": 2}, {"name": "banded", "bands": 3}),
 }
 STEPS = {"sampling_prob": (0.1, 0.2), "num_steps": (4, 8), "delta": (1e-3, 1e-4)}
@@ -194,8 +194,7 @@ PUBLIC = {
         PrivacyPlan, facts_of,
         {
             **{"expected_batch_size": (10, 20), "num_steps": (4, 8), "delta": (1e-3, 1e-4)},
-            **{"noise_multiplier": (1.0, 2.0), "clip_norm": (1.0, 2.0), "epsilon": (2.0, 3.0)},
-            **{"sensitivity": (1.0, 2.0), "spare_steps": (0, 1)},
+            **{"noise_multiplier": (1.0, 2.0), "epsilon": (2.0, 3.0), "spare_steps": (0, 1)},
             "mechanism_config": PLANNED["mechanism"],
         },
         {"population": Population(120), "accountant": "rdp"},
@@ -268,7 +267,7 @@ WITHIN = {
 CASES = {**PUBLIC, **WITHIN}
 PLAN = bam.make_plan(
     num_examples=120, expected_batch_size=10, num_steps=4, target_epsilon=2.0, delta=1e-3,
-    clip_norm=1.0, accountant="rdp",
+    accountant="rdp",
 )  # fmt: skip
 # Names that keep no number: each with the reason.
 KEEP_NONE = {
@@ -605,13 +604,13 @@ def test_an_option_of_a_mechanism_is_a_number_a_text_or_none(bad):
     with pytest.raises(ValueError, match=r"^mechanism.bands must be "):
         bam.make_plan(
             num_examples=120, expected_batch_size=10, num_steps=4, target_epsilon=2.0, delta=1e-3,
-            clip_norm=1.0, mechanism={"name": "banded", "bands": bad},
+            mechanism={"name": "banded", "bands": bad},
         )  # fmt: skip
 
 
 def test_plans_of_numbers_of_numpy_are_those_of_python_s_numbers():
     given = {"num_examples": 120, "expected_batch_size": 10, "num_steps": 4, "delta": 1e-3}
-    given |= {"target_epsilon": 2.0, "clip_norm": 1.0, "accountant": "rdp"}
+    given |= {"target_epsilon": 2.0, "accountant": "rdp"}
     plans = [
         bam.make_plan(**{k: kind(x) if k != "accountant" else x for k, x in given.items()})
         for kind in (lambda x: x, np.array, jnp.asarray, lambda x: np.array(x)[()])

@@ -28,7 +28,6 @@ PLAN = {
     "num_steps": 20,
     "target_epsilon": 2.0,
     "delta": 1e-5,
-    "clip_norm": 1.0,
     "accountant": "rdp",
 }
 PIXELS = RNG.integers(0, 256, (1280, 8, 8, 1)).astype(np.uint8)
@@ -158,7 +157,7 @@ PRIVATE |= {"delta": 1e-3, "accountant": "rdp", "seed": 0}
 
 
 def training(**given):
-    return bam.PrivateTraining(**PRIVATE, clip=bam.clip_by_l2_norm(2.0), **given)
+    return bam.PrivateTraining(**PRIVATE | {"clip": bam.clip_by_l2_norm(2.0)} | given)
 
 
 def updates_of(rows, **given):
@@ -186,17 +185,18 @@ def test_private_training_with_a_given_number_takes_fewer_rows():
     assert counted.plan.adjacency == "zero_out"
 
 
-def test_a_plan_of_a_clip_without_a_norm_has_its_sensitivity_alone():
-    plan = without_mu(training().plan)
-    assert (plan.clip_norm, plan.sensitivity) == (math.inf, 2.0)
-    assert "sensitivity 2" in plan.describe()
-    run = loop.build(config_of(clip_norm=0.3), data_of(1280)).plan
-    assert (run.clip_norm, run.sensitivity) == (0.3, 0.3)
+def test_a_plan_knows_no_clip_and_the_record_of_a_run_does():
+    run, wider = (loop.build(config_of(clip_norm=x), data_of(1280)) for x in (0.3, 30.0))
+    assert run.plan == wider.plan
+    assert not {"clip_norm", "sensitivity"} & run.plan.to_json().keys()
+    for built, bound in ((run, 0.3), (wider, 30.0)):
+        assert built.record == built.plan.to_json() | {"clip_norm": bound, "sensitivity": bound}
+    assert "clip norm 0.3" in run.describe_plan()
 
 
-def longer(plan, factor):
+def longer(plan, clip_norm, factor):
     """A clip whose sensitivity is not C."""
-    return bam.clip_by_l2_norm(factor * plan.clip_norm)
+    return bam.clip_by_l2_norm(factor * clip_norm)
 
 
 def test_the_noise_that_floats_cannot_hold_is_that_of_the_sensitivity():
@@ -206,20 +206,26 @@ def test_the_noise_that_floats_cannot_hold_is_that_of_the_sensitivity():
     with config.unlocked():
         config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})
     built = loop.build(config, data_of(1280))
-    assert (built.plan.clip_norm, built.plan.sensitivity) == (1.0, 3.0)
-    config.clip.factor = 1e35  # σC/l is in range, σS is not
-    with pytest.raises(ValueError, match="floats cannot hold"):
+    assert (built.record["clip_norm"], built.record["sensitivity"]) == (1.0, 3.0)
+    config.clip.factor = 1e35  # σC is in range, σS is not
+    with pytest.raises(ValueError, match="32-bit floats hold"):
         loop.build(config, data_of(1280))
+    with pytest.raises(ValueError, match="32-bit floats hold"):
+        training(clip=bam.clip_by_l2_norm(1e35))
 
 
 @pytest.mark.parametrize("batch_size", [40, 1000], ids=["sampled", "whole"])
-def test_a_record_of_the_last_version_is_read_as_zero_out(batch_size):
+def test_a_record_of_the_last_version_is_refused_and_one_of_this_says_who_neighbours_are(
+    batch_size,
+):
     plan = bam.make_plan(num_examples=1000, expected_batch_size=batch_size, **PLAN)
     record = plan.to_json()
     assert record["adjacency"] == "zero_out"
-    old = {k: v for k, v in record.items() if k not in ("num_examples_given", "sensitivity")}
+    assert bam.PrivacyPlan.from_json(record) == plan
+    old = {k: v for k, v in record.items() if k != "num_examples_given"}
     old["adjacency"] = "add_or_remove_one"
-    assert bam.PrivacyPlan.from_json(old).adjacency == "zero_out"
+    with pytest.raises(ValueError, match=r"records of bam 0\.1 and 0\.2 are not read any more"):
+        bam.PrivacyPlan.from_json(old)
     given = Population(1000, num_examples_given=True)
     new = bam.make_plan(num_examples=given, expected_batch_size=batch_size, **PLAN)
     assert bam.PrivacyPlan.from_json(new.to_json()) == new
@@ -237,10 +243,6 @@ def test_a_record_of_the_last_version_is_read_as_zero_out(batch_size):
         {"noise_multiplier": math.inf},
         {"noise_multiplier": 1e7},
         {"noise_multiplier": 0.0},
-        {"clip_norm": 0.0, "sensitivity": 0.0},
-        {"clip_norm": 1e308, "sensitivity": 1e308},
-        {"sensitivity": 1e-40},
-        {"sensitivity": True},
         {"num_examples_given": 1},
         {"delta": 0.002},
         {"num_steps": 0},
@@ -303,7 +305,7 @@ def facts_of(plan):
 
     config = base.get_config("dp_sgd").to_dict()
     summary = {
-        "sensitivity": plan.sensitivity, "seed": None, "noise_key": "operating system",
+        "clip_norm": 1.0, "sensitivity": 1.0, "seed": None, "noise_key": "operating system",
         "noise": "", "sampling": plan.mechanism.sampling, "device": "cpu", "commit": "1d4e",
         "versions": {"dp-accounting": "0.6.0"},
     }  # fmt: skip

@@ -105,7 +105,6 @@ def test_scores_do_not_tie_however_unlikely_a_canary_was_in_any_batch(sampling_p
         num_steps=num_steps,
         target_epsilon=3.0,
         delta=1e-5,
-        clip_norm=1.0,
         accountant="rdp",
     )
     ratios = np.tile(-60.0 - np.arange(5.0), (num_steps, 1))

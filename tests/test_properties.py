@@ -92,7 +92,7 @@ def test_any_config_is_refused_in_one_line_or_gives_a_plan_that_holds(changes):
     assert plan.epsilon_after(plan.num_steps) == plan.epsilon
     assert plan.num_steps == config.num_steps or config.num_steps == 0
     # What is added is finite in the arithmetic that adds it, and not nothing.
-    noise_std = np.float32(plan.noise_multiplier) * np.float32(plan.clip_norm)
+    noise_std = np.float32(plan.noise_multiplier) * np.float32(built.sensitivity)
     assert 0 < np.float32(noise_std / config.expected_batch_size) < math.inf
     json.loads(json.dumps(plan.to_json(), allow_nan=False))
 
@@ -308,7 +308,7 @@ def test_an_example_that_is_not_finite_changes_no_weight_and_is_counted(bad):
 def test_a_plan_covers_its_steps_and_not_one_more(expected_batch_size, num_steps, epsilon):
     plan = plans.make_plan(
         num_examples=50, expected_batch_size=expected_batch_size, num_steps=num_steps,
-        target_epsilon=epsilon, delta=1e-3, clip_norm=1.0, accountant="rdp",
+        target_epsilon=epsilon, delta=1e-3, accountant="rdp",
     )  # fmt: skip
     spent = [plan.epsilon_after(step) for step in range(num_steps + 1)]
     assert spent == sorted(spent)

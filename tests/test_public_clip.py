@@ -78,10 +78,10 @@ def test_what_cannot_be_is_refused(public, arguments, message):
 
 
 @pytest.mark.thorough
-def test_the_plan_states_it_and_the_private_images_do_not_change_it():
+def test_the_record_states_it_and_the_private_images_do_not_change_it():
     rng = np.random.default_rng(0)
 
-    def plan(brightness):
+    def record(brightness):
         private = datasets.Split(
             np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
         )
@@ -92,16 +92,16 @@ def test_the_plan_states_it_and_the_private_images_do_not_change_it():
         config.public_clip.quantile = 0.5
         config.public_clip.dataset = "digits"
         config.public_clip.num_steps = 1
-        return loop.build(config, dataset).plan
+        return loop.build(config, dataset).record
 
-    assert plan(0).clip_norm == plan(255).clip_norm
-    assert plan(0).clip_norm != mnist.get_config("dp_sgd").clip_norm
+    assert record(0)["clip_norm"] == record(255)["clip_norm"]
+    assert record(0)["clip_norm"] != mnist.get_config("dp_sgd").clip_norm
 
 
-def bare_clip(plan):
+def bare_clip(plan, clip_norm):
     """A clip of the right bound whose gradient is another pytree."""
     as_list = lambda grads, state, params=None: (jax.tree.leaves(grads), state)  # noqa: E731
-    return BoundedTransformation(lambda params: (), as_list, plan.clip_norm)
+    return BoundedTransformation(lambda params: (), as_list, clip_norm)
 
 
 @pytest.mark.parametrize(

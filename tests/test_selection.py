@@ -148,7 +148,7 @@ def test_the_noise_never_overshoots_and_is_nearly_the_least():
 
 def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
     facts = {"num_examples": 100, "expected_batch_size": 20, "num_steps": 20, "delta": 1e-5}
-    facts |= {"target_epsilon": 3.0, "clip_norm": 1.0, "selection": GEOMETRIC}
+    facts |= {"target_epsilon": 3.0, "selection": GEOMETRIC}
     plan = make_plan(**facts, accountant="rdp")
     mechanism = {"noise_multiplier": plan.noise_multiplier, "sampling_prob": 0.2}
     mechanism["delta"] = 1e-5 - plan.overflow

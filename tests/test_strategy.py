@@ -18,6 +18,7 @@ from bam.core import fixed_point, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
 from bam.privacy import accounting, ledger, mechanisms, tradeoff
+from bam.privacy import plan as plans
 from bam.training import config as base
 from bam.training import loop, trainer
 from configs import digits
@@ -214,7 +215,7 @@ def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
 def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
     plan = bam.make_plan(
         num_examples=1000, expected_batch_size=50, num_steps=33, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, accountant=accountant, mechanism={"name": "banded", "bands": 4},
+        accountant=accountant, mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     assert 1.99 < plan.epsilon <= 2.0
     assert plan.dp_event.num_steps == 9
@@ -245,7 +246,7 @@ def test_only_the_banded_mechanism_takes_bands():
         mechanisms.make("poisson", 1000, 50, {"bands": 3})
     with pytest.raises(ValueError, match="no options"):
         bam.PrivacyPlan.from_json(
-            {"mechanism": "banded", "mechanism_options": [3], "epsilon": 1.0, "clip_norm": 1.0}
+            dict.fromkeys(plans.RECORDED) | {"mechanism": "banded", "mechanism_options": [3]}
         )
 
 
@@ -282,7 +283,7 @@ def members_of(draw, num_steps=120, num_examples=300):
 def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
     plan = bam.make_plan(
         num_examples=300, expected_batch_size=60, num_steps=120, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, accountant="rdp", mechanism={"name": "banded", "bands": 4},
+        accountant="rdp", mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     right = [members_of(lambda step, seed=seed: plan.mechanism.draw(seed, step)) for seed in (1, 2)]
     assert checks.failures(checks.batches_p_values(right, plan), 1e-4) == []
@@ -322,9 +323,9 @@ def test_the_trainers_step_is_privatize_to_the_bit():
 def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     plan = bam.make_plan(
         num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
-        clip_norm=1.0, mechanism={"name": "banded", "bands": 4},
+        mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
-    clip = adaptive_clipping.clip(plan)
+    clip = adaptive_clipping.clip(plan, 1.0)
     state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.mechanism.strategy)
     assert state.past.shape[0] == 3
     assert state.past.shape[1] > 5
@@ -361,7 +362,7 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
 def test_the_steps_that_a_period_lacks_are_begun(tmp_path):
     plan = bam.make_plan(
         num_examples=100, expected_batch_size=10, num_steps=8, target_epsilon=9.0, delta=1e-5,
-        clip_norm=1.0, accountant="rdp",
+        accountant="rdp",
     )  # fmt: skip
     path = tmp_path / "steps_begun"
     ledger.create(path)

@@ -86,7 +86,7 @@ def test_a_run_that_another_process_trains_is_left_to_it(tmp_path):
 
 def test_a_run_that_becomes_free_is_trained_after_all(tmp_path):
     trainer, events = loop.build(tiny(0)), []
-    holder = rundir.RunFiles(tmp_path / "a", trainer.config, trainer.plan)
+    holder = rundir.RunFiles(tmp_path / "a", trainer.config, trainer.plan, trainer.record)
 
     def on_event(name, text):
         events.append(name)
@@ -206,7 +206,6 @@ def test_smaller_batches_have_as_much_noise_for_an_example():
     [config] = grid(holdout=200, smaller=4).groups.values()
     plan = bam.make_plan(
         num_examples=1237, expected_batch_size=256, num_steps=3, target_epsilon=3.0, delta=1e-5,
-        clip_norm=1.0,
     )  # fmt: skip
     smaller = loop.build(config).plan
     assert smaller.expected_batch_size == 64

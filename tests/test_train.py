@@ -132,7 +132,7 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
         state = experiment.step(state, experiment.dataset.train, empty)
         releases.append(flat(state.params) - before)
     released = np.array(releases)
-    planned = plan.noise_multiplier * plan.clip_norm / plan.expected_batch_size
+    planned = plan.noise_multiplier * experiment.clip_norm / plan.expected_batch_size
 
     def accepted(std):
         quantile = stats.chi2.cdf(np.sum((released / std) ** 2), released.size)
@@ -254,7 +254,7 @@ def test_a_run_writes_its_config_plan_metrics_and_summary(experiment, tmp_path):
     plan = json.loads((workdir / "plan.json").read_text())
     summary = json.loads((workdir / "summary.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert plan == experiment.plan.to_json()
+    assert plan == experiment.record
     assert rows == result.rows
     assert rows[-1]["epsilon"] == pytest.approx(plan["epsilon"])
     assert (summary["seed"], summary["noise_key"]) == (7, "seed")
@@ -302,7 +302,7 @@ def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, mes
 
 
 PLAN = {"num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "target_epsilon": 3.0}
-PLAN |= {"delta": 1e-5, "clip_norm": 1.0, "accountant": "rdp"}
+PLAN |= {"delta": 1e-5, "accountant": "rdp"}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,6 @@ PLAN |= {"delta": 1e-5, "clip_norm": 1.0, "accountant": "rdp"}
         ({"target_epsilon": math.nan}, "epsilon must be positive"),
         ({"delta": 1 / 1437}, "below 1/N"),
         ({"expected_batch_size": 1438}, "number of training examples, 1437"),
-        ({"clip_norm": -1.0}, "clip_norm must be"),
         ({"accountant": "gdp"}, "no guarantee"),
         ({"accountant": "moments"}, "unknown accountant 'moments'"),
     ],
@@ -323,10 +322,10 @@ def test_a_plan_that_cannot_be_gets_one_line_that_names_the_fix(changes, message
 
 PARTS = {
     "model": lambda section: registry.make_model(section, 10),
-    "optimizer": lambda section: registry.make_optimizer(section, bam.make_plan(**PLAN)),
+    "optimizer": lambda section: registry.make_optimizer(section, bam.make_plan(**PLAN), 1.0, 1.0),
     "method": lambda section: registry.make_oracle(section, lambda params, example: 0.0),
     "dataset": loading.make_dataset,
-    "clip": lambda section: registry.make_clip(section, bam.make_plan(**PLAN)),
+    "clip": lambda section: registry.make_clip(section, bam.make_plan(**PLAN), 1.0),
     "loss": registry.make_loss,
     "features": registry.make_features,
 }

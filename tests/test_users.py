@@ -175,21 +175,22 @@ def test_the_plan_counts_users():
         build(expected_batch_size=5)
 
 
-def test_plans_of_earlier_versions_are_of_examples_and_no_other_unit_is_made_up():
+def test_a_plan_without_a_unit_is_refused_and_no_other_unit_is_made_up():
     plan = three_each().plan
     of_examples = bam.make_plan(
         num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
-        clip_norm=1.0, accountant="rdp",
+        accountant="rdp",
     )  # fmt: skip
     earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
-    assert bam.PrivacyPlan.from_json(earlier) == of_examples
+    with pytest.raises(ValueError, match=r"no group_size; records of bam 0\.1 and 0"):
+        bam.PrivacyPlan.from_json(earlier)
     for unit, size in ("household", 0), ("user", 0), ("example", 3), ([], 3), ("user", "<b>"):
         with pytest.raises(ValueError, match="a unit of privacy"):
             bam.PrivacyPlan.from_json(plan.to_json() | {"unit": unit, "group_size": size})
     with pytest.raises(ValueError, match="not private for users"):
         bam.make_plan(
             num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
-            target_epsilon=4.0, delta=1e-5, clip_norm=1.0, accountant="rdp",
+            target_epsilon=4.0, delta=1e-5, accountant="rdp",
             selection=bam.privacy.selection.Selection(5.0, 1.0, 10.0),
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from bam.audit import checks
 from bam.core import sampling
 from bam.data import datasets
 from bam.errors import InputError
-from bam.training import loop, registry
+from bam.training import loop
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 
@@ -58,7 +58,7 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
     noise_std = plan.noise_multiplier * trainer.sensitivity
     if not noise_std > 0:
         raise InputError("only a private run has noise to audit")
-    if registry.make_clip(trainer.config.clip, plan).finish is not None:
+    if trainer.clip.finish is not None:
         raise InputError("a clip with a `finish` of its own hides the noise from the audit")
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []

@@ -100,7 +100,7 @@ def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | N
         f"{config.method.name} on {built.dataset.name}: {real} examples and "
         f"{given.canaries} canaries, half of which take part"
     )
-    console.show(plan.describe())
+    console.show(built.describe_plan())
     seen = one_run.run(built, config.seed, on_row=_print_row)
     bounds = one_run.bounds(seen, plan, given.confidence)
     which = {

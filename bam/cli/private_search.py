@@ -195,7 +195,7 @@ def _drawn(
             name: {key: value for key, value in config.items() if not key.startswith(left_out)}
             for name, config in configs.items()
         },
-        "plan": trainer.plan.to_json() | {"clip_norm": None, "sensitivity": None},
+        "plan": trainer.plan.to_json(),
     }
     if recorded is not None:
         compared = identity.keys() - ({"data_key", "data"} if _scored(recorded) else set())

@@ -59,7 +59,7 @@ def describe(experiment: loop.Trainer) -> str:
         f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
         f"{experiment.num_params:,} parameters{frozen}, on {devices_of(experiment)}, "
         f"{config.microbatch_size} at a time",
-        experiment.plan.describe(),
+        experiment.describe_plan(),
     ]
     if experiment.plan.private and experiment.plan.unit == "example":
         lines += loading.unprotected_users(config.dataset)

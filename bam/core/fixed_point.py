@@ -86,11 +86,7 @@ class GaussianNoise:
         object.__setattr__(self, "std", scalars.real("std", self.std))
         for name in ("key", "step", "drawn"):
             object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
-        if not (self.std == 0 or LEAST_STD <= self.std <= MOST_STD):
-            raise InputError(
-                f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
-                f"32-bit floats hold, got {self.std}"
-            )
+        check_std(self.std)
 
     @property
     def spacing(self) -> float:
@@ -116,6 +112,15 @@ class GaussianNoise:
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
         return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)
+
+
+def check_std(std: float) -> None:
+    """InputError for a standard deviation that floats do not hold: negative, tiny, huge or NaN."""
+    if not (std == 0 or LEAST_STD <= std <= MOST_STD):
+        raise InputError(
+            f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
+            f"32-bit floats hold, got {std}: choose a clip norm nearer to 1"
+        )
 
 
 def spacing_of(noise_std: float) -> float:

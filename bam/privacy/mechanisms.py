@@ -129,12 +129,6 @@ class Mechanism:
         )
 
 
-def adjacency_of(plan: JsonMapping) -> str:
-    """That of a recorded plan; 0.2.0 wrote "add_or_remove_one" of an N that was counted."""
-    is_old = plan["adjacency"] == "add_or_remove_one" and not plan.get("num_examples_given")
-    return "zero_out" if is_old else str(plan["adjacency"])
-
-
 def check_name(name: object) -> None:
     """InputError, in one line, for the name of no mechanism here."""
     if name == "fixed_size":

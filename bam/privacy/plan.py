@@ -1,4 +1,7 @@
-"""The privacy of a run, decided before it starts: the record that sampler and accountant read."""
+"""The privacy of a run, decided before it starts: the record that sampler and accountant read.
+
+It knows no clip: σ is in units of the clip's sensitivity, so neither σ nor ε depends on C.
+"""
 
 import dataclasses
 import functools
@@ -6,6 +9,7 @@ import math
 import types
 import typing
 import warnings
+from collections.abc import Container
 from typing import Any
 
 from bam.core import scalars
@@ -19,17 +23,14 @@ from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import Selection
 
-# Standard deviations of the noise that 32-bit floats hold with room to spare.
-LEAST_NOISE_STD, MOST_NOISE_STD = 1e-30, 1e30
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
 READERS = {int: scalars.whole, float: scalars.number, bool: scalars.flag}
 # What a plan.json has, beside the mechanism's name.
 RECORDED = (
     *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
-    *("clip_norm", "epsilon", "delta", "accountant", "spare_steps", "selection"),
-    *("mechanism_options", "unit", "group_size", "overflow", "num_examples_given", "sensitivity"),
-    *("adjacency", "mechanism_name"),
+    *("epsilon", "delta", "accountant", "spare_steps", "selection", "mechanism_options", "unit"),
+    *("group_size", "overflow", "num_examples_given", "adjacency", "mechanism_name"),
 )
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
 EPSILON_TOLERANCE = 1e-6
@@ -68,8 +69,7 @@ class PrivacyPlan:
       population: the N examples or users.
       expected_batch_size: l.
       num_steps: the most steps the run may begin; ε covers them all.
-      noise_multiplier: σ.
-      clip_norm: C, which a run's clip is made of; `inf` where there is none.
+      noise_multiplier: σ; the noise on a step's sum has deviation σS, where S is the clip's.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
@@ -77,7 +77,6 @@ class PrivacyPlan:
         options, as in a config's `mechanism` section; a copy that cannot be written to.
       selection: of a run that is a trial, of which only the best is released; ε is then that of
         the whole search.
-      sensitivity: S of the clip: the noise on a step's sum has deviation σS; 0: not recorded.
       spare_steps: how many of the steps are a margin for steps that a crash loses.
     """
 
@@ -85,20 +84,15 @@ class PrivacyPlan:
     expected_batch_size: int
     num_steps: int
     noise_multiplier: float
-    clip_norm: float
     epsilon: float
     delta: float
     accountant: str
     mechanism_config: JsonMapping = dataclasses.field(hash=False)
     selection: Selection | None = None
-    sensitivity: float = 0.0
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Copies what it is given; InputError for what is not of its type or below 0.
-
-        Another is for noise that floats cannot hold.
-        """
+        """Copies what it is given; InputError for what is not of its type or below 0."""
         _read_numbers(self)
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
@@ -107,13 +101,6 @@ class PrivacyPlan:
         if not self.spare_steps < max(1, self.num_steps):
             most = self.num_steps - 1
             raise InputError(f"spare_steps must be from 0 to {most}, got {self.spare_steps}")
-        std = self.noise_multiplier * (self.sensitivity or self.clip_norm)  # on a sum
-        least = std / max(1, self.expected_batch_size)  # on the mean
-        if self.private and std > 0 and not LEAST_NOISE_STD <= least <= std <= MOST_NOISE_STD:
-            raise InputError(
-                f"clip_norm {self.clip_norm} would need noise of {least:.1g}, which 32-bit floats "
-                "cannot hold; choose one nearer to 1"
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or what a pickle has, is made anew of the fields: nothing else is kept."""
@@ -123,31 +110,36 @@ class PrivacyPlan:
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
-        """The plan that a `plan.json` holds, of 0.2.0 too; see `to_json`.
+        """The plan that a `plan.json` holds, see `to_json`.
 
         Records may be a stranger's, so code that they name is not run: InputError for a mechanism
-        of one's own, and for whatever `make_plan` would not have made.
+        of one's own, for whatever `make_plan` would not have made, and for a record of bam 0.1 or
+        0.2.
         """
-        name, options = record.get("mechanism", "poisson"), record.get("mechanism_options", {})
+        keys = {key.replace("mechanism_name", "mechanism") for key in RECORDED}
+        if missing := sorted(keys - record.keys()):
+            raise InputError(
+                f"this is no record of a plan: it has no {missing[0]}; records of bam 0.1 and 0.2 "
+                "are not read any more"
+            )
+        name, options = record["mechanism"], record["mechanism_options"]
         mechanisms.check_name(name)
         if not isinstance(options, dict):
             raise InputError(f"mechanism_options are {options!r}, no options")
-        _check_unit(record.get("unit", "example"), record.get("group_size", 0))
+        _check_unit(record["unit"], record["group_size"])
         try:
-            chosen = record.get("selection")
+            chosen = record["selection"]
             facts = _fields_of(cls, record) | {
                 "population": Population(**_fields_of(Population, record)),
                 "mechanism_config": {**options, "name": name},
                 "selection": Selection(**chosen) if chosen else None,
             }
-            facts |= {k: math.inf for k in ("epsilon", "clip_norm") if record[k] is None}
+            facts |= {"epsilon": math.inf} if record["epsilon"] is None else {}
             plan = cls(**facts)
             _check(plan)
             derived = plan.to_json()
-            recorded = derived | dict(record)
-            recorded["adjacency"] = mechanisms.adjacency_of(recorded)
-            agree = all(recorded[key] == derived[key] for key in ("adjacency", "unit")) and all(
-                math.isclose(recorded[key], derived[key], rel_tol=1e-9)
+            agree = all(record[key] == derived[key] for key in ("adjacency", "unit")) and all(
+                math.isclose(record[key], derived[key], rel_tol=1e-9)
                 for key in ("sampling_prob", "overflow")
             )
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -301,17 +293,18 @@ class PrivacyPlan:
         values["mechanism"] = values.pop("mechanism_name")
         return {k: None if v == math.inf else v for k, v in values.items()}
 
-    def describe(self) -> str:
-        """The plan in a few lines of plain text, for people."""
+    def describe(self, bound: str = "") -> str:
+        """The plan in a few lines of plain text, for people.
+
+        `bound` is the clip's, which the plan does not know, in words such as "clip norm 1".
+        """
         if not self.private:
-            clipping = "no clipping" if math.isinf(self.clip_norm) else f"clip {self.clip_norm:.4g}"
-            return f"NOT PRIVATE: {clipping}, no noise; {self.training_steps} steps"
+            return f"NOT PRIVATE: no clipping, no noise; {self.training_steps} steps"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         sigma = rounded_down(self.noise_multiplier, ".4g")
         spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
         at_most = "at most " if self.num_examples_given else ""
-        has_norm = self.clip_norm < math.inf
-        bound = ("clip norm", self.clip_norm) if has_norm else ("sensitivity", self.sensitivity)
+        bound = bound and f", {bound}"
         mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
         best = " for the best of a random number of such runs, {:g} on average"
         best = best.format(self.selection.trials_mean) if self.selection else ""
@@ -319,7 +312,7 @@ class PrivacyPlan:
             f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {at_most}{self.num_examples} {self.unit}s\n"
             f"{self.training_steps} steps{spare}, {self.mechanism.batches}\n"
-            f"noise multiplier {sigma}, {bound[0]} {bound[1]:.4g}{mu}"
+            f"noise multiplier {sigma}{bound}{mu}"
         )
 
 
@@ -330,15 +323,15 @@ def make_plan(
     num_steps: int,
     target_epsilon: float,
     delta: float,
-    clip_norm: float,
     accountant: str = "pld",
     mechanism: str | JsonMapping = "poisson",
     selection: Selection | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
-    The plan's ε is at most the target. S is C; `dataclasses.replace` gives the plan of a clip with
-    another, or of spare steps, whose σ and ε are the same. The message of an error names the fix.
+    The plan's ε is at most the target. It is that of any clip: σ is in units of S.
+    `dataclasses.replace` gives the plan with spare steps, whose σ and ε are the same. The message
+    of an error names the fix.
 
     Args:
       num_examples: N; a `Population` if it counts users, or is a constant that was given.
@@ -346,7 +339,6 @@ def make_plan(
       num_steps: T, of which some may be spare.
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
       delta: δ, from 1e-100 to below 1/N.
-      clip_norm: C, or S of a clip that has none.
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       mechanism: how batches are drawn: a name in `mechanisms.MECHANISMS`, or a config's section of
         its name and options.
@@ -356,7 +348,7 @@ def make_plan(
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
-      ...                  target_epsilon=2.0, delta=1e-5, clip_norm=1.0)
+      ...                  target_epsilon=2.0, delta=1e-5)
       >>> plan.sampling_prob, plan.epsilon_after(5) < plan.epsilon <= 2.0
       (0.1, True)
     """
@@ -370,13 +362,11 @@ def make_plan(
         expected_batch_size=expected_batch_size,
         num_steps=num_steps,
         noise_multiplier=0.0,
-        clip_norm=clip_norm,
         epsilon=target_epsilon,
         delta=delta,
         accountant=accountant,
         mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
         selection=selection,
-        sensitivity=clip_norm if target_epsilon < math.inf else 0.0,
     )
     _check(plan)
     num_steps = plan.num_steps
@@ -392,6 +382,21 @@ def make_plan(
         )
     plan = dataclasses.replace(plan, noise_multiplier=sigma)
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
+
+
+def check_same(
+    where: object, recorded: JsonMapping, asked: JsonMapping, but: Container[str] = ()
+) -> None:
+    """Refuses, with an InputError, a record of another plan: its ε would not be this run's.
+
+    `asked` has what the record is to say, as `to_json` does; `but` are keys that may differ.
+    """
+    for key, value in asked.items():
+        if key not in but and recorded.get(key) != value:
+            raise InputError(
+                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
+                f"{value!r}; choose another --workdir"
+            )
 
 
 def _check_unit(unit: object, group_size: object) -> None:
@@ -420,8 +425,6 @@ def _check(plan: PrivacyPlan) -> None:
         raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
         raise InputError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
-    if plan.private and not (0 < (plan.sensitivity or plan.clip_norm) < math.inf):
-        raise InputError(f"clip_norm must be a positive finite number, got {plan.clip_norm}")
     mechanism = plan.mechanism  # ValueError for options that it cannot have
     if plan.selection is None:
         return

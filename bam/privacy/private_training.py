@@ -6,10 +6,8 @@ batch size. `bam train` is the same for configs.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hmac
-import math
 import os
 import secrets
 import threading
@@ -28,6 +26,7 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 from bam import files, provenance
 from bam.core import chacha, processes, pytree, scalars, tracing
 from bam.core.clipping import as_declared, sensitivity_of
+from bam.core.fixed_point import check_std
 from bam.core.noise import NoiseState, first_noise, renewed
 from bam.core.oracles import Oracle
 from bam.core.privatize import (
@@ -160,6 +159,9 @@ class PrivateTraining:
     ) -> None:
         """Plans the noise; nothing is drawn yet."""
         epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
+        self._sensitivity = sensitivity_of(clip)
+        if self._sensitivity == 0:
+            raise InputError("this clip makes every gradient zero (sensitivity 0)")
         seed = None if seed is None else scalars.whole("seed", seed)
         if not 0 < epsilon < float("inf"):
             raise InputError(f"epsilon must be positive and finite, got {epsilon}")
@@ -173,20 +175,20 @@ class PrivateTraining:
         self._groups = (
             None if groups is None and not group_size else users.checked(groups, population)
         )
-        plan = make_plan(
+        self._plan = make_plan(
             num_examples=population,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
             target_epsilon=epsilon,
             delta=delta,
-            clip_norm=sensitivity_of(clip),
             accountant=accountant,
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
-        self._plan = dataclasses.replace(plan, clip_norm=math.inf)  # S alone is known
+        check_std(self._plan.noise_multiplier * self._sensitivity)
         # What defines this training, beside its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked |= {"clip": saved.in_words(clip.update), "groups": None, "data": None}
+        self._asked |= {"sensitivity": self._sensitivity, "clip": saved.in_words(clip.update)}
+        self._asked |= {"groups": None, "data": None}
         self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
         self._digest_groups(secrets.token_hex(32))
@@ -617,7 +619,8 @@ class PrivateTraining:
         mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
         record = {
             "seed": self._given_seed,
-            "sensitivity": self.plan.sensitivity,
+            "clip_norm": None,  # S alone is known
+            "sensitivity": self._sensitivity,
             "sampling": mechanism.sampling,
             "noise": mechanism.noise,
             "noise_key": "operating system" if self._given_seed is None else "seed",

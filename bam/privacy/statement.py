@@ -168,9 +168,10 @@ def training_facts(
 
     Args:
       plan: of the training.
-      record: what it recorded: seed, sensitivity, sampling, noise, noise_key, the steps begun and
-        taken, and the `processes` that took them (`bam.privacy.ledger`; of a run that recorded
-        none, `device`, `versions` and `commit` of the last).
+      record: what it recorded: seed, clip_norm (None: the clip has none), sensitivity, sampling,
+        noise, noise_key, the steps begun and taken, and the `processes` that took them
+        (`bam.privacy.ledger`; of a run that recorded none, `device`, `versions` and `commit` of
+        the last).
       own_parts: keys of `PARTS` with the name of what is not bam's own there, or "".
       clip: its name.
       data: the data set, in words that may be published.
@@ -181,6 +182,8 @@ def training_facts(
     std = plan.noise_multiplier * record["sensitivity"]
     return {
         **_plan_facts(plan),
+        "clip_norm": record["clip_norm"],
+        "clip_norm_known": record["clip_norm"] is not None,
         **_check_facts(plan),
         "data": data,
         "exported_by": exported_by,
@@ -242,8 +245,6 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
         "num_steps": plan.num_steps,
         "exact_sigma": plan.noise_multiplier,
         "sigma": rounded_down(plan.noise_multiplier, ".4g"),
-        "clip_norm": plan.clip_norm,
-        "clip_norm_known": plan.clip_norm < math.inf,
         "searched": bool(plan.selection),
     }
     if mu is not None:

@@ -24,7 +24,6 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
 from bam.privacy import statement
-from bam.privacy.plan import PrivacyPlan
 from bam.provenance import git_commit
 from bam.release.load import Released, Shapes, build, check_shapes, load
 from bam.release.records import CHOSEN, Run, read
@@ -291,7 +290,7 @@ def _averaged(run: Run, like: Shapes) -> PyTree:
         )
     state, facts = newest
     taken = run.summary.get("steps_taken", run.plan.num_steps)
-    if int(state["step"]) != taken or PrivacyPlan.from_json(facts["identity"]["plan"]) != run.plan:
+    if int(state["step"]) != taken or one_line(facts["identity"]["plan"]) != run.plan_record:
         raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
     params = finetune.merge(state["averaged"], state.get("frozen", {}))
     check_shapes(run.workdir, params, like)

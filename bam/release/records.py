@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bam.core.fixed_point import check_std
 from bam.errors import InputError
 from bam.files import JsonObject, one_line, read_json
 from bam.privacy import ledger
@@ -77,9 +78,18 @@ class Run:
         if not ledger.are_processes(self.summary.get("processes", [])):
             yield "summary.json is damaged: processes is no list of what took the steps"
         try:
+            _check_bound(self.plan_record)
             self.plan.check_epsilon()
         except ValueError as error:
             yield str(error)
+
+
+def _check_bound(record: JsonObject) -> None:
+    """InputError for a C or an S of `plan.json` that no private run has."""
+    for key in ("clip_norm", "sensitivity"):
+        if type(record.get(key)) is not float or not 0 < record[key] < math.inf:
+            raise InputError(f"plan.json is damaged: its {key} is {record.get(key)!r}")
+    check_std(record["noise_multiplier"] * record["sensitivity"])
 
 
 def read(workdir: Path) -> Run:

@@ -92,7 +92,7 @@ def train(
     git_commit()  # now: by the first step the files may be others
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
-    files = RunFiles(workdir, config, trainer.plan)
+    files = RunFiles(workdir, config, trainer.plan, trainer.record)
     with files, Checkpoints(files.checkpoints) as checkpoints:
         run = _Run(trainer, seed, files, checkpoints, log)
         for step in range(run.done + 1, run.end + 1):

@@ -9,15 +9,16 @@ must not have been made from any of the private ones (`bam.data.features`):
 section          your function                                     returns
 ================ ================================================= ============================
 `method`         `(loss_fn, **options)`                            `bam.Oracle`
-`clip`           `(plan, **options)`                               `bam.BoundedTransformation`
-`optimizer`      `(plan, **options)`                               any optax transform
+`clip`           `(plan, clip_norm, **options)`                    `bam.BoundedTransformation`
+`optimizer`      `(plan, clip_norm, sensitivity, **options)`       any optax transform
 `model`          `(num_classes, **options)`                        a Flax module, or functions
 `dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
 `features`       `(**options)`, those that are set                 a map of images, row by row
 `loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
 ================ ================================================= ============================
 
-`plan` is the run's `bam.PrivacyPlan`: N, l, q, T, σ, C, and for an optimizer the S of the clip.
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C and `sensitivity` the S of
+the clip; of a run that is not private C is `inf` and S is 0.
 """
 
 import math
@@ -98,9 +99,9 @@ METHODS = {
     ),
 }
 CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
-    "l2": lambda plan: clip_by_l2_norm(plan.clip_norm),
-    "normalize": lambda plan, gamma=0.01: normalize(plan.clip_norm, gamma),
-    "per_layer": lambda plan: clip_per_layer(plan.clip_norm),
+    "l2": lambda plan, clip_norm: clip_by_l2_norm(clip_norm),
+    "normalize": lambda plan, clip_norm, gamma=0.01: normalize(clip_norm, gamma),
+    "per_layer": lambda plan, clip_norm: clip_per_layer(clip_norm),
 }
 FEATURES: dict[str, Callable[..., features.FeatureMap]] = {
     "backbone": backbone,
@@ -110,21 +111,26 @@ FEATURES: dict[str, Callable[..., features.FeatureMap]] = {
 
 
 def _sgd(
-    plan: PrivacyPlan, learning_rate: float, momentum: float = 0.0, per_clip_norm: bool = False
+    plan: PrivacyPlan,
+    clip_norm: float,
+    sensitivity: float,
+    learning_rate: float,
+    momentum: float = 0.0,
+    per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
     """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
 
     So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
     """
     sgd = optax.sgd(learning_rate, momentum or None)
-    if per_clip_norm and not 0 < plan.clip_norm < math.inf:
+    if per_clip_norm and not 0 < clip_norm < math.inf:
         raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
-    return optax.chain(optax.scale(1 / plan.clip_norm), sgd) if per_clip_norm else sgd
+    return optax.chain(optax.scale(1 / clip_norm), sgd) if per_clip_norm else sgd
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "nadam": lambda plan, learning_rate: optax.nadam(learning_rate),
-    "adam": lambda plan, learning_rate: optax.adam(learning_rate),
+    "nadam": lambda plan, clip_norm, sensitivity, learning_rate: optax.nadam(learning_rate),
+    "adam": lambda plan, clip_norm, sensitivity, learning_rate: optax.adam(learning_rate),
     "sgd": _sgd,
 }
 
@@ -207,20 +213,29 @@ def make_gradient(
     return gradient
 
 
-def make_clip(section: ConfigDict, plan: PrivacyPlan) -> BoundedTransformation:
+def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> BoundedTransformation:
     """The per-example transform that a config's `clip` section describes, of finite sensitivity.
 
-    The plan of a non-private run is not called upon. InputError as `make_oracle`, or if the
-    transform declares no finite bound.
+    Of a run that is not private it is one that bounds nothing. InputError as `make_oracle`, for a C
+    that cannot be, or if the transform declares no finite bound.
     """
-    clip = as_declared(make("clip", CLIPS, section.to_dict(), plan))
+    if not plan.private:
+        return clip_by_l2_norm(math.inf)
+    if not 0 < clip_norm < math.inf:
+        raise InputError(f"clip_norm must be a positive finite number, got {clip_norm}")
+    clip = as_declared(make("clip", CLIPS, section.to_dict(), plan, clip_norm))
     sensitivity_of(clip)
     return clip
 
 
-def make_optimizer(section: ConfigDict, plan: PrivacyPlan) -> optax.GradientTransformation:
+def make_optimizer(
+    section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: float
+) -> optax.GradientTransformation:
     """What follows the noise, as a config's `optimizer` section says: post-processing."""
-    optimizer: optax.GradientTransformation = make("optimizer", OPTIMIZERS, section.to_dict(), plan)
+    public = (plan, clip_norm, sensitivity)
+    optimizer: optax.GradientTransformation = make(
+        "optimizer", OPTIMIZERS, section.to_dict(), *public
+    )
     return optimizer
 
 

@@ -14,8 +14,9 @@ from bam.data import datasets
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy.ledger import PROCESSES, Ledger, lost_in_words
+from bam.privacy.plan import check_same
 from bam.training.checkpoint import Checkpoints
-from bam.training.rundir import RunFiles, check_plan
+from bam.training.rundir import RunFiles
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 
@@ -54,7 +55,7 @@ def resume(
     """
     plan = trainer.plan
     data = files.checkpoints and datasets.fingerprint(files.data_key(), trainer.dataset.train)
-    identity = {"plan": plan.to_json(), "data": data, "init": trainer.weights.digest}
+    identity = {"plan": trainer.record, "data": data, "init": trainer.weights.digest}
     done, state, seconds, steps_begun, same_data = -1, first_state, 0.0, 0, True
     processes: list[JsonObject] = []
     if restored := checkpoints.restore(first_state):
@@ -88,7 +89,7 @@ def _check_restored(
 ) -> None:
     """Refuses a checkpoint that is not of this run, or not of the step that it is named after."""
     assert where is not None
-    check_plan(where, identity["plan"], trainer.plan)
+    check_same(where, identity["plan"], trainer.record)
     if int(state.step) != done:
         raise InputError(f"{where}/{done} is renamed: it is of step {state.step}")
     if identity["init"] != trainer.weights.digest:

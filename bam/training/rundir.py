@@ -23,7 +23,7 @@ from bam.files import (
     write_text,
 )
 from bam.privacy import ledger
-from bam.privacy.plan import PrivacyPlan
+from bam.privacy.plan import PrivacyPlan, check_same
 from bam.training import registry
 
 with needs("train"):
@@ -54,16 +54,19 @@ class RunFiles:
     ever overwritten.
     """
 
-    def __init__(self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan) -> None:
-        """Creates the workdir and writes config and plan, or enters an unfinished run's.
+    def __init__(
+        self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan, record: JsonObject
+    ) -> None:
+        """Creates the workdir and writes config and record, or enters an unfinished run's.
 
-        Raises InputError, which says what differs, for a run of another config or plan,
-        `FinishedError`, and BlockingIOError if another process is writing there.
+        The record is `Trainer.record`: the plan with C and S of the clip. Raises InputError, which
+        says what differs, for a run of another config or record, `FinishedError`, and
+        BlockingIOError if another process is writing there.
         """
         self.rows: list[JsonObject] = []
         self.processes: list[JsonObject] = []
         self._workdir = workdir
-        self._plan = plan
+        self._plan, self._record = plan, record
         self._writes = workdir is not None and processes.writes()
         self.checkpoints = workdir and workdir / "checkpoints"
         lost_steps_count = config.seed is None and plan.private
@@ -82,14 +85,14 @@ class RunFiles:
                     ledger.create(self._ledger_path)  # first: a run without its ledger is refused
                 ledger.check_no_processes(workdir)
             write_json(workdir / "config.json", as_json(config))
-            write_json(workdir / "plan.json", plan.to_json())
+            write_json(workdir / "plan.json", record)
             on_error.pop_all()
 
     def _check(self, workdir: Path, config: ConfigDict) -> None:
         check_resumable(workdir, config)
         path = workdir / "plan.json"
         if path.exists():
-            check_plan(path, read_json(path), self._plan)
+            check_same(path, read_json(path), self._record)
 
     def open_ledger(
         self, step: int, at_least: int, processes: list[JsonObject], num_devices: int
@@ -213,20 +216,11 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
         settled = key in AUTOMATIC and wanted.get(key) == "auto"
+        settled |= key == "clip_norm" and bool(wanted.get("public_clip.quantile"))
         same = recorded.get(key) == wanted.get(key)
         if not (same or settled or key.startswith(CHANGEABLE)):
             return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
-
-
-def check_plan(where: Path, recorded: JsonObject, plan: PrivacyPlan) -> None:
-    """Refuses what belongs to a run of another plan: its ε would not be this run's."""
-    for key, wanted in plan.to_json().items():
-        if recorded.get(key) != wanted:
-            raise InputError(
-                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
-                f"{wanted!r}; choose another --workdir"
-            )
 
 
 def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
@@ -250,17 +244,18 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """A config whose "auto" keys are what the run in `workdir`, if there is one, settled on."""
+    """A config whose "auto" keys, and whose C if it was measured, are those of a run's folder."""
     path = workdir / "config.json"
     return with_settled(config, read_json(path)) if path.exists() else config
 
 
 def with_settled(config: ConfigDict, recorded: JsonObject) -> ConfigDict:
-    """A config whose "auto" keys are what a recorded one has, where it has them."""
-    automatic = [key for key in AUTOMATIC if config[key] == "auto"]
+    """A config whose "auto" keys, and measured C, are what a recorded one has, where it has any."""
+    settled = [key for key in AUTOMATIC if config[key] == "auto"]
+    settled += ["clip_norm"] if config.public_clip.quantile else []
     config = config.copy_and_resolve_references()
     with config.ignore_type():
-        config.update({key: recorded.get(key, "auto") for key in automatic})
+        config.update({key: recorded.get(key, config[key]) for key in settled})
     return config
 
 

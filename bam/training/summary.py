@@ -28,7 +28,6 @@ def summarize(
       processes: that took its steps, as `bam.privacy.ledger.read_processes` gives them. The device,
         versions and commit beside them are those of the process that ended the run.
     """
-    plan = trainer.plan.to_json()
     classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
@@ -47,9 +46,8 @@ def summarize(
         "num_frozen": trainer.num_frozen,
         "init_digest": trainer.weights.digest,
         **{k: trainer.config[k] for k in ("microbatch_size", "convolution", "precision")},
-        **plan,
+        **trainer.record,
         "clip": trainer.config.clip.name,
-        "sensitivity": trainer.sensitivity,
         "seed": seed,
         "noise_key": "operating system" if seed is None else "seed",
         "noise": trainer.plan.mechanism.noise,

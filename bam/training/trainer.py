@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Num, PyTree
 
 from bam import models
 from bam.core import oracles, pytree, sampling, strategy
-from bam.core.clipping import BoundedTransformation, clip_by_l2_norm, finish
+from bam.core.clipping import BoundedTransformation, finish
 from bam.core.engine import plain_sum
 from bam.core.noise import first_noise, next_noise
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
@@ -25,7 +25,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import layers, losses
-from bam.privacy.plan import Population, PrivacyPlan, make_plan
+from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
 from bam.privacy.selection import Selection
 from bam.training import (
     devices,
@@ -65,7 +65,8 @@ class Trainer:
     """A run's settings and parts, and the functions that they make; it serves any number of seeds.
 
     Attributes:
-      config: the configuration it was built from, with what was chosen for its "auto" keys.
+      config: the configuration it was built from, with what was chosen for its "auto" keys, and
+        with the C that was measured on public data.
       dataset: the data, on the host; of users, see `users.grouped`.
       plan: the privacy plan of a run.
       criterion: the loss of an image, and how outputs are judged.
@@ -251,6 +252,21 @@ class Trainer:
         """S of the per-example transform: the noise on the sum has deviation σ·S."""
         return self.clip.sensitivity if self.plan.private else 0.0
 
+    @property
+    def clip_norm(self) -> float:
+        """C, which the clip was made of; `inf` of a run that is not private."""
+        return _clip_norm(self.config, self.plan)
+
+    @property
+    def record(self) -> JsonObject:
+        """What `plan.json` and `summary.json` say of privacy: the plan, and C and S of the clip."""
+        clip_norm = self.clip_norm if self.plan.private else None
+        return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
+
+    def describe_plan(self) -> str:
+        """The plan with C, in a few lines of plain text, for people."""
+        return self.plan.describe(f"clip norm {self.clip_norm:.4g}")
+
     def with_step(self, step: Callable[..., TrainState]) -> "Trainer":
         """The same run with another function for its step, for whoever watches or breaks it."""
         changed = dataclasses.replace(self)
@@ -311,7 +327,22 @@ def build(
 
     oracle = registry.make_oracle(config.method, loss)
     _check_shapes(config, dataset, criterion, model, oracle)
-    plan, clip = _decided(config, num_examples, shape, _shapes(model), plan)
+    recorded, plan = plan, _planned(config, num_examples, plan)
+    trained, _ = finetune.split(_shapes(model), config.trainable)
+
+    def bounded() -> tuple[BoundedTransformation, optax.GradientTransformation]:
+        """The clip and the optimizer, which depend on C."""
+        clip_norm = _clip_norm(config, plan)
+        clip = registry.make_clip(config.clip, plan, clip_norm)
+        _check_clip(config.clip.name, clip, plan, trained)
+        sensitivity = clip.sensitivity if plan.private else 0.0
+        return clip, registry.make_optimizer(config.optimizer, plan, clip_norm, sensitivity)
+
+    clip, optimizer = bounded()
+    if plan.private and config.public_clip.quantile and recorded is None:
+        # Only now, because what does not fit costs no measurement.
+        config.clip_norm = public_clip.clip_norm(config, shape)
+        clip, optimizer = bounded()
     trainer = Trainer(
         config=config,
         dataset=dataset,
@@ -322,7 +353,7 @@ def build(
         loss=loss,
         oracle=oracle,
         clip=clip,
-        optimizer=registry.make_optimizer(config.optimizer, plan),
+        optimizer=optimizer,
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         features_digest=registry.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
@@ -330,6 +361,10 @@ def build(
     with config.ignore_type():  # a number takes the place of "auto"
         config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
     return trainer
+
+
+def _clip_norm(config: ConfigDict, plan: PrivacyPlan) -> float:
+    return float(config.clip_norm) if plan.private else math.inf
 
 
 def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
@@ -384,9 +419,8 @@ def _check_shapes(
         raise InputError(f"method {config.method.name} gives no gradient like the parameters")
 
 
-def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> BoundedTransformation:
-    """The clip of a plan; InputError if it, or its noise, does not fit the trained parameters."""
-    clip = registry.make_clip(config.clip, plan) if plan.private else clip_by_l2_norm(math.inf)
+def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, trained: PyTree) -> None:
+    """InputError for a clip that, or whose noise, does not fit the trained parameters."""
 
     def clipped(params: Params) -> Grads:
         state = clip.init(params)
@@ -398,79 +432,50 @@ def _make_clip(config: ConfigDict, plan: PrivacyPlan, trained: PyTree) -> Bounde
         return next_noise(state, plan.noise_multiplier, clip.sensitivity, correlated)[0].drawn
 
     if plan.private:
-        dataclasses.replace(plan, sensitivity=clip.sensitivity)  # whose noise floats can hold
-        jax.eval_shape(drawn, trained)  # and that has room for so many parameters
+        jax.eval_shape(drawn, trained)  # floats hold it, and it has room for so many parameters
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
-        raise InputError(f"clip {config.clip.name} gives no gradient like the parameters")
-    return clip
+        raise InputError(f"clip {name} gives no gradient like the parameters")
 
 
 def _shapes(model: models.Model) -> PyTree:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _decided(
-    config: ConfigDict,
-    num_examples: int,
-    shape: tuple[int, ...],
-    params: PyTree,
-    recorded: PrivacyPlan | None,
-) -> tuple[PrivacyPlan, BoundedTransformation]:
-    """The plan of a run, with the sensitivity of its clip, and the clip; decided once.
+def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None) -> PrivacyPlan:
+    """The plan of a run: made of the config, or the recorded one, with its own σ and ε.
 
-    `shape` is an image's, and `params` are shapes of all parameters. A recorded plan has its own σ
-    and ε; InputError, in one line, if any other fact is not that of the config and the data.
+    InputError, in one line, if any other fact of that is not the config's and the data's.
     """
     private = registry.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    is_measured = private and bool(config.public_clip.quantile)
-    clip_norm = config.clip_norm if private else math.inf
-    if is_measured:  # σ and ε do not depend on C, so what the plan refuses costs no measurement
-        clip_norm = recorded.clip_norm if recorded else 1.0
     section = config.get("selection")  # only a trial of a private search has it
+    facts: JsonObject = {
+        "expected_batch_size": config.expected_batch_size,
+        "num_steps": training_steps + config.spare_steps,
+        "delta": config.delta,
+        "accountant": config.accountant,
+        "selection": Selection(**section) if section else None,
+    }
     population = Population(
         num_examples,
         group_size=config.dataset.group_size,
         num_examples_given=config.num_examples is not None,
     )
-    wanted: JsonObject = {
-        "expected_batch_size": config.expected_batch_size,
-        "num_steps": training_steps + config.spare_steps,
-        "delta": config.delta,
-        "clip_norm": float(clip_norm),
-        "accountant": config.accountant,
-        "selection": Selection(**section) if section else None,
-    }
     mechanism = registry.set_keys(config.mechanism, "")
     plan = recorded or make_plan(
         num_examples=population,
         target_epsilon=config.epsilon if private else math.inf,
         mechanism=mechanism,
-        **wanted,
+        **facts,
     )
-    if private:
-        plan.check_target(config.epsilon)
-    trained, _ = finetune.split(params, config.trainable)
-    clip = _make_clip(config, plan, trained)
-    if is_measured and recorded is None:
-        registry.make_optimizer(config.optimizer, plan)  # what it refuses costs no measurement
-        plan = dataclasses.replace(plan, clip_norm=public_clip.clip_norm(config, shape))
-        clip = _make_clip(config, plan, trained)
-    wanted |= {
-        "sensitivity": clip.sensitivity if plan.private else 0.0,
-        "spare_steps": config.spare_steps,
-    }
+    facts |= {"population": population, "mechanism_config": mechanism}
+    facts |= {} if private else {"noise_multiplier": 0.0, "epsilon": math.inf}
+    asked = dataclasses.replace(plan, spare_steps=config.spare_steps, **facts)
     if recorded is None:
-        changed = {key: wanted[key] for key in ("sensitivity", "spare_steps")}
-        return dataclasses.replace(plan, **changed), clip
-    wanted |= vars(population) | {"mechanism_name": config.mechanism.name}
-    wanted["mechanism_config"] = mechanism
-    for key, value in wanted.items():
-        if getattr(plan, key) != value:
-            raise InputError(
-                f"the workdir is of a run with the privacy plan's {key} = {getattr(plan, key)!r}, "
-                f"not {value!r}; choose another --workdir"
-            )
-    return plan, clip
+        return asked
+    if private:
+        recorded.check_target(config.epsilon)
+    check_same("the workdir", recorded.to_json(), asked.to_json())
+    return recorded
