@@ -320,7 +320,7 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
         " code by others than bam that the guarantee rests on ",
     ]
     mean = statement.render({"door": "own loop", "unit": "user"}, "gradient")
-    assert mean == "the mean of the oracle's gradients of each user's examples"
+    assert mean == "the oracle's gradient of each user's mean loss"
 
 
 def test_the_clips_that_have_words_are_bam_s():

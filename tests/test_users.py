@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import bam
 from bam import files
 from bam.audit import canary, checks, one_run, whole_run
+from bam.core import oracles
 from bam.data import datasets, importing, listing, pixels, users
 from bam.data.sources import parquet
 from bam.privacy import statement
@@ -23,9 +25,20 @@ from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loading, loop, registry, trainer
 from tests import runs
-from tests.cases import assert_same_bits, norm64, random_images, without_mu, write_parquet
+from tests.cases import (
+    assert_close,
+    assert_same_bits,
+    mlp_batch,
+    mlp_loss,
+    mlp_params,
+    norm64,
+    random_images,
+    without_mu,
+    write_parquet,
+)
 
 IMAGES = random_images("toy", 12, 6, 0.4, 0.3)
+LABELS = IMAGES.train.labels
 IDS = np.array([7, 5, 7, 7, 9, 7, 5, 7, 9, 7, 7, 3])  # 3: 1 row, 5: 2, 7: 7, 9: 2
 
 
@@ -105,6 +118,72 @@ def gradients(built, split=None, clipped=False):
 @functools.cache
 def three_each():
     return build()
+
+
+METHODS = {
+    "dp_sgd": {}, "dp_sat": {"radius": 0.1}, "bam_sam": {"radius": 0.1},
+    "bam_exact": {"penalty": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_and_a_loop_of_ones_own_take_the_same_gradient_of_a_user(method):
+    options = {f"method.{key}": value for key, value in METHODS[method].items()}
+    options |= {"num_steps": 4, "optimizer.learning_rate": 0.5, "seed": 0}
+    built = build(method=method, optimizer={"name": "sgd", "learning_rate": 0.5}, **options)
+    whole = loop.train(built, seed=0).state
+
+    def loss(params, row):
+        image, label = row
+        return built.model.loss(params, {"image": image[None], "label": label})
+
+    private = bam.PrivateTraining(
+        num_examples=4, expected_batch_size=2, num_epochs=2, epsilon=4.0, delta=1e-5, seed=0,
+        accountant="rdp", clip=bam.clip_by_l2_norm(1.0), groups=IDS, group_size=3,
+    )  # fmt: skip
+    assert private.plan == built.plan
+    params = built.init(0).params
+    oracle = getattr(bam, method)(loss, **METHODS[method])
+    tx = optax.chain(private.gradient(oracle), optax.sgd(0.5))
+    state = tx.init(params)
+    for batch in private.batches((datasets.normalize(IMAGES, IMAGES.train.images), LABELS)):
+        updates, state = tx.update(batch, state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(params, whole.params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_ascends_along_the_users_gradient_and_not_along_each_examples(method):
+    params, rows = mlp_params(), mlp_batch(2)
+    oracle = getattr(bam, method)(mlp_loss, **METHODS[method])
+    at = oracle.ascend(params, params)
+    of_user = oracle.grad_of_user(at, (rows, jnp.ones(2, bool)))
+    of_each = [oracle.grad(at, jax.tree.map(lambda x, i=i: x[i], rows)) for i in range(2)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *of_each)
+    difference = jax.tree.map(jnp.subtract, of_user, mean)
+    apart = norm64(difference) / norm64(of_user)
+    if method.startswith("bam"):
+        assert 0.01 < apart < 0.5
+    else:
+        assert apart < 1e-6
+    alone = oracle.grad_of_user(at, (rows, jnp.array([True, False])))
+    assert_close(alone, of_each[0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_oracle_without_a_gradient_of_a_user_is_refused_where_users_are_the_unit():
+    def training(**users):
+        return bam.PrivateTraining(
+            num_examples=4, expected_batch_size=2, num_epochs=1, epsilon=4.0, delta=1e-5,
+            accountant="rdp", clip=bam.clip_by_l2_norm(1.0), **users,
+        )  # fmt: skip
+
+    def method(loss_fn):
+        return bam.Oracle(lambda params, previous: params, jax.grad(loss_fn))
+
+    with pytest.raises(ValueError, match="has no gradient of a user"):
+        training(groups=IDS, group_size=3).gradient(method(mlp_loss))
+    training(groups=IDS, group_size=3).gradient(oracles.with_users(method)(mlp_loss))
+    training().gradient(method(mlp_loss))  # the control: of examples
 
 
 def test_a_users_gradient_is_the_mean_of_those_of_its_examples():

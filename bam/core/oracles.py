@@ -17,12 +17,14 @@ example's influence exactly as in DP-SGD: the four methods have the same privacy
 """
 
 import contextvars
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Concatenate, NamedTuple, ParamSpec, TypeAlias
 
 import jax
-from jaxtyping import Array, Float, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
@@ -32,6 +34,9 @@ from bam.errors import InputError
 LossFn = Callable[[Params, PyTree], Float[Array, ""]]
 # A pytree of bools like the parameters, a function from them to one, or None.
 AscentMask: TypeAlias = PyTree
+# A user's k rows, and which of them are there.
+User: TypeAlias = tuple[PyTree, Bool[Array, " k"]]
+Options = ParamSpec("Options")
 
 # True while a loss is traced at weights that differ between examples, as BAM's shifted ones do.
 # Under `vmap` a convolution then has a kernel for each example, which a layer may compute in
@@ -48,12 +53,55 @@ class Oracle(NamedTuple):
         `params`, already privatised, or None before the first step.
       grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
         `params`. Sensitive: nothing has been privatised yet.
+      grad_of_user: `(params, (rows, there)) -> grads`. The same of a user's mean loss, for those of
+        its k examples that are there, `[k, ...]` and `[k]` bools; see `with_users`. None: not
+        known.
     """
 
     ascend: Callable[[Params, Grads | None], Params]
     grad: Callable[[Params, PyTree], Grads]
+    grad_of_user: Callable[[Params, User], Grads] | None = None
 
 
+def with_users(
+    method: Callable[Concatenate[LossFn, Options], Oracle],
+) -> Callable[Concatenate[LossFn, Options], Oracle]:
+    """A method `(loss_fn, ...) -> Oracle` whose oracles have `grad_of_user`, too; a decorator.
+
+    It is the method's gradient of the mean loss of a user's examples, so a method that ascends does
+    so along the user's own gradient, once, and not along that of each example.
+    """
+
+    @functools.wraps(method)
+    def make(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
+        of_user = method(mean_loss(loss_fn), *args, **options)
+        return method(loss_fn, *args, **options)._replace(grad_of_user=of_user.grad)
+
+    return make
+
+
+def mean_loss(loss_fn: LossFn) -> LossFn:
+    """The loss of a user, `(params, (rows, there))`: the mean of those of its rows that are there.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> loss = mean_loss(lambda w, x: w * x)
+      >>> loss(2.0, (jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))).item()
+      4.0
+    """
+
+    def loss(params: Params, user: User) -> Float[Array, ""]:
+        rows, there = user
+        # A row that is there in place of each that is not, whose loss may have no gradient.
+        own = jnp.where(there, jnp.arange(len(there)), jnp.argmax(there))
+        rows = jax.tree.map(lambda x: x[own], rows)
+        losses = pytree.map_rows(loss_fn, len(there))(params, rows)
+        return jnp.sum(jnp.where(there, losses, 0)) / jnp.maximum(1, jnp.sum(there))
+
+    return loss
+
+
+@with_users
 def dp_sgd(loss_fn: LossFn) -> Oracle:
     r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
 
@@ -68,6 +116,7 @@ def dp_sgd(loss_fn: LossFn) -> Oracle:
     return Oracle(ascend=_stay, grad=jax.grad(loss_fn))
 
 
+@with_users
 def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
@@ -95,6 +144,7 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     return Oracle(ascend=ascend, grad=jax.grad(loss_fn))
 
 
+@with_users
 def bam_sam(
     loss_fn: LossFn,
     radius: float,
@@ -160,6 +210,7 @@ def bam_sam(
     return Oracle(ascend=_stay, grad=grad)
 
 
+@with_users
 def bam_exact(
     loss_fn: LossFn, penalty: float, *, ascent_views: int = 0, ascent_mask: AscentMask = None
 ) -> Oracle:

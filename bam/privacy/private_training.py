@@ -110,7 +110,8 @@ class PrivateTraining:
         then have fewer rows: ε is for adding or removing one. Otherwise it is for one example that
         is replaced by nothing, its place left empty.
       groups: `[rows]` on the host, the user that each row of the data is of: N counts users, they
-        are drawn, and the mean of a user's gradients is clipped. None: a row is an example.
+        are drawn, and the oracle's gradient of a user's mean loss is clipped. None: a row is an
+        example.
       group_size: k, public: the most rows used of a user, see `bam.privacy.users.table`.
       mesh: devices of this process along one axis, which share the examples of a step; None for
         where the data are. The gradient is the same.
@@ -323,7 +324,8 @@ class PrivateTraining:
         are computed a microbatch at a time; an example whose gradient is not finite is dropped.
 
         Args:
-          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`.
+          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`; of
+            users its `grad_of_user` is taken.
           microbatch_size: per-example gradients that are in memory at once.
 
         `update` is compiled by itself, once, and takes each batch once. In a program of yours that
@@ -335,12 +337,18 @@ class PrivateTraining:
             if the state was made before or it is traced (under `jit`), where the noise's key would
             be a constant of the program.
           TypeError: in `update`, for anything else than a `DrawnBatch`.
-          InputError: in `update`, for a batch that was used before, one of another training, or one
-            that is not the state's next or not as it was drawn: with more rows, rows of another
-            shape, or another mask; under `jit` the gradient is NaN instead, but for shapes. Under
-            `vmap` of anything that the gradient depends on, in `shard_map` and in `pmap`. After
-            `close`; a program of yours that was compiled before cannot see that.
+          InputError: of users, if the oracle has no `grad_of_user`. In `update`, for a batch that
+            was used before, one of another training, or one that is not the state's next or not as
+            it was drawn: with more rows, rows of another shape, or another mask; under `jit` the
+            gradient is NaN instead, but for shapes. Under `vmap` of anything that the gradient
+            depends on, in `shard_map` and in `pmap`. After `close`; a program of yours that was
+            compiled before cannot see that.
         """
+        if self.plan.group_size and oracle.grad_of_user is None:
+            raise InputError(
+                "this oracle has no gradient of a user: make it by a method that is decorated with "
+                "bam.core.oracles.with_users"
+            )
         with self._in_use():
             if self._transformed:
                 raise RuntimeError(
@@ -453,7 +461,8 @@ class PrivateTraining:
         plan, grad_fn, trained_of = self.plan, oracle.grad, self._trained_of
         rows, mask = batch.examples, jnp.asarray(batch.mask)
         if plan.group_size:
-            grad_fn = users.mean_gradient(grad_fn, plan.group_size)
+            assert oracle.grad_of_user is not None  # `gradient` refuses another
+            grad_fn = oracle.grad_of_user
             rows, mask = (rows, mask), jnp.any(mask, axis=1)
             microbatch_size = max(1, microbatch_size // plan.group_size)
 

@@ -1,20 +1,13 @@
-"""A user as the unit of privacy: at most k rows, drawn together, and one gradient."""
+"""A user as the unit of privacy: at most k rows, which are drawn together."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int64, Integer, PyTree
+from jaxtyping import Int64, Integer
 
-from bam.core import pytree
-from bam.core.pytree import Grads, Params
 from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
 from bam.privacy.plan import Population
-
-GradFn: TypeAlias = Callable[[Params, PyTree], Grads]
 
 EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
 # What NumPy, pandas and Python write in place of a text that is missing.
@@ -102,20 +95,3 @@ def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedB
     rows = table[np.where(batch.mask, batch.indices, 0)]
     mask = np.asarray(batch.mask)[:, None] & (rows != EMPTY)
     return PaddedBatch(np.where(mask, rows, PADDING).astype(np.int32), mask)
-
-
-def mean_gradient(grad_fn: GradFn, size: int) -> GradFn:
-    """The mean gradient of those of a user's k examples that are there: `[k, ...]`, `[k]` bools."""
-
-    def grad(params: Params, row: tuple[PyTree, Bool[Array, " k"]]) -> Grads:
-        examples, there = row
-        share = 1 / jnp.maximum(1, jnp.sum(there)).astype(jnp.result_type(float))
-
-        def mean(g: Array) -> Array:
-            kept = jnp.where(there.reshape(-1, *(1,) * (g.ndim - 1)), g, 0)
-            total = jnp.sum(pytree.at_least_float32(kept), axis=0)
-            return total * share.astype(total.dtype)
-
-        return jax.tree.map(mean, pytree.map_rows(grad_fn, size)(params, examples))
-
-    return grad
