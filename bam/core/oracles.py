@@ -86,7 +86,7 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     Examples:
       >>> import jax.numpy as jnp
       >>> loss = mean_loss(lambda w, x: w * x)
-      >>> loss(2.0, (jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))).item()
+      >>> loss(jnp.array(2.0), (jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))).item()
       4.0
     """
 

@@ -195,7 +195,7 @@ def _imagenet32_batch(file: Path) -> Part:
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:
-        with np.load(file, allow_pickle=False) as batch:
+        with file.open("rb") as content, np.load(content, allow_pickle=False) as batch:
             pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
     # A damaged file raises nearly anything.
     except Exception as error:
