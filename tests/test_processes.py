@@ -109,7 +109,7 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         step, state, facts = checkpoints.restore(whole.state)
     assert step == 24
-    assert facts["identity"]["plan"] == built().plan.to_json()
+    assert facts["identity"]["plan"] == built().record
     assert_same_bits(state.params, whole.state.params)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(25))
