@@ -34,6 +34,7 @@ SECTIONS: dict[str, Mapping[str, Any]] = {
 }
 # Arguments of what sections name that no config sets.
 GIVEN = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
+GIVEN |= {"clip_norm", "sensitivity"}  # of a clip and of an optimizer
 
 
 def options_of(choice: Any) -> str:

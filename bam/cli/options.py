@@ -386,7 +386,7 @@ same with and without it. That is adding or removing it if N is a public constan
         ),
     ),
     "hardware": Command(
-        "compiles a run for GPUs or TPUs that are not there: does it fit?",
+        "compiles a run for GPUs or TPUs that are not there, and says what fits",
         """\
 bam hardware --config=configs/cifar10_medium.py:bam_sam --target=v5e:2x2 [--json=FILE]
 
