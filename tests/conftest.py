@@ -7,7 +7,6 @@ XLA's passes are not. Whoever sets XLA_FLAGS decides for himself: `XLA_FLAGS= ma
 that users run, in thrice the time.
 """
 
-import functools
 import gc
 import os
 import platform
@@ -74,16 +73,6 @@ def one_device():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "visible", lambda: jax.devices()[:1])
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_mu_for_equal_plans():
-    """Half a second for each statement, and most statements are of copies of a few runs."""
-    from bam.privacy import pld
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pld, "mu", functools.cache(pld.mu))
         yield
 
 

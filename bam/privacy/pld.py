@@ -56,6 +56,7 @@ def deltas(
     return [min(1.0, max(0.0, delta)) for delta in at_most]  # -1e-15 is a rounding error
 
 
+@functools.lru_cache(maxsize=64)  # half a second; equal plans ask for the same
 def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float) -> float:
     r"""The least μ whose Gaussian DP bounds T steps, from above: δ(ε) ≤ δ_μ(ε), 0 ≤ ε ≤ `up_to`.
 
