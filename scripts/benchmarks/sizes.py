@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from bam import files, models
-from bam.cli import console, tables, timing
+from bam.cli import ahead, console, tables, timing
 from bam.files import JsonObject
 from bam.training import registry
 from scripts.benchmarks import performance
@@ -26,7 +26,6 @@ _WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
 console.require("out")
 
-FLOPS = 1_710_059_520  # of one view's gradient at width 64: "flops_per_example" of step_cpu.json
 LEAST_SECONDS = 25  # for a setting to be begun with
 # Method, convolution, examples of a microbatch, views; what says most comes first.
 SETTINGS = (
@@ -81,10 +80,10 @@ def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[s
     call, _ = timing.step_of(built, _BATCH.value)
     seconds = timing.measure({"step": call}, _STEPS.value, repeats=1)["step"]
     ms = 1e3 * min(seconds) / _BATCH.value
-    gradients = views * (2 if method == "bam_sam" else 1) * (_WIDTH.value / 64) ** 2
+    flop = ahead.flop_per_step(built.config, built.dataset) / _BATCH.value
     return {
         "method": method, "convolution": convolution, "microbatch": microbatch, "views": views,
-        "ms": ms, "tflops": FLOPS * gradients / ms / 1e9,
+        "ms": ms, "tflops": flop / ms / 1e9,
     }  # fmt: skip
 
 
