@@ -89,12 +89,12 @@ def test_a_run_cut_and_resumed_is_recorded_as_the_run_that_was_not():
     assert {"steps", "batch pairs"} <= set(found)  # one seed twice is no two runs
 
 
-def of_another_sensitivity(plan, clip_norm):
+def clip_with_another_bound(plan, clip_norm):
     return clip_by_l2_norm(2 * clip_norm)
 
 
 def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm():
-    clip = f"{__name__}:of_another_sensitivity"
+    clip = f"{__name__}:clip_with_another_bound"
     built = build(num_steps=20, clip=clip)
     assert built.sensitivity == 2 * built.clip_norm
     found = whole_run.p_values(built, [whole_run.record(built, 1)])

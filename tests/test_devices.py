@@ -157,7 +157,7 @@ RUNS = [("dp_sat", 8), ("dp_sat", 2), ("bam_exact", 8)]
 @pytest.mark.parametrize(("method", "num_devices"), mostly(RUNS, slow=RUNS[1:]))
 def test_a_run_is_the_same_on_any_number_of_devices(method, num_devices):
     one = on_one_device(method)
-    experiment = loop.build(config_of(method), hardware=jax.devices()[:num_devices])
+    experiment = loop.build(config_of(method), hardware=several_devices(num_devices))
     result = loop.train(experiment, seed=3)
     assert result.summary["num_devices"] == num_devices
     assert_same_bits(result.state.params, one.state.params)

@@ -196,13 +196,13 @@ def test_a_gradient_that_is_a_constant_of_the_program_counts_as_any_other(num_ro
         ]
 
     @jax.jit
-    def of_all_clips(key, mask):  # where the compiler knows which rows are there, and not
+    def sums_by_clip(key, mask):  # where the compiler knows which rows are there, and not
         return {
             name: [sums(clip, key, here, size) for size in (1, 2) for here in (None, mask)]
             for name, clip in CLIPS.items()
         }
 
-    for name, found in of_all_clips(bam.seeded_key(0), everyone).items():
+    for name, found in sums_by_clip(bam.seeded_key(0), everyone).items():
         one, _ = CLIPS[name].update(grad(params, None), CLIPS[name].init(params), params)
         for (plain, norms), (with_noise, norms_with_noise) in found:
             assert np.isfinite(norms).all() and np.isfinite(norms_with_noise).all(), name

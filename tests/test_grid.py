@@ -249,8 +249,8 @@ def print_tails(limits, size, num):
         sample = noise(step=i).share(size) / fixed_point.NOISE_STD
         return jnp.stack([jnp.sum(jnp.abs(sample) > limit) for limit in limits])
 
-    found = sum(np.asarray(counts(jnp.uint32(i)), np.int64) for i in range(num))
-    print(json.dumps(found.tolist()))
+    totals = sum(np.asarray(counts(jnp.uint32(i)), np.int64) for i in range(num))
+    print(json.dumps(totals.tolist()))
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ CHANGED = {"last bit": 1 + 2**-52, "looser": 1.01}
 
 
 @functools.cache
-def of_another_version(changed):
+def with_another_version(changed):
     """The experiment as it was built when the accountant chose another σ."""
     chosen = trainer.make_plan
 
@@ -72,7 +72,7 @@ RUNS = [("last bit", None), ("looser", 0), ("last bit", 0), ("looser", None)]
 
 @pytest.mark.parametrize(("changed", "seed"), mostly(RUNS, slow=RUNS[2:]))
 def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed):
-    before = of_another_version(changed)
+    before = with_another_version(changed)
     stop(before, tmp_path / "run", seed)
     sigma = before.plan.noise_multiplier
     assert sigma != now.plan.noise_multiplier

@@ -25,6 +25,7 @@ from tests.cases import (
     made_once,
     mostly,
     run_command,
+    several_devices,
     stop_after,
     tiny_digits,
     write_parquet,
@@ -105,7 +106,7 @@ def built(images, method, changes, num_devices):
     config.dataset.update({"name": "folder", "path": str(images), "memory": "device"})
     config.model.update({"name": "examples.own_model:mlp", "width": 4})
     config.update_from_flattened_dict(dict(changes))
-    return loop.build(config, hardware=jax.devices()[:num_devices])
+    return loop.build(config, hardware=several_devices(num_devices))
 
 
 def stopped_and_resumed(trainers, seed, folder, stops):

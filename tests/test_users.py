@@ -157,17 +157,17 @@ def test_a_method_ascends_along_the_users_gradient_and_not_along_each_examples(m
     params, rows = mlp_params(), mlp_batch(2)
     oracle = getattr(bam, method)(mlp_loss, **METHODS[method])
     at = oracle.ascend(params, params)
-    of_user = oracle.grad_of_user(at, (rows, jnp.ones(2, bool)))
-    of_each = [oracle.grad(at, jax.tree.map(lambda x, i=i: x[i], rows)) for i in range(2)]
-    mean = jax.tree.map(lambda a, b: (a + b) / 2, *of_each)
-    difference = jax.tree.map(jnp.subtract, of_user, mean)
-    apart = norm64(difference) / norm64(of_user)
+    joint = oracle.grad_of_user(at, (rows, jnp.ones(2, bool)))
+    separate = [oracle.grad(at, jax.tree.map(lambda x, i=i: x[i], rows)) for i in range(2)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *separate)
+    difference = jax.tree.map(jnp.subtract, joint, mean)
+    apart = norm64(difference) / norm64(joint)
     if method.startswith("bam"):
         assert 0.01 < apart < 0.5
     else:
         assert apart < 1e-6
     alone = oracle.grad_of_user(at, (rows, jnp.array([True, False])))
-    assert_close(alone, of_each[0], rtol=1e-5, atol=1e-6)
+    assert_close(alone, separate[0], rtol=1e-5, atol=1e-6)
 
 
 def test_an_oracle_without_a_gradient_of_a_user_is_refused_where_users_are_the_unit():

@@ -74,8 +74,8 @@ def with_users(
 
     @functools.wraps(method)
     def make(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
-        of_user = method(mean_loss(loss_fn), *args, **options)
-        return method(loss_fn, *args, **options)._replace(grad_of_user=of_user.grad)
+        user_oracle = method(mean_loss(loss_fn), *args, **options)
+        return method(loss_fn, *args, **options)._replace(grad_of_user=user_oracle.grad)
 
     return make
 

@@ -9,7 +9,6 @@ import math
 import types
 import typing
 import warnings
-from collections.abc import Container
 from typing import Any
 
 from bam.core import scalars
@@ -384,15 +383,13 @@ def make_plan(
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
-def check_same(
-    where: object, recorded: JsonMapping, asked: JsonMapping, but: Container[str] = ()
-) -> None:
+def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None:
     """Refuses, with an InputError, a record of another plan: its ε would not be this run's.
 
-    `asked` has what the record is to say, as `to_json` does; `but` are keys that may differ.
+    `asked` has what the record is to say, as `to_json` does.
     """
     for key, value in asked.items():
-        if key not in but and recorded.get(key) != value:
+        if recorded.get(key) != value:
             raise InputError(
                 f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
                 f"{value!r}; choose another --workdir"
