@@ -7,7 +7,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
@@ -140,17 +140,25 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file, all or nothing, whatever crashes, also beside others that write it.
+    """Writes a file of these bytes, as `written` does."""
+    with written(path, mode) as file:
+        file.write(content)
 
-    It has the permissions of `mode`, less those that the umask takes, before it has any content.
-    PermissionError for a device, a pipe or a folder, in whose place no file is put.
+
+@contextlib.contextmanager
+def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file to write, that has its name when all of it is on the disk: all or nothing.
+
+    That holds whatever crashes, also beside others that write it. The file has the permissions of
+    `mode`, less those that the umask takes, before it has any content. PermissionError for a
+    device, a pipe or a folder, in whose place no file is put.
     """
     check_replaceable(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     partial.unlink(missing_ok=True)  # one that a crash left would keep its own permissions
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
+            yield file
             to_disk(file)
         partial.replace(path)
     except BaseException:  # a full disk, for one, is not to fill up more at each try

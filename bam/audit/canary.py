@@ -25,15 +25,15 @@ import optax
 from jaxtyping import Array, Float
 from scipy import signal, stats
 
-from bam.core import sampling
+from bam.core import processes, sampling
 from bam.core.chacha import seeded_key
+from bam.core.noise import renewed
 from bam.core.pytree import Grads
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting, tradeoff
 from bam.training import trainer
-from bam.training.step import with_noise_key
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -128,7 +128,8 @@ def scores(
         return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
-        state = with_noise_key(copy(start), seeded_key(seed))
+        state, key = copy(start), processes.put(seeded_key(seed), start.noise.key.sharding)
+        state = state._replace(noise=renewed(state.noise, key))
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped

@@ -6,6 +6,10 @@ import secrets
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Sharding, SingleDeviceSharding
+from jaxtyping import PyTree
+
+from bam.core.pytree import is_key
 
 
 def writes() -> bool:
@@ -29,6 +33,26 @@ def any_of(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
+    """Places a pytree of arrays, PRNG keys included; None is the default device.
+
+    The tree is the same in every process, and each gives its own devices their part.
+    """
+    if isinstance(sharding, SingleDeviceSharding):
+        sharding = None  # committed to it, an array would have the step compiled once more
+    if jax.process_count() == 1 or sharding is None:
+        return jax.device_put(tree, sharding)
+
+    def place(leaf: jax.Array | np.ndarray) -> jax.Array:
+        if is_key(leaf):
+            data = place(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
 
 
 def check_not_forked(process: int, what: str) -> None:

@@ -2,10 +2,9 @@
 
 Without a seed, a step that a crash lost is taken again with another batch and other noise; of the
 lost one something may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
-step is written here before it is taken, and is forced to the disk before anything of it is shown or
-saved. A run begins at most the steps of its plan, `plan.num_steps`: the T that training takes, and
-the spare ones. Lost steps are made up for out of the spare ones; without any left the run ends
-earlier by as many.
+step is written here, and forced to the disk, before it is taken. A run begins at most the steps of
+its plan, `plan.num_steps`: the T that training takes, and the spare ones. Lost steps are made up
+for out of the spare ones; without any left the run ends earlier by as many.
 
 Noise that is correlated over b steps is kept in memory alone, as the key is, so a run that goes on
 begins it anew, and draws its parts of the data anew. Then an example may take part twice within b
@@ -45,7 +44,7 @@ def create(path: Path) -> None:
     Raises InputError for one that has steps: they are of a run that is not known any more.
     """
     if path.exists() and path.stat().st_size:
-        raise InputError(f"{path} has steps of a run without a config.json; choose another folder")
+        raise InputError(f"{path} has steps of a run without a plan.json; choose another folder")
     path.touch()
     files.keep(path)
 
@@ -106,7 +105,7 @@ class Ledger:
         return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
 
     def begin(self) -> None:
-        """Counts one more step, which may then be taken. A process that is killed keeps the count.
+        """Counts one more step, on the disk; then it may be taken, and a power cut keeps the count.
 
         Raises BudgetExhaustedError if the plan does not cover it, BlockingIOError if another
         process counts in the same file, and OSError if it cannot be written.
@@ -116,6 +115,7 @@ class Ledger:
             self._before_first(self.begun + 1)
             self._before_first = None
         self._count()
+        self.force()
 
     def _count(self) -> None:
         if self._file and self._path:
@@ -146,13 +146,10 @@ class Ledger:
             return
         while self.begun % length and self.begun < self._plan.num_steps:
             self._count()  # of the process before: this one takes none of them
+        self.force()
 
     def force(self) -> None:
-        """Returns when all steps begun are on the disk, where a power cut keeps the count, too.
-
-        To be called before anything of the last step is shown or saved; computing it meanwhile
-        hides the time that this takes.
-        """
+        """Returns when all steps begun are on the disk, where a power cut keeps the count, too."""
         if self._file:
             os.fsync(self._file.fileno())
 
@@ -243,9 +240,3 @@ def add_process(folder: Path | None, process: JsonObject) -> None:
     path = folder / PROCESSES
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     files.write_text(path, "\n".join([*lines, json.dumps(process)]) + "\n")
-
-
-def processes_with(folder: Path | None, process: JsonObject) -> list[JsonObject]:
-    """The processes of a folder's file, and this one at their end if it is not there already."""
-    rows = read_processes(folder)
-    return rows if process in rows[-1:] else [*rows, process]

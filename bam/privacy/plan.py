@@ -384,15 +384,15 @@ def make_plan(
 
 
 def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None:
-    """Refuses, with an InputError, a record of another plan: its ε would not be this run's.
+    """Refuses, with an InputError, the record of another run: its ε would not be this run's.
 
-    `asked` has what the record is to say, as `to_json` does.
+    `asked` has what the record is to say, a plan as `to_json` does.
     """
     for key, value in asked.items():
         if recorded.get(key) != value:
             raise InputError(
-                f"{where} is of a run with the privacy plan's {key} = {recorded.get(key)!r}, not "
-                f"{value!r}; choose another --workdir"
+                f"{where} is of a run with {key} = {recorded.get(key)!r}, not {value!r}; choose "
+                "another folder"
             )
 
 

@@ -2,16 +2,12 @@
 
 Each is made from the same plan, so they cannot disagree: the batches are those that the accountant
 has counted, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected
-batch size. `bam train` is the same for configs.
+batch size. It is a `PrivateRun` with a transform, as `bam train` is one with a config.
 """
 
-import contextlib
+import dataclasses
 import functools
 import hmac
-import os
-import secrets
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -24,10 +20,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import chacha, processes, pytree, scalars, tracing
+from bam.core import chacha, pytree, scalars, tracing
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.fixed_point import check_std
-from bam.core.noise import NoiseState, first_noise, renewed
+from bam.core.noise import first_noise
 from bam.core.oracles import Oracle
 from bam.core.privatize import (
     NoisedMean,
@@ -39,13 +35,10 @@ from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import ledger, saved, statement, users
+from bam.privacy import identity, ledger, statement, users
 from bam.privacy.plan import Population, PrivacyPlan, make_plan
+from bam.privacy.run import PrivateRun, recorded_plan
 from bam.provenance import git_commit
-
-SAVED = "training.npz"
-# What a training that is resumed takes as it was recorded; all else is to be the same.
-TAKEN_FROM_THE_FOLDER = ("noise_multiplier", "epsilon", "data")
 
 
 class DrawnBatch(NamedTuple):
@@ -77,10 +70,6 @@ class PrivateState(NamedTuple):
     privatize: PrivatizeState
     previous: Grads
     run: UInt32[Array, "2"]
-
-    def with_noise(self, noise: NoiseState) -> "PrivateState":
-        """The same with the noise of another."""
-        return self._replace(privatize=self.privatize._replace(noise=noise))
 
 
 class PrivateTraining:
@@ -169,14 +158,14 @@ class PrivateTraining:
         if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
             raise InputError(f"mesh must have one axis, of devices of this process, got {mesh}")
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
-        self._clip, self._given_seed = clip, seed
-        self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
+        self._num_devices = self._mesh.size if self._mesh else 1
+        self._clip = clip
         self._trained_of = functools.partial(_part, pytree.matching(trainable))
         population = Population(num_examples, group_size, num_examples_given)
         self._groups = (
             None if groups is None and not group_size else users.checked(groups, population)
         )
-        self._plan = make_plan(
+        plan = make_plan(
             num_examples=population,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
@@ -185,44 +174,43 @@ class PrivateTraining:
             accountant=accountant,
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
-        check_std(self._plan.noise_multiplier * self._sensitivity)
+        check_std(plan.noise_multiplier * self._sensitivity)
         # What defines this training, beside its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked |= {"sensitivity": self._sensitivity, "clip": saved.in_words(clip.update)}
-        self._asked |= {"groups": None, "data": None}
+        self._asked |= {"sensitivity": self._sensitivity, "clip": identity.in_words(clip.update)}
         self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
-        self._digest_groups(secrets.token_hex(32))
-        self._path: Path | None = None
-        self._close: Callable[[], object] = lambda: None
-        self._ledger = ledger.Ledger(None, self.plan, 0, 0)
-        self._first = self._used = 0  # steps begun before, and whose batches were used
         self._initialised = self._transformed = False
-        self._secret = seed is None
-        self._seed = secrets.randbits(256) if seed is None else seed
-        self._run = chacha.host_key(self._seed, "whose batch")[:2].copy()
         git_commit()  # now: by the first step the files may be others
-        self._claim: object = chacha.claimed(chacha.host_key(self._seed, "noise").copy())
+        self._begin(plan, seed)
+        self._claim: object = chacha.claimed(self._run.key("noise").copy())
+
+    def _begin(self, plan: PrivacyPlan, seed: int | None) -> None:
+        """Stands before the first step of a plan."""
+        self._run = PrivateRun(plan, seed, self._num_devices)
+        self._words = self._run.key("whose batch")[:2].copy()
+        self._first = self._used = 0  # steps taken before, and whose batches were used
 
     @property
     def plan(self) -> PrivacyPlan:
         """N, l, q, T, σ, ε and δ: what batches and noise are made by, fixed from the start."""
-        return self._plan
+        return self._run.plan
 
     @property
     def steps_begun(self) -> int:
-        """Batches drawn so far."""
-        return self._ledger.begun
+        """Batches drawn so far, those that a crash lost included."""
+        return self._run.steps_begun
 
     @property
     def epsilon_spent(self) -> float:
         """ε, at the plan's δ, of the batches drawn so far."""
-        return self.plan.epsilon_after(self.steps_begun)
+        return self._run.epsilon_spent
 
     def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
         """Draws the batches of the steps that are left; drawing one spends its share of ε.
 
-        Every batch that is drawn is to be used, once and in order.
+        Every batch that is drawn is to be used, once and in order. A plan that is used up has none
+        left.
 
         Args:
           data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. They
@@ -230,8 +218,8 @@ class PrivateTraining:
             a memory map), on the device of JAX's. Of users an array has a row for each of `groups`.
 
         Raises:
-          InputError: if an array has another number of rows, or another shape than before.
-          BudgetExhaustedError: if all steps of the plan were taken before.
+          InputError: if an array has another number of rows, or another shape than before; after
+            `close`. RuntimeError in a fork of this training's process.
         """
         leaves, num = jax.tree.leaves(data), self.plan.num_examples
         planned = f"{num} examples"
@@ -248,54 +236,26 @@ class PrivateTraining:
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
         shapes = [f"{name} {dtype}{list(np.shape(x))}" for name, dtype, x in parts]
-        if self._asked["data"] not in (None, shapes):
-            raise InputError(f"the training began with data {self._asked['data']}, not {shapes}")
-        self._asked["data"] = shapes
+        before = self._run.more.setdefault("data", shapes)
+        if before != shapes:
+            raise InputError(f"the training began with data {before}, not {shapes}")
         self._row_shapes = [np.shape(x)[1:] for x in leaves]
-        with self._in_use():
-            self.plan.check_steps(self.steps_begun + 1)
         return self._drawn(data, num)
 
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
-        plan, table = self.plan, None
+        table = None
         if self._groups is not None:
-            table = users.table(self._groups, plan.group_size)
+            table = users.table(self._groups, self.plan.group_size)
             num = len(table)
-        while True:
-            with self._in_use():
-                if self.steps_begun >= plan.num_steps:  # another thread may have drawn the last
-                    return
-                self._ledger.begin()
-                self._ledger.force()  # on the disk before anything of the step is seen
-                step = self.steps_begun
-            batch = plan.batch(self._seed, step).only(num)
+        for step in self._run.steps():
+            batch = self._run.batch(step).only(num)
             batch = batch if table is None else users.examples(batch, table)
             examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
             number, mask = np.array(step, np.int32), np.asarray(batch.mask)
-            run = np.asarray(_words_of(self._run, number, mask))
+            run = np.asarray(_words_of(self._words, number, mask))
             for fact in (number, mask, run):
                 fact.setflags(write=False)
             yield DrawnBatch(examples, mask, number, run)
-
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """One thread at a time; refused in a fork of the process, and once another may go on."""
-        processes.check_not_forked(self._process, "this PrivateTraining")
-        with self._lock:
-            if self._closed:
-                raise InputError(
-                    "this PrivateTraining is closed and takes no more steps: one that resumes its "
-                    "folder may have taken them"
-                )
-            yield
-
-    def _digest_groups(self, key: str) -> None:
-        """Notes a digest of the users' names, row by row, that says nothing without its key."""
-        if self._groups is not None:
-            text = repr(self._ids.tolist())
-            content = text.encode(errors="surrogatepass")
-            digest = hmac.new(key.encode(errors="replace"), content, "sha256").hexdigest()
-            self._asked["groups"] = [key, digest]
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
         """A batch's rows of one array on the devices, zeros where there is no example."""
@@ -349,7 +309,7 @@ class PrivateTraining:
                 "this oracle has no gradient of a user: make it by a method that is decorated with "
                 "bam.core.oracles.with_users"
             )
-        with self._in_use():
+        with self._run.in_use():
             if self._transformed:
                 raise RuntimeError(
                     "a PrivateTraining makes one transform: a second one would spend its ε again"
@@ -365,7 +325,7 @@ class PrivateTraining:
                     "a private gradient needs update(batch, state, params) with a batch of "
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
                 )
-            with self._in_use():
+            with self._run.in_use():
                 self._check_rows(batch)
             tracing.check_one_program("a PrivateTraining")
             right, noise = _is_next(batch, state), state.privatize.noise
@@ -380,8 +340,8 @@ class PrivateTraining:
                     "repeat noise"
                 )
             step = int(batch.step)
-            with self._in_use():
-                if not self._used < step <= self.steps_begun:
+            with self._run.in_use():
+                if not self._used < step <= self._run.step:
                     raise InputError(
                         f"the batch of step {step} was used before: at other weights, or with "
                         "another state, it would repeat noise"
@@ -390,7 +350,7 @@ class PrivateTraining:
             try:
                 return compiled(batch, *self._placed((state, params)))
             except BaseException:
-                with self._lock:  # no result was seen
+                with self._run.lock:  # no result was seen
                     self._used = used if self._used == step else self._used
                 raise
 
@@ -422,13 +382,13 @@ class PrivateTraining:
             )
 
     def _init(self, params: Params) -> PrivateState:
-        with self._in_use():
+        with self._run.in_use():
             return self._first_state(params)
 
     def _first_state(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-        if self._initialised or self.steps_begun > self._first:
+        if self._initialised or self._run.step > self._first:
             raise RuntimeError(
                 f"the state is started over after {self.steps_begun} steps: a second one has "
                 "the same noise. Begin another PrivateTraining; its ε adds to this"
@@ -441,12 +401,12 @@ class PrivateTraining:
             names = ", ".join(pytree.names(params)[:8])
             raise InputError(f"trainable is found in no parameter's name: {names}")
         self._initialised = True
-        key, strategy = chacha.seeded_key(self._seed), self.plan.mechanism.strategy
+        key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
         noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
         wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
         state = PrivatizeState(self._clip.init(trained), noise)
-        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._run))
+        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._words))
 
     def _mean(
         self,
@@ -502,30 +462,28 @@ class PrivateTraining:
         number or a key; BlockingIOError if another process has the folder; OSError if it cannot be
         written; RuntimeError in a fork of this training's process.
         """
-        with self._in_use():
-            self._save(files.user_path(folder).resolve(), tree)
+        with self._run.in_use():
+            path = files.user_path(folder).resolve()
+            if self._run.folder not in (None, path):
+                raise InputError(f"this training is saved in {self._run.folder}")
+            if self._run.folder is None:
+                self._run.check_savable(tree)  # before a folder is made
+                self._run.open(path, self._record, self._digests, is_new=True)
+            self._run.save(tree)
 
-    def _save(self, path: Path, tree: PyTree) -> None:
-        if self._path not in (None, path):
-            raise InputError(f"this training is saved in {self._path}")
-        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_state)
-        steps = [int(x.privatize.noise.step) for x in leaves if _is_state(x)]
-        facts: JsonObject = {"training": self.plan.to_json() | self._asked}
-        facts["processes"] = ledger.read_processes(path)
-        facts |= {"steps_begun": self.steps_begun, "step": (steps or [self.steps_begun])[-1]}
-        key = b""
-        if self._secret:
-            key = chacha.host_key(self._seed, "noise").tobytes()
-            blank = jnp.zeros(8, jnp.uint32)
-            leaves = [
-                x.with_noise(renewed(x.privatize.noise, blank)) if _is_state(x) else x
-                for x in leaves
-            ]
-        content = saved.encoded(facts, jax.tree.unflatten(structure, leaves), key)
-        if self._path is None:
-            files.make_folder(path, mode=0o700)
-            self._enter(path, is_new=True)
-        files.write_bytes(path / SAVED, content, mode=0o600)
+    @property
+    def _record(self) -> JsonObject:
+        """What must be the same when the training goes on."""
+        return self.plan.to_json() | self._asked
+
+    @property
+    def _digests(self) -> Callable[[bytes], JsonObject] | None:
+        """A digest of the users' names, row by row."""
+        content = repr(self._ids.tolist()).encode(errors="surrogatepass")
+        digest = lambda key: hmac.new(key, content, "sha256").hexdigest()  # noqa: E731
+        if self._groups is None:
+            return None
+        return lambda key: {"groups, or in another order": digest(key)}
 
     @classmethod
     def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
@@ -539,63 +497,13 @@ class PrivateTraining:
         BlockingIOError if a training is going on there.
         """
         private, path = cls(**settings), files.user_path(folder).resolve()
-        if not (path / SAVED).exists():  # and no lock is made
-            raise InputError(f"{path} holds no training that was saved")
-        private._enter(path, is_new=False)
-        private._first = private._used = private.steps_begun
+        recorded = recorded_plan(path, private._asked["target_epsilon"])
+        if recorded:  # its own σ, whatever is installed now
+            noise = {x: getattr(recorded, x) for x in ("noise_multiplier", "epsilon")}
+            private._begin(dataclasses.replace(private.plan, **noise), private._run.seed)
+        private._run.open(path, private._record, private._digests, is_new=False)
+        private._first = private._used = private._run.step
         return private
-
-    def _enter(self, path: Path, is_new: bool) -> None:
-        """Takes the lock and the ledger of a folder, where the training begins or goes on."""
-        counts = path / "steps_begun" if self._secret else None
-
-        num_devices = self._mesh.size if self._mesh else 1
-
-        def join(first_step: int) -> None:  # of a new folder, all steps so far are this process's
-            first_step = 1 if is_new else first_step
-            ledger.add_process(path, ledger.this_process(first_step, num_devices))
-
-        with contextlib.ExitStack() as opened:
-            opened.enter_context(files.lock(path))
-            facts: JsonObject = {"step": self.steps_begun, "steps_begun": 0}
-            if not is_new:
-                facts = self._agreed(path)
-                ledger.read_processes(path, facts["processes"])  # none of them is missing
-            elif (path / SAVED).exists() or (path / "config.json").exists():
-                raise InputError(f"{path} holds a training: save this one in another folder")
-            else:
-                ledger.check_no_processes(path)
-                if counts:
-                    ledger.create(counts)
-            counted = ledger.Ledger(counts, self.plan, facts["step"], facts["steps_begun"], join)
-            opened.callback(counted.close)
-            while counted.begun < self.steps_begun:
-                counted.begin()
-            if not is_new:
-                counted.end_period(self.plan.mechanism.period)
-            counted.force()
-            self._ledger, self._path = counted, path
-            self._close = weakref.finalize(self, opened.pop_all().close)
-
-    def _agreed(self, path: Path) -> JsonObject:
-        """The facts of a folder, whose plan is taken; InputError if they are another training's."""
-        facts, _ = saved.read(path / SAVED)
-        recorded = facts["training"]
-        if recorded.get("groups"):
-            self._digest_groups(recorded["groups"][0])
-        asked = self.plan.to_json() | self._asked
-        for key in asked | recorded:
-            if recorded.get(key) == asked.get(key) or key in TAKEN_FROM_THE_FOLDER:
-                continue
-            if key == "groups":
-                raise InputError(f"{path} holds a training with other groups, or in another order")
-            what = f"{key} = {recorded.get(key)!r}, not {asked.get(key)!r}"
-            raise InputError(f"{path} holds a training with {what}")
-        self._plan = PrivacyPlan.from_json(recorded)  # its own σ, whatever is installed now
-        self.plan.check_target(self._asked["target_epsilon"])
-        self.plan.check_epsilon()
-        self._asked["data"] = recorded.get("data")
-        return facts
 
     def restore(self, like: PyTree) -> PyTree:
         """What was last saved, in a pytree like it; itself if no pytree was.
@@ -603,20 +511,19 @@ class PrivateTraining:
         Of its values the secrets alone are kept, in a state of `init`. Raises InputError if other
         arrays were saved.
         """
-        if self._path is None:
+        if self._run.folder is None:
             raise InputError("nothing of this training was saved")
-
-        def own(like: Any, was: Any) -> Any:
-            secret = self._secret and _is_state(like)
-            return was.with_noise(like.privatize.noise)._replace(run=like.run) if secret else was
-
-        return jax.tree.map(own, like, saved.restored(self._path / SAVED, like), is_leaf=_is_state)
+        words = jnp.asarray(self._words)
+        return jax.tree.map(
+            lambda x: x._replace(run=words) if _is_state(x) else x,
+            self._run.restore(like),
+            is_leaf=_is_state,
+        )
 
     def close(self) -> None:
         """Ends this training, which takes no more steps, and lets others have the folder."""
-        with self._lock:
-            self._closed, self._claim = True, None
-            self._close()
+        self._run.close()
+        self._claim = None
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
@@ -627,17 +534,14 @@ class PrivateTraining:
         """
         mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
         record = {
-            "seed": self._given_seed,
+            "seed": self._run.seed,
             "clip_norm": None,  # S alone is known
             "sensitivity": self._sensitivity,
             "sampling": mechanism.sampling,
             "noise": mechanism.noise,
-            "noise_key": "operating system" if self._given_seed is None else "seed",
+            "noise_key": "operating system" if self._run.seed is None else "seed",
             "steps_begun": self.steps_begun,
-            "processes": ledger.processes_with(
-                self._path,
-                ledger.this_process(self._first + 1, self._mesh.size if self._mesh else 1),
-            ),
+            "processes": self._run.processes or [ledger.this_process(1, self._num_devices)],
         }
         facts = statement.facts_of_own_loop(
             self.plan,

@@ -19,15 +19,16 @@ from jax import export as jax_export
 from jaxtyping import PyTree
 
 import bam
+from bam.core import pytree
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
-from bam.privacy import statement
+from bam.privacy import checkpoint, statement
+from bam.privacy.run import CHECKPOINTS
 from bam.provenance import git_commit
-from bam.release.load import Released, Shapes, build, check_shapes, load
+from bam.release.load import NOT_OF, Released, Shapes, build, check_shapes, load
 from bam.release.records import CHOSEN, Run, read
-from bam.training import checkpoint, finetune
 
 with needs("train"):
     import safetensors.numpy
@@ -279,19 +280,20 @@ def _model_facts(run: Run) -> JsonObject:
 
 def _averaged(run: Run, like: Shapes) -> PyTree:
     """The averaged weights after the last step, and what was frozen: nothing else is read."""
-    trained, frozen = finetune.split(like, run.config.get("trainable", ""))
-    wanted = {"averaged": trained, "step": jax.ShapeDtypeStruct((), np.int32)}
-    wanted |= {"frozen": frozen} if frozen else {}
-    newest = checkpoint.read(run.workdir / "checkpoints", wanted)
+    newest = checkpoint.newest(run.workdir / CHECKPOINTS)
     if newest is None:
         raise InputError(
             f"the run in {run.workdir} kept no weights; train with --config.checkpoint.every "
             "above 0"
         )
-    state, facts = newest
+    facts, arrays = checkpoint.read(newest, lambda name: name.startswith(("averaged/", "frozen/")))
     taken = run.summary.get("steps_taken", run.plan.num_steps)
-    if int(state["step"]) != taken or one_line(facts["identity"]["plan"]) != run.plan_record:
+    if facts["step"] != taken or one_line(facts["record"]) != run.plan_record:
         raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
-    params = finetune.merge(state["averaged"], state.get("frozen", {}))
+    named = {name.partition("/")[2]: array for name, array in arrays}
+    names = pytree.names(like)
+    if named.keys() != set(names):
+        raise InputError(NOT_OF.format(newest))
+    params = jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names])
     check_shapes(run.workdir, params, like)
     return params

@@ -12,8 +12,10 @@ from typing import NamedTuple, TypeVar
 from bam import files
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.privacy import checkpoint
 from bam.privacy.plan import PrivacyPlan
-from bam.training import checkpoint, loop, rundir
+from bam.privacy.run import CHECKPOINTS
+from bam.training import loop, rundir
 from bam.training.step import TrainState
 
 with needs("train"):
@@ -156,12 +158,8 @@ def train(
 
 def last_state(trainer: loop.Trainer, seed: int, folder: Path) -> TrainState | None:
     """The state after the last step of a run in a folder; None if it kept no checkpoint."""
-    checkpoints = folder / "checkpoints"
-    if not checkpoints.exists():
-        return None
-    with checkpoint.Checkpoints(checkpoints) as kept:
-        restored = kept.restore(trainer.init(seed))
-    return restored and restored[1]
+    newest = checkpoint.newest(folder / CHECKPOINTS)
+    return checkpoint.restore(newest, trainer.init(seed)) if newest else None
 
 
 def with_seeds(folder: str, config: ConfigDict, num: int, first: int = 0) -> Configs:

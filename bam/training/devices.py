@@ -7,18 +7,10 @@ the same values, and what may differ between them is agreed on in `bam.core.proc
 from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jax.sharding import (
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
-)
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from bam.core.pytree import is_key
+from bam.core import processes
 from bam.data.common import machine_memory
 
 
@@ -41,7 +33,7 @@ def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Copies a pytree of arrays, the same in every process, to every device of a mesh."""
-    return put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
+    return processes.put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
 
 
 def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
@@ -51,27 +43,7 @@ def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """
     if mesh is None or any(x.shape[0] % mesh.size for x in jax.tree.leaves(tree)):
         return replicate(tree, mesh)
-    return put(tree, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
-
-
-def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
-    """Places a pytree of arrays, PRNG keys included; None is the default device.
-
-    The tree is the same in every process, and each gives its own devices their part.
-    """
-    if isinstance(sharding, SingleDeviceSharding):
-        sharding = None  # committed to it, an array would have the step compiled once more
-    if jax.process_count() == 1 or sharding is None:
-        return jax.device_put(tree, sharding)
-
-    def place(leaf: jax.Array | np.ndarray) -> jax.Array:
-        if is_key(leaf):
-            data = place(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        host = np.asarray(leaf)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-    return jax.tree.map(place, tree)
+    return processes.put(tree, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
 
 
 def room_for_data() -> int:

@@ -1,6 +1,6 @@
 """Where a run's steps take their examples from: the devices' memory, or files, read ahead."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import jax
@@ -24,22 +24,18 @@ class Feed:
             padded = datasets.padded(self._split, trainer.plan.num_examples)
             self._all = trainer.place(padded)
 
-    def steps(
-        self, seed: int, steps: range, before: int = 0
+    def batches(
+        self, batch_of: Callable[[int], PaddedBatch], steps: range
     ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
-        """The examples and the batch of each of these steps, in order.
-
-        `before` of the run's steps were drawn with other seeds: this one begins a period, see
-        `Mechanism.period`.
-        """
-        plan = self._trainer.plan
+        """The examples and the batch, `batch_of(step)`, of each of these steps, in order."""
         num_rows = len(self._split.labels)
-        batch_of = lambda step: plan.batch(seed, step - before).only(num_rows)  # noqa: E731
+        only = lambda step: batch_of(step).only(num_rows)  # noqa: E731
         if self._all is not None:
             for step in steps:
-                yield self._all, batch_of(step)
+                yield self._all, only(step)
             return
-        for examples, batch in stream.ahead(self._split, batch_of, plan.capacity, steps):
+        capacity = self._trainer.plan.capacity
+        for examples, batch in stream.ahead(self._split, only, capacity, steps):
             yield self._trainer.place(examples), batch
 
     def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:

@@ -1,5 +1,6 @@
-"""Private training: take the planned steps of a run, and not one more."""
+"""Private training by a config: a `PrivateRun` with rows of metrics and files."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -11,15 +12,16 @@ import numpy as np
 
 from bam.core import processes, sampling
 from bam.core.pytree import Params
+from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import lora
+from bam.privacy.ledger import lost_in_words
+from bam.privacy.run import Digests, PrivateRun
 from bam.provenance import git_commit
 from bam.training import devices, finetune
-from bam.training.checkpoint import Checkpoints
 from bam.training.feed import Feed
-from bam.training.resume import resume
 from bam.training.rundir import RunFiles, finite
-from bam.training.step import TrainState, with_noise_key, without_noise_key
+from bam.training.step import TrainState
 from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
 
@@ -92,79 +94,86 @@ def train(
     git_commit()  # now: by the first step the files may be others
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
-    files = RunFiles(workdir, config, trainer.plan, trainer.record)
-    with files, Checkpoints(files.checkpoints) as checkpoints:
-        run = _Run(trainer, seed, files, checkpoints, log)
-        for step in range(run.done + 1, run.end + 1):
-            if step > 0:  # at step 0 there is only the bias to measure
-                run.take_step()
-            if measured := run.measure(step):
-                on_row(run.add_row(step, measured))
-            stopping = step < run.end and processes.any_of(should_stop())
-            every = config.checkpoint.every
-            if stopping or (every and (step == run.end or (step > 0 and _due(step, every)))):
-                checkpoints.save(step, *run.to_save())
-            if stopping:
-                raise StoppedError(f"stopped after step {step} of {run.end}")
-        return run.finish(seed)
+    num_devices = trainer.mesh.size if trainer.mesh else 1
+    run, files = PrivateRun(trainer.plan, seed, num_devices), RunFiles(workdir, config)
+    with contextlib.closing(run), files:
+        if workdir is not None:
+            run.open(workdir, trainer.record, _digests(trainer), at_least=files.steps_begun)
+            files.begin()
+        if run.lost:
+            log(lost_in_words(run.plan, run.lost, run.end))
+        state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
+        if config.checkpoint.every:
+            run.check_room(state)
+        files.start_after(run.step if run.is_resumed else -1)
+        feed = Feed(trainer)
+        watch = _Watch(trainer, run, files, feed, on_row, should_stop)
+        if not run.is_resumed:  # there is the bias to measure
+            watch.look(state)
+        # Counted and drawn while the devices compute the step before.
+        rows_of_steps = feed.batches(run.batch, range(run.step + 1, run.end + 1))
+        for _, rows in zip(run.steps(), rows_of_steps, strict=False):
+            jax.block_until_ready(state.step)
+            state = trainer.step(state, *rows)
+            watch.look(state)
+        return watch.finish(state)
 
 
-class _Run:
-    """A run that goes on: what `train` begins or resumes, changes in every step and finishes.
-
-    Its `done`, `end`, `state` and `facts` are those of `resume.Start`.
-    """
+class _Watch:
+    """What is measured, shown and saved of a run while it goes on."""
 
     def __init__(
         self,
         trainer: Trainer,
-        seed: int | None,
+        run: PrivateRun,
         files: RunFiles,
-        checkpoints: Checkpoints,
-        log: Callable[[str], None],
+        feed: Feed,
+        on_row: Callable[[JsonObject], None],
+        should_stop: Callable[[], bool],
     ) -> None:
-        """Stands before the next step: the first, or that after the last checkpoint."""
-        self._trainer, self._files, self._secret = trainer, files, seed is None
-        self._outputs: np.ndarray | None = None  # of test images, by this state
-        self._feed = Feed(trainer)
-        first_seed, sampling_seed = (
-            _seed_from_system() if seed is None else seed for _ in range(2)
-        )
-        self.done, self.end, self.state, self.facts, self._ledger = resume(
-            trainer, files, checkpoints, trainer.init(first_seed), log
-        )
-        if self._secret:
-            self.state = with_noise_key(self.state, processes.random_bits(8))
-        if trainer.config.checkpoint.every:
-            checkpoints.check_room(self.state)
-        files.start_after(self.done)
-        taken = max(0, self.done)
-        steps = range(taken + 1, self.end + 1)
-        self._batches = self._feed.steps(sampling_seed, steps, taken if self._secret else 0)
-        self._batch = next(self._batches, None)  # of the next step, if there is one
+        self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
+        self._on_row, self._should_stop = on_row, should_stop
+        self._outputs: np.ndarray | None = None  # of test images, by the last state
+        run.more.setdefault("seconds", 0.0)
+        self._is_training = False
+        self._train()
 
-    def take_step(self) -> None:
-        """Takes a step: in the ledger before it begins, and on disk before anything is shown."""
-        started = time.perf_counter()
-        self._ledger.begin()
-        self._outputs = None
-        assert self._batch is not None
-        self.state = self._trainer.step(self.state, *self._batch)
-        self._batch = next(self._batches, None)  # while the devices are busy
-        self._ledger.force()
-        jax.block_until_ready(self.state.step)
-        self.facts["seconds"] += time.perf_counter() - started
+    def look(self, state: TrainState) -> None:
+        """Measures what is due after a step, shows it, and saves; StoppedError if told to stop."""
+        config, step, end = self._trainer.config, self._run.step, self._run.end
+        is_end, self._outputs = step == end, None
+        judges = is_end or (step > 0 and _due(step, config.eval.every))
+        diagnoses = _due(step, config.diagnostics.every)
+        every = config.checkpoint.every
+        saves = every > 0 and (is_end or (step > 0 and _due(step, every)))
+        if judges or diagnoses or saves:
+            self._pause(state)
+        measured = self._judge(state) if judges else {}
+        if diagnoses:
+            measured |= not_private(self._trainer, state, self._feed)
+        if measured:
+            self._on_row(self._add_row(measured))
+        stops = step < end and processes.any_of(self._should_stop())
+        if stops and self._is_training:
+            self._pause(state)
+        if stops or saves:
+            self._run.save(state)
+        if stops:
+            raise StoppedError(f"stopped after step {step} of {end}")
+        self._train()
 
-    def measure(self, step: int) -> dict[str, float]:
-        """What is to be measured after a step, if anything."""
-        config = self._trainer.config
-        at_end_or_due = step == self.end or (step > 0 and _due(step, config.eval.every))
-        measured = self._judge() if at_end_or_due else {}
-        if _due(step, config.diagnostics.every):
-            measured |= not_private(self._trainer, self.state, self._feed)
-        return measured
+    def _pause(self, state: TrainState) -> None:
+        """Waits for the step; the time until `_train` is not that of training."""
+        jax.block_until_ready(state.step)
+        self._run.more["seconds"] = time.perf_counter() - self._started
+        self._is_training = False
 
-    def _judge(self) -> dict[str, float]:
+    def _train(self) -> None:
+        if not self._is_training:
+            self._started = time.perf_counter() - self._run.more["seconds"]
+            self._is_training = True
+
+    def _judge(self, state: TrainState) -> dict[str, float]:
         """What test data say of the weights.
 
         Nothing in a trial of a private search that is scored on held-out images, which stand in for
@@ -172,38 +181,40 @@ class _Run:
         """
         if self._trainer.plan.selection and self._trainer.config.dataset.holdout:
             return {}
-        judged, self._outputs = judge(self._trainer, whole_model(self.state))
+        judged, self._outputs = judge(self._trainer, whole_model(state))
         return judged
 
-    def add_row(self, step: int, measured: dict[str, float]) -> JsonObject:
+    def _add_row(self, measured: dict[str, float]) -> JsonObject:
         """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private.
 
         What is measured and not finite, such as the loss of a run that diverged, is None.
         """
-        plan, begun = self._trainer.plan, self._ledger.begun
-        spent = plan.epsilon_after(begun) if plan.private else None
-        row: JsonObject = {"step": step, "steps_begun": begun, "epsilon": spent}
-        row = finite(row | measured | {"seconds": self.facts["seconds"]})
+        run = self._run
+        spent = run.epsilon_spent if run.plan.private else None
+        row: JsonObject = {"step": run.step, "steps_begun": run.steps_begun, "epsilon": spent}
+        row = finite(row | measured | {"seconds": run.more["seconds"]})
         self._files.add_row(row)
         return row
 
-    def to_save(self) -> tuple[TrainState, JsonObject]:
-        """What a checkpoint holds: no secret randomness, and the facts that resuming needs."""
-        state = without_noise_key(self.state) if self._secret else self.state
-        begun = {"steps_begun": self._ledger.begun, "processes": self._files.processes}
-        return state, self.facts | begun
-
-    def finish(self, seed: int | None) -> Result:
+    def finish(self, state: TrainState) -> Result:
         """Writes the summary, after the last row if that was lost, or steps that count were."""
-        rows = self._files.rows
+        run, rows = self._run, self._files.rows
         last = rows[-1] if rows else {"step": -1}
-        if (last["step"], last.get("steps_begun")) != (self.end, self._ledger.begun):
-            last = self.add_row(self.end, self._judge())
+        if (last["step"], last.get("steps_begun")) != (run.end, run.steps_begun):
+            last = self._add_row(self._judge(state))
         elif self._outputs is None:  # resumed after the last step
-            self._judge()
-        summary = summarize(self._trainer, seed, last, self._outputs, self._files.processes)
+            self._judge(state)
+        summary = summarize(self._trainer, run.seed, last, self._outputs, run.processes)
+        run.finish()
         self._files.finish(summary)
-        return Result(self.state, rows, summary)
+        return Result(state, rows, summary)
+
+
+def _digests(trainer: Trainer) -> Digests:
+    """What a run began with, and must go on with."""
+    init_from, digest = trainer.config.init_from, trainer.weights.digest
+    weights = {f"weights than those in {init_from} now": digest} if init_from else {}
+    return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
 
 
 def estimate_seconds(trainer: Trainer) -> float:

@@ -1,29 +1,15 @@
 """The files a run writes into its workdir."""
 
-import contextlib
 import json
 import math
-import re
-import secrets
 from pathlib import Path
-
-import numpy as np
 
 from bam.core import processes
 from bam.errors import InputError
 from bam.extras import needs
-from bam.files import (
-    JsonObject,
-    as_object,
-    lock,
-    make_folder,
-    read_json,
-    to_disk,
-    write_json,
-    write_text,
-)
-from bam.privacy import ledger
-from bam.privacy.plan import PrivacyPlan, check_same
+from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
+from bam.privacy import run
+from bam.privacy.plan import PrivacyPlan
 from bam.training import registry
 
 with needs("train"):
@@ -43,93 +29,33 @@ METRICS = "metrics.jsonl"
 
 
 class RunFiles:
-    """Writes the files of one run, whose metrics are its `rows`; a context manager.
+    """Writes what a run of a config leaves beside its `PrivateRun`; a context manager.
 
-    They are `config.json`, `plan.json`, the ledger `steps_begun` (without a seed), the `processes`
-    that took its steps (`processes.jsonl`), `metrics.jsonl`, TensorBoard events, checkpoints,
-    `data_key` until the end, and then `summary.json`. A folder that it makes is its owner's alone,
-    as `data_key` is in any; one that was there keeps its permissions. With `workdir=None` it writes
-    nothing, and of several processes only the first does: the others check and read. The folder of
-    a finished run, of another run and of one that is going on are refused, so that no result is
-    ever overwritten.
+    That is `config.json`, `metrics.jsonl`, whose rows are its `rows`, TensorBoard events and at the
+    end `summary.json`. With `workdir=None` it writes nothing, and of several processes only the
+    first does. The folder of a finished run and of another config are refused, so no result is ever
+    overwritten.
     """
 
-    def __init__(
-        self, workdir: Path | None, config: ConfigDict, plan: PrivacyPlan, record: JsonObject
-    ) -> None:
-        """Creates the workdir and writes config and record, or enters an unfinished run's.
-
-        The record is `Trainer.record`: the plan with C and S of the clip. Raises InputError, which
-        says what differs, for a run of another config or record, `FinishedError`, and
-        BlockingIOError if another process is writing there.
-        """
+    def __init__(self, workdir: Path | None, config: ConfigDict) -> None:
+        """Looks at the workdir, and writes nothing; raises as `check_resumable`."""
         self.rows: list[JsonObject] = []
-        self.processes: list[JsonObject] = []
-        self._workdir = workdir
-        self._plan, self._record = plan, record
+        self._workdir, self._config = workdir, config
         self._writes = workdir is not None and processes.writes()
-        self.checkpoints = workdir and workdir / "checkpoints"
-        lost_steps_count = config.seed is None and plan.private
-        self._ledger_path = workdir / "steps_begun" if workdir and lost_steps_count else None
-        if workdir is None:
-            return
-        self._check(workdir, config)
-        if not self._writes:
-            return
-        make_folder(workdir, mode=0o700)
-        with contextlib.ExitStack() as on_error:
-            self._lock = on_error.enter_context(lock(workdir))
-            self._check(workdir, config)  # once more: it may have begun or finished meanwhile
-            if not (workdir / "config.json").exists():
-                if self._ledger_path:
-                    ledger.create(self._ledger_path)  # first: a run without its ledger is refused
-                ledger.check_no_processes(workdir)
-            write_json(workdir / "config.json", as_json(config))
-            write_json(workdir / "plan.json", record)
-            on_error.pop_all()
+        if workdir is not None:
+            check_resumable(workdir, config)
 
-    def _check(self, workdir: Path, config: ConfigDict) -> None:
-        check_resumable(workdir, config)
-        path = workdir / "plan.json"
-        if path.exists():
-            check_same(path, read_json(path), self._record)
-
-    def open_ledger(
-        self, step: int, at_least: int, processes: list[JsonObject], num_devices: int
-    ) -> ledger.Ledger:
-        """The run's ledger, as `Ledger` takes them; it has a file if lost steps count.
-
-        It must have as many steps as any row of the metrics knows of, later than `step` or not, and
-        the list of processes those that a checkpoint knows of. This one joins them before its first
-        step, with its number of devices.
-        """
+    @property
+    def steps_begun(self) -> int:
+        """The most steps begun that a row of the metrics knows of."""
         rows = read_rows(self._workdir) if self._workdir else []
-        at_least = max(at_least, *(row.get("steps_begun", 0) for row in rows), 0)
-        self.processes = ledger.read_processes(self._workdir, processes)
+        return max((row.get("steps_begun", 0) for row in rows), default=0)
 
-        def join(first_step: int) -> None:
-            process = ledger.this_process(first_step, num_devices)
-            ledger.add_process(self._workdir, process)
-            self.processes.append(process)
-
-        self._ledger = ledger.Ledger(self._ledger_path, self._plan, step, at_least, join)
-        return self._ledger
-
-    def data_key(self) -> bytes:
-        """32 secret bytes of this run, the same in every process, gone when the run is finished.
-
-        Checkpoints hold a fingerprint of the training data under it, which means nothing without.
-        """
-        key = bytes(32)
+    def begin(self) -> None:
+        """Writes the config into a folder that this process alone has; raises as `__init__`."""
         if self._workdir is not None and self._writes:
-            path = self._workdir / "data_key"
-            if not path.exists():
-                write_text(path, secrets.token_hex(32), mode=0o600)
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if not re.fullmatch("[0-9a-f]{64}", text):
-                raise InputError(f"{path} is damaged: choose another --workdir")
-            key = bytes.fromhex(text)
-        return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
+            check_resumable(self._workdir, self._config)  # it may have been finished meanwhile
+            write_json(self._workdir / "config.json", as_json(self._config))
 
     def start_after(self, step: int) -> None:
         """Opens the metrics after `step` (-1: a fresh start) and drops later rows."""
@@ -148,7 +74,7 @@ class RunFiles:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for name in ("_metrics", "_events", "_ledger", "_lock"):
+        for name in ("_metrics", "_events"):
             if hasattr(self, name):
                 getattr(self, name).close()
 
@@ -164,9 +90,8 @@ class RunFiles:
                 self._events.add_scalar(name, value, row["step"])
 
     def finish(self, summary: JsonObject) -> None:
-        """Removes `data_key`, then writes `summary.json`, which marks the run as complete."""
+        """Writes `summary.json`, which marks the run as complete."""
         if self._workdir is not None and self._writes:
-            (self._workdir / "data_key").unlink(missing_ok=True)
             write_json(self._workdir / "summary.json", summary)
 
 
@@ -193,9 +118,10 @@ def divergence(row: JsonObject) -> str:
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
     """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
     if not (workdir / "config.json").exists():
-        if (workdir / "checkpoints").exists():
+        ledger = workdir / "steps_begun"
+        if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):
             raise InputError(
-                f"{workdir} has checkpoints but no config.json; choose another --workdir"
+                f"{workdir} has steps of a run but no config.json; choose another --workdir"
             )
         return
     if differs := _difference(read_json(workdir / "config.json"), config):
@@ -224,23 +150,10 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
 
 
 def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
-    """The plan that an unfinished run in `workdir` goes on by; None if there is none.
-
-    Another version of the accountant may choose another σ today, so the plan is not made anew; but
-    its ε must hold when it is computed again, and be at most the config's: InputError in one line
-    otherwise, and for what is no plan.
-    """
-    path = workdir / "plan.json"
-    if not path.exists():
-        return None
-    try:
-        plan = PrivacyPlan.from_json(read_json(path))
-        if registry.is_private(config.method.name):
-            plan.check_target(config.epsilon)
-        plan.check_epsilon()
-    except ValueError as error:
-        raise InputError(f"{path}: {error}; choose another --workdir") from None
-    return plan
+    """The plan that an unfinished run of a config goes on by, see `bam.privacy.run`."""
+    return run.recorded_plan(
+        workdir, config.epsilon if registry.is_private(config.method.name) else None
+    )
 
 
 def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:

@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree
 
 from bam.core.chacha import host_key
 from bam.core.clipping import BoundedTransformation
-from bam.core.noise import NoiseState, first_noise, renewed
+from bam.core.noise import NoiseState, first_noise
 from bam.core.pytree import Grads, Params
-from bam.training import devices
 
 
 class TrainState(NamedTuple):
@@ -111,19 +109,3 @@ def step_key(state: TrainState) -> Array:
 def stream_key(seed: int, label: str) -> Array:
     """JAX's key of a stream of a seed, "weights" or "views", whatever its default generator is."""
     return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")
-
-
-def with_noise_key(
-    state: TrainState, key: UInt32[Array, "8"] | UInt32[np.ndarray, "8"]
-) -> TrainState:
-    """A state whose future noise comes from another key; the count of draws goes on.
-
-    Correlated noise then takes nothing back of earlier noise: see `ledger.py` on what that costs.
-    """
-    placed: Array = devices.put(key, state.noise.key.sharding)
-    return state._replace(noise=renewed(state.noise, placed))
-
-
-def without_noise_key(state: TrainState) -> TrainState:
-    """The same state with zeros for a noise key and past: what may be saved of a run to release."""
-    return with_noise_key(state, np.zeros(8, np.uint32))

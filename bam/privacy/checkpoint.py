@@ -1,0 +1,173 @@
+"""A run's checkpoints: a file each, all or nothing, of JSON facts and the arrays of a pytree.
+
+They are for resuming, never for release. The newest two are kept, so a damaged one costs the steps
+since the one before it. The state is the same on every device of every process, so one process
+writes it, and NumPy's format is enough: a rename makes a file whole or not there.
+"""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from bam import files
+from bam.core import processes, pytree
+from bam.errors import InputError
+from bam.files import JsonObject
+
+KEPT = 2
+MIB = 2**20
+# What a checkpoint says of its run, see `bam.privacy.run`; "leaves" has a name, a dtype and a shape
+# for each array.
+FACTS = {
+    "record": dict, "digests": dict, "processes": list, "step": int, "steps_begun": int,
+    "more": dict, "leaves": list,
+}  # fmt: skip
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder, which need not exist; None if it has none."""
+    saved = [path for path in folder.glob("*.npz") if path.stem.isdigit()]
+    return max(saved, key=_step, default=None)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem)
+
+
+def check(tree: PyTree, secret: bytes) -> None:
+    """InputError for a leaf that is no number, or has a secret's bytes."""
+    for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
+        array = _on_host(leaf)
+        if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
+            raise InputError(f"{name} is not saved: it is no array of numbers, or a key of noise")
+
+
+def check_room(folder: Path, tree: PyTree) -> None:
+    """Takes and frees the space that a checkpoint needs in a folder, or raises an OSError."""
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) + MIB  # names and facts
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            _reserve(file.fileno(), num_bytes)
+    except OSError as error:
+        raise OSError(
+            f"a checkpoint needs {num_bytes / MIB:.1f} MiB in {folder}: "
+            f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
+        ) from None
+
+
+def _reserve(file: int, num_bytes: int) -> None:
+    """Gives a file its space on disk, without writing it where the system can."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, num_bytes)
+    elif os.fstatvfs(file).f_bavail * os.fstatvfs(file).f_frsize < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
+    """Writes the checkpoint of `facts["step"]`, which is then the newest, and drops the oldest.
+
+    Raises OSError, as on a full disk; earlier ones stay.
+    """
+    path = folder / f"{facts['step']}.npz"
+    earlier = sorted((x for x in folder.glob("*.npz") if x.stem.isdigit()), key=_step)
+    for partial in folder.glob("*.partial"):  # one that a crash left
+        partial.unlink(missing_ok=True)
+    facts = facts | {"leaves": _described(tree)}
+    text = json.dumps(facts, default=np.generic.item).encode()
+    try:
+        with files.written(path, mode=0o600) as file:
+            arrays = [_on_host(leaf) for leaf in jax.tree.leaves(tree)]
+            np.savez(file, np.frombuffer(text, np.uint8), *arrays)
+    except OSError as error:
+        raise OSError(
+            f"the checkpoint of step {facts['step']} could not be written to {folder}: "
+            f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
+        ) from None
+    kept = [x for x in earlier if _step(x) < _step(path)][1 - KEPT :]
+    for other in earlier:
+        if other not in (*kept, path):
+            other.unlink(missing_ok=True)
+
+
+def read_facts(path: Path) -> JsonObject:
+    """The facts of a checkpoint; InputError, in one line, if it is damaged."""
+    return read(path, lambda name: False)[0]
+
+
+def read(
+    path: Path, chosen: Callable[[str], bool] = lambda name: True
+) -> tuple[JsonObject, list[tuple[str, np.ndarray]]]:
+    """The facts, and the arrays of chosen names; InputError, in one line, for a damaged file."""
+    damaged = InputError(
+        f"checkpoint {path} could not be read: if it is damaged, move it away to resume from the "
+        "one before it"
+    )
+    arrays = []
+    try:
+        # NumPy itself would leave a damaged file open.
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            facts = json.loads(file["arr_0"].tobytes())
+            if {name: type(value) for name, value in facts.items()} != FACTS:
+                raise damaged
+            for i, (name, dtype, shape) in enumerate(facts["leaves"], start=1):
+                if chosen(name):
+                    # bfloat16 is two bytes of no type in the file.
+                    array = file[f"arr_{i}"].view(np.dtype(dtype)).reshape(shape)
+                    arrays.append((name, array))
+    except FileNotFoundError:
+        raise
+    except Exception:  # NumPy and zipfile raise many kinds for one cause
+        raise damaged from None
+    if not 0 <= facts["step"] <= facts["steps_begun"]:
+        raise damaged
+    return facts, arrays
+
+
+def restore(path: Path, like: PyTree) -> PyTree:
+    """The pytree of a checkpoint, placed as one like it; itself if none was saved.
+
+    InputError if the one that was saved has other arrays.
+    """
+    facts, arrays = read(path)
+    if not facts["leaves"]:
+        return like
+    for old, new in zip([*facts["leaves"], None], [*_described(like), None], strict=False):
+        if old != new:
+            raise InputError(f"{path} has {_in_words(old)}, where there is {_in_words(new)}")
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, map(_placed, leaves, (x for _, x in arrays)))
+
+
+def _placed(leaf: PyTree, array: np.ndarray) -> PyTree:
+    """The array where a leaf is: what is compiled for that is not compiled again."""
+    if not isinstance(leaf, jax.Array):
+        return array
+    if pytree.is_key(leaf):
+        data = _placed(jax.random.key_data(leaf), array)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    if jax.process_count() > 1 and leaf.committed:
+        return processes.put(array, leaf.sharding)
+    return jax.device_put(array, leaf.sharding if leaf.committed else None)
+
+
+def _described(tree: PyTree) -> list[list[object]]:
+    """Name, dtype and shape of each leaf, as JSON has them."""
+    arrays = [jax.random.key_data(x) if pytree.is_key(x) else x for x in jax.tree.leaves(tree)]
+    arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]
+    named = zip(pytree.names(tree), arrays, strict=True)
+    return [[name, x.dtype.name, list(x.shape)] for name, x in named]
+
+
+def _in_words(leaf: list[object] | None) -> str:
+    return f"{leaf[0]} {leaf[1]}{leaf[2]}" if leaf else "nothing"
+
+
+def _on_host(leaf: PyTree) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if pytree.is_key(leaf) else leaf)

@@ -1,0 +1,376 @@
+"""A private run: its random streams, the steps that it has begun, and where it goes on.
+
+Both ways to train are loops over one `PrivateRun`: `bam.PrivateTraining`, a loop of one's own, adds
+a transform; `bam.training.loop`, which `bam train` runs, adds rows of metrics and files.
+
+    run = PrivateRun(plan, seed)
+    run.open(folder, record)             # begins there, or stands after the newest checkpoint
+    state = run.restore(first_state)     # what was saved, or itself
+    for step in run.steps():             # counted on the disk, and then given
+        state = take(state, run.batch(step))
+        run.save(state)                  # when due
+
+A folder holds `plan.json` (the record: what must be the same when a run goes on), the ledger
+`steps_begun` (without a seed), `processes.jsonl`, `checkpoints/STEP.npz`, `data_key` and `lock`.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree, UInt32
+
+from bam import files
+from bam.core import chacha, processes, scalars
+from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, renewed
+from bam.core.sampling import PaddedBatch
+from bam.errors import InputError
+from bam.files import JsonObject
+from bam.privacy import checkpoint, ledger
+from bam.privacy.plan import PrivacyPlan, check_same
+
+PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
+# Digests, under a folder's own secret key, of what a run is of, by names for messages.
+Digests = Callable[[bytes], JsonObject]
+
+
+def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:
+    """The plan that the run in a folder goes on by; None if no run was begun there.
+
+    Another version of the accountant may choose another σ today, so the plan is not made anew; but
+    its ε must hold when it is computed again, and be at most the target: InputError in one line
+    otherwise, and for what is no plan. A target of None is that of a run without privacy.
+    """
+    path = folder / PLAN
+    if not path.exists():
+        return None
+    try:
+        plan = PrivacyPlan.from_json(files.read_json(path))
+        if target_epsilon is not None:
+            plan.check_target(target_epsilon)
+        plan.check_epsilon()
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; choose another folder") from None
+    return plan
+
+
+class PrivateRun:
+    """The steps of a plan, each begun once: its streams, its ledger and its checkpoints.
+
+    It belongs to one process, or to one program in several (`jax.distributed`), of which the first
+    writes. A fork of the process cannot use it. Threads may share it.
+
+    Attributes:
+      seed: as given.
+      step: the last step that was drawn; 0 before the first. After `open`, that of the checkpoint.
+      lost: steps that earlier processes began and did not save, which count.
+      more: what the caller keeps in checkpoints beside the state: a JSON object.
+      folder: of the run; None until `open`.
+      processes: that took its steps, as `ledger.this_process` describes them.
+      lock: what threads that share the run take.
+      is_resumed: whether `open` stands after a checkpoint.
+
+    Args:
+      plan: what may be spent.
+      seed: of batches and noise; the same seed gives the same. None, for a run to release: 256 bits
+        of the operating system, new in every process and never saved. Steps that a crash lost are
+        then taken again with new batches and noise, so they count, see `ledger.py`.
+      num_devices: that share the examples of a step, for the record of processes.
+    """
+
+    def __init__(self, plan: PrivacyPlan, seed: int | None = None, num_devices: int = 1) -> None:
+        """Stands before the first step; nothing is drawn or written yet."""
+        self._plan = plan
+        self.seed = None if seed is None else scalars.whole("seed", seed)
+        self.step, self.lost = 0, 0
+        self.more: JsonObject = {}
+        self.folder: Path | None = None
+        self.is_resumed = False
+        self._num_devices = num_devices
+        self._secret = seed is None
+        self._stream = (
+            int.from_bytes(processes.random_bits(8).tobytes()) if self.seed is None else self.seed
+        )
+        self._before = 0  # steps that were drawn from other streams
+        self.processes = joined = list[JsonObject]()
+        join = lambda step: joined.append(ledger.this_process(step, num_devices))  # noqa: E731
+        self._ledger = ledger.Ledger(None, plan, 0, 0, join)
+        self._record: JsonObject = {}
+        self._digests: JsonObject = {}
+        self._process, self.lock, self._closed = os.getpid(), threading.RLock(), False
+        self._release: Callable[[], object] = lambda: None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """N, l, q, T, σ, ε and δ, fixed from the start."""
+        return self._plan
+
+    # What is drawn.
+
+    def key(self, label: str) -> UInt32[np.ndarray, " words"]:
+        """The key of one of the streams, see `chacha.STREAMS`."""
+        return chacha.host_key(self._stream, label)
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, from 1; each is counted on the disk before it is given.
+
+        A plan that is used up has none left. Raises InputError after `close`, RuntimeError in a
+        fork, BlockingIOError if another process counts here, and OSError if none can be counted.
+        """
+        while self.step < self.end:
+            with self.in_use():
+                if self.step >= self.end:  # another thread has begun the last
+                    return
+                self._ledger.begin()
+                self.step += 1
+                step = self.step
+            yield step
+
+    def batch(self, step: int) -> PaddedBatch:
+        """The rows of a step's batch, as secret as the seed; the same whenever it is asked."""
+        return self.plan.batch(self._stream, step - self._before)
+
+    @property
+    def end(self) -> int:
+        """The step that the run ends after: T, or less if too many were lost."""
+        return self._ledger.last_step(self.step)
+
+    @property
+    def steps_begun(self) -> int:
+        """Steps that were begun, lost ones included."""
+        return self._ledger.begun
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε, at the plan's δ, of the steps begun; `inf` without privacy."""
+        return self.plan.epsilon_after(self.steps_begun)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """One thread at a time; refused in a fork of the process, and after `close`."""
+        processes.check_not_forked(self._process, "this private run")
+        with self.lock:
+            if self._closed:
+                raise InputError(
+                    "this private run is closed and takes no more steps: one that goes on in its "
+                    "folder may have taken them"
+                )
+            yield
+
+    # Where it goes on.
+
+    def open(
+        self,
+        folder: Path,
+        record: JsonObject,
+        digests: Digests | None = None,
+        *,
+        at_least: int = 0,
+        is_new: bool | None = None,
+    ) -> None:
+        """Begins in a folder, which it makes, or stands after the newest checkpoint there.
+
+        Args:
+          folder: of the run; one that is made is its owner's alone.
+          record: JSON values that must be the same when the run goes on: the plan's `to_json`, and
+            what else defines the run.
+          digests: of what must be the same, too, and must not be read from the folder.
+          at_least: steps that another record of the run says were begun.
+          is_new: whether a run must begin, or go on; None: either.
+
+        Raises:
+          InputError: for a folder of another run, or one that is damaged: nothing is changed.
+          BlockingIOError: if another process has the folder.
+          OSError: if it cannot be written.
+        """
+        with contextlib.ExitStack() as opened:
+            self._check_new(folder, is_new)
+            if processes.writes():
+                files.make_folder(folder, mode=0o700)
+                opened.enter_context(files.lock(folder))
+            begins = self._check_new(folder, is_new)  # again: it may have begun meanwhile
+            counts = folder / "steps_begun" if self._secret and self.plan.private else None
+            saved = None if begins else self._saved(folder, record)
+            facts = saved or {"step": self.step, "steps_begun": 0, "processes": [], "digests": {}}
+            if begins:
+                ledger.check_no_processes(folder)
+                if counts and processes.writes():
+                    ledger.create(counts)  # first: a run without its ledger is refused
+            earlier = self.processes if begins else []  # this one, if it took steps in memory
+            joined = ledger.read_processes(folder, facts["processes"])
+            num_devices = self._num_devices
+
+            # It must not keep this object, which gives the folder back when it is dropped.
+            def join(first_step: int) -> None:
+                if not earlier:
+                    process = ledger.this_process(first_step, num_devices)
+                    ledger.add_process(folder, process)
+                    joined.append(process)
+
+            at_least = max(at_least, facts["steps_begun"])
+            counted = ledger.Ledger(counts, self.plan, facts["step"], at_least, join)
+            opened.callback(counted.close)
+            if counted.begun and not begins and not joined:
+                raise InputError(
+                    f"what took steps 1 to {counted.begun} is not known: {folder} has no "
+                    f"{ledger.PROCESSES}, as of an earlier version; choose another folder"
+                )
+            self._digests = self._checked_digests(folder, facts, counted, digests)
+            if not begins:
+                counted.end_period(self.plan.mechanism.period)
+            for process in earlier:
+                ledger.add_process(folder, process)
+                joined.append(process)
+            while counted.begun < self.steps_begun:  # before the run had a folder
+                counted.begin()
+            if begins and processes.writes():  # last: from now on the run can go on
+                files.write_json(folder / PLAN, record)
+            if saved:
+                self.is_resumed, self.more = True, saved["more"]
+            if not begins:
+                self.step = facts["step"]
+                self._before = self.step if self._secret else 0
+                self.lost = counted.begun - self.step
+            self._record, self.folder, self._ledger = record, folder, counted
+            self.processes = joined
+            self._release = weakref.finalize(self, opened.pop_all().close)
+
+    def _check_new(self, folder: Path, is_new: bool | None) -> bool:
+        """Whether a run begins in a folder; InputError if it must not."""
+        begins = not (folder / PLAN).exists()
+        if is_new is True and not begins:
+            raise InputError(f"{folder} holds a training: save this one in another folder")
+        if is_new is False and begins:
+            raise InputError(f"{folder} holds no training that was saved")
+        if begins and (folder / CHECKPOINTS).exists():
+            raise InputError(f"{folder} has {CHECKPOINTS} but no {PLAN}; choose another folder")
+        return begins
+
+    def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
+        """The facts of the newest checkpoint; InputError if folder or checkpoint are another's."""
+        check_same(folder / PLAN, files.read_json(folder / PLAN), record)
+        path = checkpoint.newest(folder / CHECKPOINTS)
+        if path is None:
+            return None
+        facts = checkpoint.read_facts(path)
+        check_same(path, facts["record"], record)
+        if path.stem != str(facts["step"]):
+            raise InputError(f"{path} is renamed: it is of step {facts['step']}")
+        return facts
+
+    def _checked_digests(
+        self, folder: Path, facts: JsonObject, counted: ledger.Ledger, digests: Digests | None
+    ) -> JsonObject:
+        """Digests of what the run is of; InputError if steps are left and they are others."""
+        if digests is None:
+            return {}
+        ours = digests(self._data_key(folder))
+        is_left = facts["step"] < counted.last_step(facts["step"])
+        for name, digest in facts["digests"].items():
+            if is_left and ours.get(name) != digest:
+                raise InputError(
+                    f"{folder} is of a run with other {name}, or its data_key is gone; choose "
+                    "another folder"
+                )
+        return ours
+
+    def _data_key(self, folder: Path) -> bytes:
+        """32 secret bytes of the folder, the same in every process, gone after `finish`.
+
+        Digests under it mean nothing without.
+        """
+        key = bytes(32)
+        if processes.writes():
+            path = folder / "data_key"
+            if not path.exists():
+                files.write_text(path, secrets.token_hex(32), mode=0o600)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if not re.fullmatch("[0-9a-f]{64}", text):
+                raise InputError(f"{path} is damaged: choose another folder")
+            key = bytes.fromhex(text)
+        return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
+
+    def check_room(self, tree: PyTree) -> None:
+        """OSError if the folder has no room for a checkpoint of a pytree."""
+        if self.folder and processes.writes():
+            files.make_folder(self.folder / CHECKPOINTS, mode=0o700)
+            checkpoint.check_room(self.folder / CHECKPOINTS, tree)
+
+    def check_savable(self, tree: PyTree) -> None:
+        """InputError for a leaf of a pytree that `save` would refuse."""
+        checkpoint.check(self._without_secrets(tree), self._noise_key())
+
+    def save(self, tree: PyTree) -> None:
+        """Saves a pytree with the step that its noise is of; all or nothing, and no secret key.
+
+        Raises InputError for a leaf that is no array of numbers, or a key of noise; OSError if it
+        cannot be written.
+        """
+        if self.folder is None or not processes.writes():
+            return
+        tree = self._without_secrets(tree)
+        checkpoint.check(tree, self._noise_key())
+        steps = [int(x.step) for x in jax.tree.leaves(tree, is_leaf=_is_noise) if _is_noise(x)]
+        facts: JsonObject = {
+            "record": self._record,
+            "digests": self._digests,
+            "processes": self.processes,
+            "step": steps[-1] if steps and self.plan.private else self.step,
+            "steps_begun": self.steps_begun,
+            "more": self.more,
+        }
+        files.make_folder(self.folder / CHECKPOINTS, mode=0o700)
+        checkpoint.write(self.folder / CHECKPOINTS, facts, tree)
+
+    def restore(self, like: PyTree) -> PyTree:
+        """What was last saved, in a pytree like it; itself if nothing was.
+
+        Without a seed its noise comes from this process's key, and takes nothing back of earlier
+        noise. InputError if other arrays were saved.
+        """
+        saved = self.folder and checkpoint.newest(self.folder / CHECKPOINTS)
+        tree = checkpoint.restore(saved, like) if saved else like
+        if not self._secret:
+            return tree
+        return _map_noise(
+            lambda x: renewed(x, processes.put(self.key("noise").copy(), x.key.sharding)), tree
+        )
+
+    def _noise_key(self) -> bytes:
+        return self.key("noise").tobytes() if self._secret else b""
+
+    def _without_secrets(self, tree: PyTree) -> PyTree:
+        """A pytree without its noise keys and past; itself with a seed, which repeats them."""
+        if not self._secret:
+            return tree
+        blank = np.zeros(8, np.uint32)
+        return _map_noise(lambda x: renewed(x, processes.put(blank, x.key.sharding)), tree)
+
+    def finish(self) -> None:
+        """Removes `data_key`: nothing in the folder confirms a guess at the data any more."""
+        if self.folder and processes.writes():
+            (self.folder / "data_key").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Ends the run, which takes no more steps, and lets others have the folder."""
+        with self.lock:
+            self._closed = True
+            self._release()
+
+
+def _is_noise(node: object) -> bool:
+    return isinstance(node, GaussianNoiseState | CorrelatedNoiseState)
+
+
+def _map_noise(change: Callable[[Any], Any], tree: PyTree) -> PyTree:
+    """A pytree whose states of noise are changed."""
+    return jax.tree.map(lambda x: change(x) if _is_noise(x) else x, tree, is_leaf=_is_noise)
