@@ -97,8 +97,8 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
             r"plan\.json: epsilon 2\.\d+ is claimed, but its plan gives 3",
         ),
         ({"epsilon": 0.99}, r"plan\.json: epsilon 2\.\d+ is claimed, but its plan gives 2"),
-        ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the config's 3"),
-        ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the config's 3"),
+        ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the target, 3"),
+        ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the target, 3"),
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
         ({"sampling_prob": 0.5}, "the records disagree: on neighbours, q = l/N"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
@@ -200,7 +200,7 @@ def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):
 def test_a_trainer_is_not_built_on_a_plan_of_a_larger_epsilon(now):
     config = now.config.copy_and_resolve_references()
     config.epsilon = now.plan.epsilon / 2
-    with pytest.raises(ValueError, match=r"the plan's epsilon .* is above the config's"):
+    with pytest.raises(ValueError, match=r"the plan's epsilon .* is above the target"):
         loop.build(config, plan=now.plan)
     config.epsilon = 2 * now.plan.epsilon  # a smaller one may be taken
     assert loop.build(config, plan=now.plan).plan == now.plan

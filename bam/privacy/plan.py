@@ -264,9 +264,9 @@ class PrivacyPlan:
         return self.mechanism.epsilon(accountant=self.accountant, **steps)
 
     def check_target(self, target: float) -> None:
-        """Raises InputError for an ε above a config's."""
+        """Raises InputError for an ε above the one that is asked for."""
         if not self.epsilon <= target:
-            raise InputError(f"the plan's epsilon {self.epsilon} is above the config's {target}")
+            raise InputError(f"the plan's epsilon {self.epsilon} is above the target, {target}")
 
     def check_epsilon(self) -> None:
         """Raises InputError if ε, computed again here, is above the record's by a relative 1e-6."""
