@@ -34,7 +34,6 @@ from bam.data import common
 from bam.data.sources import builtin
 for attempt in (
     lambda: __import__("bam.models"),
-    lambda: __import__("bam.training.checkpoint"),
     lambda: __import__("bam.training.rundir"),
     builtin.digits,
     lambda: common.decode_images([b""], "a.parquet", (8, 8, 1)),
@@ -119,7 +118,6 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
     assert Path(place).is_relative_to(core.parents[1])
     assert lines == [
         "flax is not installed: pip install '.[train]' in a clone of bam",
-        "orbax is not installed: pip install '.[train]' in a clone of bam",
         "flax is not installed: pip install '.[train]' in a clone of bam",
         "sklearn is not installed: pip install '.[train]' in a clone of bam",
         "PIL is not installed: pip install '.[data]' in a clone of bam",
@@ -184,7 +182,7 @@ def test_import_bam_imports_nothing_that_an_extra_brings():
         for module, names in importlib.metadata.packages_distributions().items()
         if optional & set(map(canonicalize_name, names))
     }
-    assert modules >= {"flax", "matplotlib", "ml_collections", "orbax", "pyarrow", "sklearn"}
+    assert modules >= {"flax", "matplotlib", "ml_collections", "pyarrow", "sklearn"}
     listing = (
         "import sys; import bam; [getattr(bam, x) for x in bam.__all__]; print(*sys.modules); "
         "import bam.training.rundir; "
