@@ -10,10 +10,10 @@ import sys
 import threading
 
 from bam.cli import main
+from bam.privacy import checkpoint
 from bam.training import loop
-from bam.training.checkpoint import Checkpoints
 
-build, save, saves = loop.build, Checkpoints.save, itertools.count(1)
+build, write, saves = loop.build, checkpoint.write, itertools.count(1)
 
 
 def build_counted(*arguments, **options):
@@ -27,13 +27,13 @@ def build_counted(*arguments, **options):
     return experiment.with_step(step)
 
 
-def save_or_die(*arguments):
+def write_or_die(*arguments):
     if next(saves) == int(os.environ.get("KILL_SAVING", 0)):
         threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    save(*arguments)
+    write(*arguments)
 
 
 if __name__ == "__main__":
-    loop.build, Checkpoints.save = build_counted, save_or_die
+    loop.build, checkpoint.write = build_counted, write_or_die
     sys.argv.insert(1, "train")
     main.main()

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bam.privacy import checkpoint
 from bam.training import loop
-from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests.cases import made_once, random_images
+from tests.run_folder import newest
 
 SEED = 8675309
 OWN_NAME, OWN_PATH = "ward_3_patients", "/hospital/ward3/files"
@@ -90,5 +91,4 @@ def copy(tmp_path_factory, name, folder):
 
 def last_state(workdir, trainer):
     """The state after the last step, as a run's folder keeps it: without its noise key."""
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        return checkpoints.restore(trainer.init(0))[1]
+    return checkpoint.restore(newest(workdir), trainer.init(0))

@@ -11,9 +11,11 @@ from scipy import stats
 from bam.audit import canary, checks, whole_run
 from bam.core import privatize, sampling
 from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
+from bam.core.noise import renewed
 from bam.privacy import tradeoff
+from bam.privacy.run import PrivateRun
 from bam.training import config as base
-from bam.training import loop, step, trainer
+from bam.training import loop, trainer
 
 # The same few functions, called many thousand times: other tests check the types of these calls.
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
@@ -210,7 +212,7 @@ def test_noise_that_begins_anew_on_resume_is_caught():
 def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
     def change(state, batch):
         if int(state.step) >= CUT:
-            state = step.without_noise_key(state)
+            state = state._replace(noise=renewed(state.noise, jnp.zeros(8, jnp.uint32)))
         return state, batch
 
     assert caught(given(change), None, None, cut=CUT) == ["steps"]
@@ -234,7 +236,7 @@ def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first=17):
 
 
 def test_two_runs_without_a_seed_that_draw_the_same_batches_are_caught(monkeypatch):
-    monkeypatch.setattr(loop, "_seed_from_system", lambda: 7)
+    monkeypatch.setattr(PrivateRun, "batch", lambda run, step: run.plan.batch(7, step))
     assert caught(right(), None, None) == ["batch pairs"]
 
 

@@ -37,7 +37,7 @@ def steps_begun(folder):
 def test_an_nnx_model_is_trained_to_its_epsilon_on_eight_devices_killed_and_resumed(tmp_path):
     folder, devices = tmp_path / "run", {"JAX_NUM_CPU_DEVICES": "8"}
     with Command("examples.with_nnx", str(folder), **devices) as killed:
-        begun = lambda: (folder / "training.npz").exists() and steps_begun(folder)  # noqa: E731
+        begun = lambda: (folder / "plan.json").exists() and steps_begun(folder)  # noqa: E731
         while begun() < 18:
             killed.check_runs()
         killed.send_signal(9)

@@ -23,13 +23,13 @@ from flax import traverse_util
 
 import bam
 from bam import files, models, named, provenance
-from bam.privacy import ledger, statement
+from bam.privacy import checkpoint, ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.release import export, page
 from bam.release import records as records_of
-from bam.training import checkpoint, loop, registry, rundir, summary
 from bam.training import config as base
-from tests import runs
+from bam.training import loop, registry, rundir, summary
+from tests import run_folder, runs
 from tests.cases import (
     assert_same_bits,
     made_once,
@@ -194,10 +194,10 @@ def write_run(workdir, experiment, state):
     processes = [ledger.this_process(1, 1)]
     said = summary.summarize(experiment, None, facts, processes=processes)
     files.write_json(workdir / "summary.json", said)
-    with checkpoint.Checkpoints(workdir / "checkpoints") as checkpoints:
-        checkpoints.save(
-            int(state.step), state, {"seconds": 1.0, "identity": {"plan": plan, "data": 0}}
-        )
+    (workdir / "checkpoints").mkdir()
+    steps = {"step": int(state.step), "steps_begun": int(state.step)}
+    facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}
+    checkpoint.write(workdir / "checkpoints", facts, state)
 
 
 def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finished, release):
@@ -236,8 +236,7 @@ def test_a_release_holds_no_figure_no_seed_and_no_path(finished, seeded, tmp_pat
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         figures = {key: row[key] for row in rows for key in row if key not in ("step", "epsilon")}
         assert {"test_accuracy", "test_loss", "seconds"} <= set(figures)
-        facts = next((workdir / "checkpoints").glob("*/facts/metadata")).read_text()
-        checksum = json.loads(facts)["identity"]["data"]
+        checksum = run_folder.facts_of(workdir)["digests"]["training data"]
         assert len(checksum) == 32
         forbidden = [str(SEED), str(checksum), OWN_NAME, OWN_PATH, "ward", str(tmp_path)]
         forbidden += [str(workdir), "tensorboard", "seconds", "microbatch", "not_private"]
@@ -346,7 +345,7 @@ BOTH = ("plan", "summary")
         (changed(*BOTH, sensitivity=1e308), "32-bit floats hold"),
         (changed(*BOTH, sensitivity=1e-40), "32-bit floats hold"),
         (changed(*BOTH, mechanism="os:getcwd"), "mechanism 'os:getcwd'"),
-        (gone("checkpoints/3/state", "junk"), "could not be read"),
+        (gone("checkpoints/3.npz", "junk"), "could not be read"),
     ],
 )
 def test_what_cannot_be_released_is_refused_in_one_line(run, tmp_path, spoil, message):

@@ -79,9 +79,9 @@ def trained(num_rows, folder, streamed=False, **changes):
         if name == "/jax/core/compile/backend_compile_duration":
             compiled.append(name)
 
-    feed = Feed(built)
+    batch_of = lambda step: built.plan.batch(0, step)  # noqa: E731
     shapes = [
-        jax.tree.map(jnp.shape, next(feed.steps(0, range(1, 2)))),
+        jax.tree.map(jnp.shape, next(Feed(built).batches(batch_of, range(1, 2)))),
         jax.eval_shape(lambda: built.init(0)),
     ]
     jax.clear_caches()
@@ -118,7 +118,8 @@ def test_without_a_public_number_one_row_changes_the_plan():
 
 def test_empty_places_add_nothing_and_rows_are_drawn_as_by_a_plan_of_all_places():
     built = loop.build(config_of(num_examples=1300), data_of(1200))
-    (_, batch), whole = next(Feed(built).steps(3, range(1, 2))), built.plan.batch(3, 1)
+    whole = built.plan.batch(3, 1)
+    _, batch = next(Feed(built).batches(lambda step: whole, range(1, 2)))
     empty = np.asarray(whole.mask) & (np.asarray(whole.indices) >= 1200)
     assert empty.any()  # else nothing was tested
     assert np.array_equal(batch.mask, whole.mask & ~empty)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from bam.cli import console
+from bam.privacy import checkpoint
 from bam.training import loop
-from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests.cases import Command, assert_same_bits, distance
+from tests.run_folder import begun, facts_of, newest, rows_of
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
@@ -81,10 +82,6 @@ def wait_for_rows(workdir, processes, num_rows):
         time.sleep(0.02)
 
 
-def rows_of(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path):
     whole = loop.train(built(), 3)
     workdir = tmp_path / "run"
@@ -106,10 +103,9 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
     assert "step" not in done[1].stdout  # progress is shown once
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["num_devices"], summary["num_processes"]) == (4, 2)
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        step, state, facts = checkpoints.restore(whole.state)
-    assert step == 24
-    assert facts["identity"]["plan"] == built().record
+    facts, state = facts_of(workdir), checkpoint.restore(newest(workdir), whole.state)
+    assert facts["step"] == 24
+    assert facts["record"] == built().record
     assert_same_bits(state.params, whole.state.params)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(25))
@@ -137,7 +133,7 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
     assert "the same command goes on from there" in done[0].stdout
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
-    assert (workdir / "steps_begun").stat().st_size == before[-1]["step"]  # counted once, not twice
+    assert begun(workdir) == before[-1]["step"]  # counted once, not twice
     result = loop.train(built(seed=None), None, workdir)
     assert result.rows[: len(before)] == before
     assert result.summary["num_processes"] == 1

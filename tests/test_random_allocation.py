@@ -16,7 +16,8 @@ from bam.core import processes, sampling
 from bam.privacy import accounting, mechanisms
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
-from bam.training import loop, trainer
+from bam.privacy.run import PrivateRun
+from bam.training import trainer
 from tests import test_audit, test_one_run
 from tests.cases import mostly
 
@@ -188,10 +189,9 @@ def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):
     after = runs[1].parts()[1].members
     assert np.all(after[:4].sum(axis=0) == 1)
 
-    def going_on(self, seed, steps, before=0, right=loop.Feed.steps):
-        return right(self, seed, steps)
-
-    monkeypatch.setattr(loop.Feed, "steps", going_on)  # in the middle of an epoch of another seed
+    # In the middle of an epoch of another seed.
+    going_on = lambda self, step: self.plan.batch(self._stream, step)  # noqa: E731
+    monkeypatch.setattr(PrivateRun, "batch", going_on)
     found = whole_run.p_values(built, [whole_run.record(built, None, cut=30)])
     assert checks.failures(found) == ["one batch of an epoch"]
 

@@ -13,6 +13,7 @@ from bam import files
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.training import loop, rundir, trainer
 from tests.cases import assert_same_bits, mostly, run_command, stop_after, tiny_digits
+from tests.run_folder import contents
 
 NUM_STEPS = 3
 
@@ -76,7 +77,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
     stop(before, tmp_path / "run", seed)
     sigma = before.plan.noise_multiplier
     assert sigma != now.plan.noise_multiplier
-    with pytest.raises(ValueError, match=f"privacy plan's noise_multiplier = {sigma}, not "):
+    with pytest.raises(ValueError, match=f"a run with noise_multiplier = {sigma}, not "):
         loop.train(now, seed, tmp_path / "run")
     result = resume(tmp_path / "run", seed)
     assert files.read_json(tmp_path / "run/plan.json") == before.record
@@ -102,13 +103,13 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
         ({"sampling_prob": 0.5}, "the records disagree: on neighbours, q = l/N"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
-        ({"group_size": 3, "unit": "user"}, "privacy plan's unit = 'user', not 'example'"),
-        ({"delta": 10.0, "overflow": 10.0}, "privacy plan's delta = "),
-        ({"clip_norm": 0.5}, "privacy plan's clip_norm = "),
-        ({"sensitivity": 2}, "privacy plan's sensitivity = "),
+        ({"group_size": 3, "unit": "user"}, "a run with unit = 'user', not 'example'"),
+        ({"delta": 10.0, "overflow": 10.0}, "a run with delta = "),
+        ({"clip_norm": 0.5}, "a run with clip_norm = "),
+        ({"sensitivity": 2}, "a run with sensitivity = "),
         ({"overflow": 0.5}, "the records disagree"),
-        ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "privacy plan's num_steps = 1, not 3"),
-        ({"noise_multiplier": 2}, "checkpoints is of a run with the privacy plan's noise"),
+        ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "a run with num_steps = 1, not 3"),
+        ({"noise_multiplier": 2}, "npz is of a run with noise"),
     ],
 )
 def test_a_plan_that_was_edited_is_refused_before_any_step(
@@ -119,13 +120,12 @@ def test_a_plan_that_was_edited_is_refused_before_any_step(
     new = {"group_size", "unit"}  # values; all others are multiplied
     edited = {key: x if key in new else plan[key] * x for key, x in factors.items()}
     change(tmp_path, **edited | {k: int(x) for k, x in edited.items() if k == "num_steps"})
-    content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    content = contents(tmp_path)
     never = lambda row: pytest.fail("a step was taken")  # noqa: E731
     with pytest.raises(ValueError, match=message) as refused:
         resume(tmp_path, on_row=never)
     assert "\n" not in str(refused.value)
-    if "checkpoints" not in message:
-        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == content
+    assert contents(tmp_path) == content
 
 
 @pytest.mark.usefixtures("without_the_tests_type_checks")
@@ -135,7 +135,7 @@ def test_a_plan_that_was_edited_is_refused_before_any_step(
 )
 def test_a_plan_without_its_numbers_is_refused(now, tmp_path, values):
     files.write_json(tmp_path / "plan.json", now.plan.to_json() | values)
-    with pytest.raises(ValueError, match=r"plan\.json: .*choose another --workdir"):
+    with pytest.raises(ValueError, match=r"plan\.json: .*choose another folder"):
         rundir.recorded_plan(tmp_path, tiny())
 
 
@@ -143,7 +143,7 @@ def test_a_run_on_another_number_of_examples_is_refused(now, stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     train = now.dataset.train
     fewer = now.dataset._replace(train=train._replace(images=train[0][1:], labels=train[1][1:]))
-    with pytest.raises(ValueError, match="privacy plan's num_examples = 1437, not 1436"):
+    with pytest.raises(ValueError, match="a run with num_examples = 1437, not 1436"):
         resume(tmp_path, dataset=fewer)
 
 

@@ -17,13 +17,14 @@ from bam.audit import canary, checks, whole_run
 from bam.core import fixed_point, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
-from bam.privacy import accounting, ledger, mechanisms, tradeoff
+from bam.privacy import accounting, checkpoint, ledger, mechanisms, tradeoff
 from bam.privacy import plan as plans
 from bam.training import config as base
 from bam.training import loop, trainer
 from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
+from tests.run_folder import facts_of, newest
 
 KEY = bam.seeded_key(34)
 CLIP = clip_by_l2_norm(1.0)
@@ -337,18 +338,13 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     assert updates["w"].shape == (5,)
 
 
-def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path, monkeypatch):
-    saved = []
+def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path):
     built = trainer.build(small(spare_steps=2))
-    monkeypatch.setattr(
-        loop.Checkpoints, "save", lambda self, step, state, facts: saved.append((state, facts))
-    )
     with pytest.raises(loop.StoppedError):
         loop.train(built, None, tmp_path, should_stop=after(5))
-    state, facts = saved[-1]
-    assert facts["steps_begun"] == 4
-    assert not np.any(np.asarray(state.noise.past))
-    monkeypatch.setattr(loop.Checkpoints, "restore", lambda self, like: (4, state, facts))
+    assert facts_of(tmp_path)["steps_begun"] == 4
+    past = {name: x for name, x in checkpoint.read(newest(tmp_path))[1] if "past" in name}
+    assert past and not any(x.any() for x in past.values())
     resumed = loop.train(built, None, tmp_path)
     # Step 4 began the second block of three: two more steps count, for which two were spare.
     assert resumed.summary["steps_begun"] == 10

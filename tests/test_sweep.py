@@ -8,12 +8,14 @@ import pytest
 import bam
 from bam import files
 from bam.cli import sweeps
+from bam.privacy.run import PrivateRun
 from bam.sweep import comparison, runs
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
 from tests import runs as finished_runs
 from tests.cases import run_command
+from tests.run_folder import saved_steps
 
 TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2")
 
@@ -69,7 +71,7 @@ def test_a_stopped_run_goes_on_where_it_stopped_and_others_wait(tmp_path):
     assert events == [("a", "stopped after step 1 of 2")]
     assert runs.finished(wanted, tmp_path) == {}
     assert train(wanted, tmp_path) == ["a", "b"]
-    assert (tmp_path / "a/checkpoints/2").is_dir()
+    assert saved_steps(tmp_path / "a")[-1] == 2
 
 
 def test_a_run_that_another_process_trains_is_left_to_it(tmp_path):
@@ -86,11 +88,12 @@ def test_a_run_that_another_process_trains_is_left_to_it(tmp_path):
 
 def test_a_run_that_becomes_free_is_trained_after_all(tmp_path):
     trainer, events = loop.build(tiny(0)), []
-    holder = rundir.RunFiles(tmp_path / "a", trainer.config, trainer.plan, trainer.record)
+    holder = PrivateRun(trainer.plan, 0)
+    holder.open(tmp_path / "a", trainer.record)
 
     def on_event(name, text):
         events.append(name)
-        holder.__exit__()  # the other process ends while this one trains b
+        holder.close()  # the other process ends while this one trains b
 
     train({"a": tiny(0), "b": tiny(1)}, tmp_path, on_event=on_event)
     assert events == ["b", "a"]

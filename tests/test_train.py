@@ -21,9 +21,10 @@ from bam.core.chacha import JAX_STREAMS, STREAMS, host_key, seeded_key
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
 from bam.training import loading, loop, registry, rundir, tuning
-from bam.training.checkpoint import Checkpoints
 from configs import digits
+from tests import runs
 from tests.cases import mostly, refused, tiny_digits
+from tests.run_folder import saved_steps
 
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 
@@ -192,7 +193,7 @@ def test_the_table_of_streams_is_whole():
     page = Path("docs/privacy.md").read_text()
     assert list(STREAMS) == re.findall(r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M)
     sources = "".join(path.read_text() for path in Path("bam").rglob("*.py"))
-    used = re.findall(r'(?:host_key|stream_key)\(.*, "([^"]+)"\)', sources)
+    used = re.findall(r'(?:host_key|stream_key|_run\.key)\((?:.*, )?"([^"]+)"\)', sources)
     assert set(used) == set(STREAMS)
     with pytest.raises(ValueError, match=r"^no stream 'nose' of a seed; .* STREAMS: noise, "):
         host_key(0, "nose")
@@ -211,9 +212,8 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
     steps = iter(range(2))
     with pytest.raises(loop.StoppedError):
         loop.train(experiment, None, tmp_path, should_stop=lambda: next(steps, 9) == 1)
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        step, saved, _ = checkpoints.restore(experiment.init(0))
-    assert step == 1
+    assert saved_steps(tmp_path) == [1]
+    saved = runs.last_state(tmp_path, experiment)
     assert not saved.noise.key.any()
     assert saved.noise.step == 1
 
