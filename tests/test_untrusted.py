@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import csv
-import importlib
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,11 +31,12 @@ from bam.cli import console, tables
 from bam.data import datasets, pixels
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
+from bam.privacy import checkpoint
 from bam.training import loading, trainer
-from bam.training.checkpoint import Checkpoints
 from configs import digits
 from tests import prepared_folder
 from tests.cases import refused, write_parquet
+from tests.run_folder import rewrite_facts
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -164,23 +165,27 @@ def test_an_image_is_no_program(tmp_path, monkeypatch):
 
 def test_a_checkpoint_imports_nothing_that_it_names(tmp_path, evil):
     state = {"weights": jnp.arange(6.0).reshape(2, 3)}
-    with Checkpoints(tmp_path / "run") as checkpoints:
-        checkpoints.save(1, state, {"seed": 1})
-    for file in (tmp_path / "run" / "1").rglob("_*"):
-        content = file.read_text()
-        for name in (
-            "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
-            "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler",
-            "jax.Array",
-            "SingleDeviceSharding",
-        ):
-            content = content.replace(name, "data.evil.X")
-        assert "data.evil.X" in content
-        file.write_text(content)
-    with contextlib.suppress(ValueError), Checkpoints(tmp_path / "run") as checkpoints:
-        checkpoints.restore(state)
+    facts = {"record": {}, "digests": {}, "processes": [], "step": 1, "steps_begun": 1, "more": {}}
+    path, pickled = tmp_path / "1.npz", b"cdata.evil\nX\n."
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+    for name, dtype, content in (
+        ("arr_0.npy", "float32", pickled),
+        ("arr_1.npy", "float32", pickled),
+        ("arr_1.npy", "float32", b"\x93NUMPY\x01\x00\x76\x00" + header + pickled),
+        ("arr_1.npy", "object", b"\x93NUMPY\x01\x00\x76\x00" + header + pickled),
+        ("more.npy", "data.evil.X", pickled),
+    ):
+        checkpoint.write(tmp_path, facts, state)
+        rewrite_facts(path, lambda facts, x=dtype: facts | {"leaves": [["weights", x, [2, 3]]]})
+        with zipfile.ZipFile(path) as file:
+            parts = {part: file.read(part) for part in file.namelist()}
+        with zipfile.ZipFile(path, "w") as file:
+            for part, its_content in (parts | {name: content}).items():
+                file.writestr(part, its_content)
+        refused("could not be read: if it is damaged", checkpoint.restore, path, state)
     assert not evil.exists()
-    importlib.import_module("data.evil")
+    with contextlib.suppress(AttributeError):
+        pickle.loads(pickled)
     assert evil.exists()
 
 
