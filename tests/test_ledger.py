@@ -1,27 +1,38 @@
 """A run without a seed, killed and resumed at will, never takes more steps than its ε covers."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import random
 import shutil
-import struct
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
 
 from bam import files, provenance
 from bam.core import sampling
-from bam.privacy import ledger, statement
+from bam.privacy import checkpoint, ledger, statement
 from bam.privacy.ledger import Ledger
+from bam.privacy.run import PrivateRun
 from bam.release import export
 from bam.training import loop
-from bam.training.checkpoint import Checkpoints
 from bam.training.rundir import RunFiles
 from configs import digits
+from tests import runs
 from tests.cases import assert_same_bits, mostly, refused
+from tests.run_folder import (
+    begun,
+    contents,
+    facts_of,
+    newest,
+    processes_of,
+    releases,
+    rows_of,
+    saved_steps,
+)  # fmt: skip
 
 NUM_STEPS = 5
 
@@ -52,7 +63,7 @@ class Steps:
         self.computed, self.seen = 0, set()
         self.before_step = lambda: None
         self.kill, self.passed = ("never", 0), 0
-        step, sample, save = experiment.step, sampling.poisson_sample, Checkpoints.save
+        step, sample, write = experiment.step, sampling.poisson_sample, checkpoint.write
 
         def counted_step(*arguments):
             self.before_step()
@@ -65,12 +76,12 @@ class Steps:
             self.at("counted")
             return sample(*arguments)
 
-        def killable_save(*arguments):
-            save(*arguments)
+        def killable_write(*arguments):
+            write(*arguments)
             self.at("saved")
 
         monkeypatch.setattr(sampling, "poisson_sample", killable_sample)
-        monkeypatch.setattr(Checkpoints, "save", killable_save)
+        monkeypatch.setattr(checkpoint, "write", killable_write)
         self.experiment = experiment.with_step(counted_step)
 
     def at(self, point):
@@ -125,31 +136,6 @@ def killed(steps, tmp_path):
     return tmp_path
 
 
-def begun(workdir):
-    """Steps in the ledger."""
-    return (workdir / "steps_begun").stat().st_size
-
-
-def releases(workdir):
-    """What TensorBoard's files show of the weights after a step: every loss they had, by step."""
-    found = set()
-    for path in (workdir / "tensorboard").iterdir():
-        data = path.read_bytes()
-        while len(data) >= 12:  # length, its checksum, the event, its checksum
-            (length,) = struct.unpack("<Q", data[:8])
-            if len(data) < length + 16:
-                break  # killed while writing
-            event = event_pb2.Event.FromString(data[12 : 12 + length])
-            losses = [v.simple_value for v in event.summary.value if v.tag == "test_loss"]
-            found |= {(event.step, loss) for loss in losses if event.step > 0}
-            data = data[length + 16 :]
-    return found
-
-
-def rows_of(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
 RANDOM = random.Random(0)
 RANDOMLY = [[(RANDOM.choice(POINTS), RANDOM.randint(1, 3)) for _ in range(5)] for _ in range(3)]
 OFTEN = [*([(point, 1)] * 7 for point in POINTS), *([(point, 3), (point, 1)] for point in POINTS)]
@@ -198,8 +184,7 @@ def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     assert counts == [(1, 1), (2, 2), (3, 5)]
     summary = json.loads((killed / "summary.json").read_text())
     assert [summary[key] for key in ("steps_taken", "steps_begun", "num_steps")] == [3, 5, 5]
-    with Checkpoints(killed / "checkpoints") as checkpoints:
-        assert checkpoints.restore(result.state)[0] == 3
+    assert saved_steps(killed)[-1] == facts_of(killed)["step"] == 3
 
 
 def test_when_all_steps_were_lost_before_a_checkpoint_only_fresh_weights_are_left(steps, tmp_path):
@@ -252,8 +237,8 @@ def test_with_a_seed_lost_steps_are_repeated_to_the_bit_and_need_no_ledger(
     assert not (tmp_path / "steps_begun").exists()
     losses = [np.float32(row["test_loss"]) for row in whole.rows]
     assert steps.seen == set(enumerate(losses, start=1))  # all that was ever to be seen
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        assert_same_bits(checkpoints.restore(whole.state)[1].params, whole.state.params)
+    last = runs.last_state(tmp_path, experiment)
+    assert_same_bits(last.params, whole.state.params)
 
 
 def test_ordinary_training_has_nothing_to_spend_and_needs_no_ledger(monkeypatch, tmp_path):
@@ -262,12 +247,13 @@ def test_ordinary_training_has_nothing_to_spend_and_needs_no_ledger(monkeypatch,
     assert not (tmp_path / "steps_begun").exists()
 
 
-def test_a_step_is_counted_before_it_is_computed_and_on_the_disk_before_it_is_seen(
+def test_a_step_is_on_the_disk_before_its_batch_is_drawn_or_anything_of_it_is_seen(
     steps, tmp_path, monkeypatch
 ):
     """A power cut keeps what was forced to the disk, and perhaps no more."""
     forced, counted, seen = {}, [], []
-    fsync, add_row, save = os.fsync, RunFiles.add_row, Checkpoints.save
+    fsync, add_row, write = os.fsync, RunFiles.add_row, checkpoint.write
+    drawn, batch = [], PrivateRun.batch
 
     def note_fsync(descriptor):
         fsync(descriptor)
@@ -277,18 +263,31 @@ def test_a_step_is_counted_before_it_is_computed_and_on_the_disk_before_it_is_se
         seen.append((row["step"], forced[str(tmp_path / "steps_begun")]))
         add_row(files, row)
 
-    def note_save(checkpoints, step, *rest):
-        seen.append((step, forced[str(tmp_path / "steps_begun")]))
-        save(checkpoints, step, *rest)
+    def note_write(folder, facts, tree):
+        seen.append((facts["step"], forced[str(tmp_path / "steps_begun")]))
+        write(folder, facts, tree)
+
+    def note_batch(run, step):
+        drawn.append((step, forced.get(str(tmp_path / "steps_begun"))))
+        return batch(run, step)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(RunFiles, "add_row", note_row)
-    monkeypatch.setattr(Checkpoints, "save", note_save)
+    monkeypatch.setattr(checkpoint, "write", note_write)
+    monkeypatch.setattr(PrivateRun, "batch", note_batch)
     steps.before_step = lambda: counted.append(begun(tmp_path))
     steps.run(tmp_path)
     assert counted == [1, 2, 3, 4, 5]
     assert str(tmp_path) in forced  # the folder, and so the file's name
     assert seen == [(n, n) for n in (1, 2, 2, 3, 4, 4, 5, 5)]
+    assert drawn == [(n, n) for n in (1, 2, 3, 4, 5)]
+    monkeypatch.setattr(Ledger, "force", lambda self: None)  # the control
+    forced.clear()
+    drawn.clear()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(KilledError):
+        steps.run(tmp_path / "other", kill=("computed", 1))
+    assert drawn == [(1, None)]
 
 
 @pytest.mark.parametrize(
@@ -306,11 +305,11 @@ def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
     (killed / "steps_begun").unlink()
     if content is not None:
         (killed / "steps_begun").write_bytes(content)
-    before = {p: p.read_bytes() for p in killed.rglob("*") if p.is_file()}
+    before = contents(killed)
     with pytest.raises(ValueError, match=message) as refused:
         steps.run(killed)
     assert "\n" not in str(refused.value)
-    assert {p: p.read_bytes() for p in killed.rglob("*") if p.is_file()} == before
+    assert contents(killed) == before
 
 
 def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(steps, tmp_path):
@@ -343,10 +342,19 @@ def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(ste
 def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, steps, killed):
     shutil.rmtree(killed / "checkpoints")
     plan = dataclasses.replace(experiment.plan, spare_steps=1)
-    with pytest.raises(ValueError, match="plan's spare_steps = 0, not 1"):
+    with pytest.raises(ValueError, match="of a run with spare_steps = 0, not 1"):
         loop.train(dataclasses.replace(experiment, plan=plan), None, killed)
+    for name, message in (
+        ("plan.json", r"has processes\.jsonl of a run that is gone"),
+        ("processes.jsonl", r"has steps of a run without a plan\.json"),
+    ):
+        (killed / name).rename(killed / f"{name}.away")
+        with pytest.raises(ValueError, match=message):
+            steps.run(killed)
+    for name in ("plan.json", "processes.jsonl"):
+        (killed / f"{name}.away").rename(killed / name)
     (killed / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has steps of a run without a config\.json"):
+    with pytest.raises(ValueError, match=r"has steps of a run but no config\.json"):
         steps.run(killed)
     assert begun(killed) == 4
 
@@ -384,17 +392,16 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(steps, killed, n
     if seed == 0:
         with pytest.raises(KilledError):
             steps.run(workdir, 0, ("shown", 4))
-    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / str(name))
+    newest(workdir).rename(workdir / "checkpoints" / f"{name}.npz")
     taken = steps.computed
-    with pytest.raises(ValueError, match=f"checkpoints/{name} is renamed: it is of step 2"):
+    with pytest.raises(ValueError, match=rf"checkpoints/{name}\.npz is renamed: it is of step 2"):
         steps.run(workdir, seed)
     assert steps.computed == taken
 
 
-def fingerprint(experiment, workdir):
+def fingerprint(workdir):
     """What a checkpoint says of the training data."""
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        return checkpoints.restore(experiment.init(0))[2]["identity"]["data"]
+    return facts_of(workdir)["digests"]["training data"]
 
 
 def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_data(
@@ -403,7 +410,7 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
     other = tmp_path / "other"
     with pytest.raises(KilledError):
         steps.run(other, kill=("shown", 4))
-    ours, theirs = (fingerprint(experiment, folder) for folder in (killed, other))
+    ours, theirs = (fingerprint(folder) for folder in (killed, other))
     assert ours != theirs  # of the same data, under keys that no checkpoint holds
     key = (killed / "data_key").read_bytes()
     held = [p for p in (killed / "checkpoints").rglob("*") if p.is_file()]
@@ -414,11 +421,11 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
     images = dataset.train.images.copy()
     images[5, 3, 3] += 1
     changed = dataset._replace(train=dataset.train._replace(images=images))
-    with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):
+    with pytest.raises(ValueError, match="other training data, or its data_key is gone"):
         loop.train(dataclasses.replace(experiment, dataset=changed), None, killed)
 
     (other / "data_key").unlink()
-    with pytest.raises(ValueError, match="other training data, or the run's data_key is gone"):
+    with pytest.raises(ValueError, match="other training data, or its data_key is gone"):
         steps.run(other)
     steps.run(killed)
     assert not (killed / "data_key").exists()
@@ -436,10 +443,11 @@ def test_a_runs_folder_and_its_data_key_are_for_its_owner_alone_whatever_the_uma
     monkeypatch.setattr(files, "to_disk", watched)
     before = os.umask(0)
     try:
-        (tmp_path / f"data_key.{os.getpid()}.partial").touch()  # what a crash left
+        thread = threading.get_ident()
+        (tmp_path / f"data_key.{os.getpid()}.{thread}.partial").touch()  # what a crash left
         for folder in (tmp_path / "sweep/run", tmp_path):
-            with RunFiles(folder, experiment.config, experiment.plan, experiment.record) as run:
-                run.data_key()
+            with contextlib.closing(PrivateRun(experiment.plan)) as run:
+                run.open(folder, experiment.record, lambda key: {"training data": key.hex()})
             assert (folder / "data_key").stat().st_mode & 0o777 == seen.pop("data_key") == 0o600
     finally:
         os.umask(before)
@@ -448,13 +456,6 @@ def test_a_runs_folder_and_its_data_key_are_for_its_owner_alone_whatever_the_uma
 
 
 # What took the steps.
-
-
-def processes_of(workdir):
-    """First step and commit of each line."""
-    path = workdir / "processes.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(row["first_step"], row["commit"]) for row in map(json.loads, lines)]
 
 
 def at_commits(monkeypatch, *commits):
@@ -542,11 +543,11 @@ def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_c
     ):
         path.unlink(missing_ok=True)
         path.write_text(content) if content is not None else None
-        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        before = contents(tmp_path)
         with pytest.raises(ValueError, match=rf"processes\.jsonl {message}: what took") as error:
             steps.run(tmp_path, seed)
         assert "\n" not in str(error.value)
-        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        assert contents(tmp_path) == before
     path.write_text(whole)  # the control
     assert steps.run(tmp_path, seed).summary["steps_taken"] >= NUM_STEPS - 2
 
@@ -555,7 +556,8 @@ def test_a_run_whose_processes_were_not_recorded_is_not_continued(steps, tmp_pat
     with pytest.raises(KilledError):
         steps.run(tmp_path, kill=("unsaved", 2))  # after step 1, before a checkpoint knows of it
     (tmp_path / "processes.jsonl").unlink()
-    refused("what took steps 1 to 1 is not known: the run has no processes", steps.run, tmp_path)
+    message = r"what took steps 1 to 1 is not known: .* has no processes\.jsonl"
+    refused(message, steps.run, tmp_path)
 
 
 def test_a_new_run_takes_no_list_of_another(steps, tmp_path):

@@ -23,9 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bam
 from bam import files, provenance
 from bam.core import chacha, processes
-from bam.privacy import ledger, private_training, saved
+from bam.privacy import identity, ledger, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
+from tests.run_folder import contents, facts_of, newest, rewrite_facts
 
 CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
 ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
@@ -84,7 +85,7 @@ def test_a_fork_of_the_process_cannot_draw_take_or_save_a_step(tmp_path):
     }
     for use in uses.values():
         text = in_a_fork(use)
-        assert text.startswith("RuntimeError: this PrivateTraining was made in process")
+        assert text.startswith("RuntimeError: this private run was made in process")
         assert "repeat its batches and its noise" in text
     assert private.steps_begun == 1 and not (tmp_path / "folder").exists()
     tx.update(batch, state, W)  # the control: the process itself goes on
@@ -151,7 +152,7 @@ def test_of_two_threads_one_gets_a_batchs_gradient(monkeypatch):
 
 
 def test_without_the_lock_both_threads_get_it(monkeypatch):  # the control
-    monkeypatch.setattr(private_training.threading, "RLock", NoLock)
+    monkeypatch.setattr(run.threading, "RLock", NoLock)
     assert gradients_of_two_threads(monkeypatch) == 2
 
 
@@ -166,14 +167,14 @@ def test_no_step_begins_and_nothing_is_saved_once_a_training_is_closed(tmp_path,
     private.close()
     later = [
         lambda: next(batches),
-        lambda: private.batches(DATA),
+        lambda: list(private.batches(DATA)),
         lambda: tx.update(drawn, tree[1], tree[0]),
         lambda: private.save(tmp_path, tree),
     ]
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = contents(tmp_path)
     for use in later:
         refused("is closed and takes no more steps", use)
-    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before == contents(tmp_path)
     assert private.steps_begun == 3
 
 
@@ -317,22 +318,17 @@ def test_the_plan_of_a_training_cannot_be_replaced():
 
 
 def test_threads_that_share_the_batches_end_when_all_are_drawn():
-    private, steps, errors = bam.PrivateTraining(**PLAN), [], []
+    private, steps = bam.PrivateTraining(**PLAN), []
 
     def draw():
-        try:
-            steps.extend(int(batch.step) for batch in private.batches(DATA))
-        except RuntimeError as error:
-            errors.append(error)
+        steps.extend(int(batch.step) for batch in private.batches(DATA))
 
     threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # A thread that begins after the last step is told so, as any caller is.
-    assert sorted(steps) == list(range(1, 11))
-    assert all("covers 10 steps" in str(error) for error in errors)
+    assert sorted(steps) == list(range(1, 11)) and private.steps_begun == 10
 
 
 def test_batches_of_every_step_and_mask_have_other_words():
@@ -356,6 +352,9 @@ def test_a_mask_with_one_place_more_or_less_is_refused_at_every_place():
 # One training in a folder.
 
 
+OTHER_GROUPS = "is of a run with other groups, or in another order, or its data_key is gone"
+
+
 def in_words(fn):
     return [fn(f"user {i:02d}") for i in USERS["groups"]]
 
@@ -363,9 +362,18 @@ def in_words(fn):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": USERS["groups"][::-1]}, "with other groups, or in another order"),
-        ({"groups": USERS["groups"] + 1}, "with other groups, or in another order"),
-        ({"groups": np.array(in_words(str))}, "with other groups, or in another order"),
+        (
+            {"groups": USERS["groups"][::-1]},
+            OTHER_GROUPS,
+        ),
+        (
+            {"groups": USERS["groups"] + 1},
+            OTHER_GROUPS,
+        ),
+        (
+            {"groups": np.array(in_words(str))},
+            OTHER_GROUPS,
+        ),
         ({"clip": bam.normalize(1.0)}, r"clip = 'bam\.core\.clipping\.clip_by_l2_norm"),
         (
             {"clip": bam.chain(optax.scale(2.0), CLIP)},
@@ -387,13 +395,30 @@ def test_the_names_of_users_are_not_in_the_folder(tmp_path):
         private, _, tree = begin(**USERS | {"groups": np.array(in_words(str))})
         private.save(tmp_path / name, tree)
         private.close()
-    both = [(tmp_path / name / "training.npz").read_bytes() for name in ("a", "b")]
-    assert b"user 01" not in both[0] and digests(both[0]) != digests(both[1])
+    everything = b"".join(contents(tmp_path / "a").values())
+    a, b = (facts_of(tmp_path / name)["digests"] for name in ("a", "b"))
+    assert b"user 01" not in everything and a.keys() == b.keys() and a != b
 
 
-def digests(content):
-    with np.load(__import__("io").BytesIO(content)) as file:
-        return json.loads(file["arr_0"].tobytes())["training"]["groups"]
+def test_groups_whose_key_is_gone_or_damaged_are_refused_unless_all_steps_are_taken(tmp_path):
+    private, tx, tree = begin(**USERS)
+    private.save(tmp_path, tree)
+    key = (tmp_path / "data_key").read_bytes()
+    assert (tmp_path / "data_key").stat().st_mode & 0o777 == 0o600
+    others = [x for place, x in contents(tmp_path).items() if place.name != "data_key"]
+    assert not any(bytes.fromhex(key.decode()) in x or key in x for x in others)
+    private.close()
+    (tmp_path / "data_key").write_text("00")
+    refused("data_key is damaged", lambda: resume(tmp_path, **USERS))
+    (tmp_path / "data_key").unlink()
+    refused("or its data_key is gone", lambda: resume(tmp_path, **USERS))
+    (tmp_path / "data_key").write_bytes(key)
+    private, tx, tree = resume(tmp_path, **USERS)  # the control
+    private.save(tmp_path, take(private, tx, tree, 10))
+    private.close()
+    (tmp_path / "data_key").unlink()
+    private, *_ = resume(tmp_path, **USERS)
+    assert list(private.batches(DATA)) == []
 
 
 def clips_of_a_kind(factor):
@@ -439,10 +464,10 @@ KEPT = [
 
 
 def test_functions_that_keep_other_values_have_other_words_without_addresses():
-    words = [saved.in_words(function) for function in KEPT]
+    words = [identity.in_words(function) for function in KEPT]
     assert len(set(words)) == len(words) and "0x" not in "".join(words)
-    again = saved.in_words(Counter(1.0, object()).update)
-    assert again == saved.in_words(KEPT[11]) and "factor=1.0" in again
+    again = identity.in_words(Counter(1.0, object()).update)
+    assert again == identity.in_words(KEPT[11]) and "factor=1.0" in again
 
 
 def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(tmp_path):
@@ -456,39 +481,80 @@ def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(t
     resume(tmp_path)[0].close()
 
 
+DAMAGED = r"0\.npz could not be read: if it is damaged, move it away"
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ([], "is damaged, or was saved by another version"),
-        ({"step": "1"}, "is damaged, or was saved by another version"),
-        ({"step": -1}, "is damaged, or was saved by another version"),
-        ({"steps_begun": None}, "is damaged, or was saved by another version"),
-        ({"leaves": [1]}, "is damaged, or was saved by another version"),
-        ({"training": None}, "is damaged, or was saved by another version"),
-        ({"training": {}}, "holds a training with num_examples = None, not 60"),
-        ({"training": {"noise_multiplier": "much"}}, "must be of type float"),
-        ({"training": {"epsilon": [1]}}, "must be of type float"),
-        ({"training": {"groups": [1, 2]}}, "is damaged, or was saved by another version"),
-        ({"training": {"groups": ["\ud800", "a"]}}, "with other groups, or in another order"),
-        ({"training": {"data": [{}]}}, "is damaged, or was saved by another version"),
+        ([], DAMAGED),
+        ({"step": "1"}, DAMAGED),
+        ({"step": -1}, DAMAGED),
+        ({"step": True}, DAMAGED),
+        ({"step": 1}, DAMAGED),  # of none begun
+        ({"steps_begun": None}, DAMAGED),
+        ({"leaves": [1]}, DAMAGED),
+        ({"leaves": [["x", "no such dtype", [2]]]}, DAMAGED),
+        ({"record": None}, DAMAGED),
+        ({"more": []}, DAMAGED),
+        ({"new": 1}, DAMAGED),
+        ({"record": {}}, r"0\.npz is of a run with num_examples = None, not 20"),
+        ({"record": {"noise_multiplier": "much"}}, "noise_multiplier = 'much', not"),
+        ({"record": {"epsilon": [1]}}, r"epsilon = \[1\], not"),
+        ({"digests": {"groups, or in another order": [1, 2]}}, "of a run with other groups"),
+        ({"digests": {"groups, or in another order": "\ud800"}}, "of a run with other groups"),
+        ({"processes": [{}]}, r"processes\.jsonl is missing: what took this run's steps"),
+        ({"steps_begun": 4}, "has 0 steps, the run's other records 4"),
     ],
 )
 def test_facts_that_are_damaged_are_one_line(
     tmp_path, facts, message, without_the_tests_type_checks
 ):
+    private, _, tree = begin(**USERS)
+    private.save(tmp_path, tree)
+    private.close()
+
+    def change(old):
+        if not isinstance(facts, dict):
+            return facts
+        record = facts.get("record") and {"record": old["record"] | facts["record"]}
+        return old | facts | (record or {})
+
+    path = newest(tmp_path)
+    content = path.read_bytes()
+    rewrite_facts(path, change)
+    refused(message, lambda: resume(tmp_path, **USERS))
+    gc.collect()  # one that was opened is dropped
+    path.write_bytes(content)
+    resume(tmp_path, **USERS)[0].close()  # the control
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", r"plan\.json is damaged: not JSON"),
+        ("[]", r"plan\.json"),
+        ("{}", r"plan\.json"),
+        ({"noise_multiplier": "much"}, "must be of type float"),
+        ({"noise_multiplier": 0.5}, r"plan\.json: epsilon .* is claimed, but its plan gives"),
+        ({"epsilon": [1]}, "must be of type float"),
+        ({"clip": "another"}, r"plan\.json is of a run with clip = 'another', not"),
+    ],
+)
+def test_a_record_that_is_damaged_or_was_edited_is_one_line(
+    tmp_path, record, message, without_the_tests_type_checks
+):
     private, _, tree = begin()
     private.save(tmp_path, tree)
     private.close()
-    path = tmp_path / "training.npz"
-    with np.load(path) as file:
-        first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
-    old = json.loads(first.tobytes())
-    if isinstance(facts, dict) and isinstance(facts.get("training"), dict) and facts["training"]:
-        facts = {"training": old["training"] | facts["training"]}
-    new = old | facts if isinstance(facts, dict) else facts
-    with path.open("wb") as file:
-        np.savez(file, np.frombuffer(json.dumps(new).encode(), np.uint8), *arrays)
+    path = tmp_path / "plan.json"
+    old = files.read_json(path)
+    path.write_text(record if isinstance(record, str) else json.dumps(old | record))
+    before = contents(tmp_path)
     refused(message, lambda: resume(tmp_path))
+    assert contents(tmp_path) == before
+    files.write_json(path, old)
+    resume(tmp_path)[0].close()  # the control
 
 
 def test_a_folder_in_place_of_the_ledger_is_one_line(tmp_path):
@@ -689,10 +755,14 @@ def test_parameters_without_an_array_are_one_line():
     refused("the gradient is a tree without an array", no_gradient)
 
 
-def test_a_key_of_jax_random_is_not_saved_and_its_data_are(tmp_path):
+def test_a_key_of_jax_random_is_saved_as_such(tmp_path):
     private, _, tree = begin()
-    key = jax.random.key(0)
-    refused(r"give jax\.random\.key_data", private.save, tmp_path / "new", (tree, key))
-    assert not (tmp_path / "new").exists()
-    private.save(tmp_path / "new", (tree, jax.random.key_data(key)))
+    key, keys_of_views = jax.random.key(7), jax.random.split(jax.random.key(8, impl="rbg"), 3)
+    private.save(tmp_path, (tree, key, keys_of_views))
+    private.close()
+    private, _, like = resume(tmp_path, restored=False)
+    others = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 3)
+    _, again, views = private.restore((like, *others))
+    assert again == key and (views == keys_of_views).all()
+    refused(r"where there is", private.restore, (like, others[1], others[0]))
     private.close()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import bam
-from bam.core import chacha
+from bam.core import chacha, processes
 from bam.privacy.ledger import Ledger
-from bam.privacy.plan import BudgetExhaustedError
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
+from tests.run_folder import begun, contents, newest
 
 ZEROS = jnp.zeros(2)
 
@@ -44,12 +44,10 @@ def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
     noise = []
     take(private, tx, tree, NUM_STEPS, noise)
     assert len(noise) == NUM_STEPS - 6 and private.epsilon_spent == private.plan.epsilon
-    with pytest.raises(BudgetExhaustedError):
-        private.batches(DATA)
+    assert list(private.batches(DATA)) == []
     private.close()
     again, _, tree = resume(folder)  # all steps are begun: what was saved is all there is
-    with pytest.raises(BudgetExhaustedError):
-        again.batches(DATA)
+    assert list(again.batches(DATA)) == [] and again.steps_begun == NUM_STEPS
     again.close()
     assert not equal(run, tree[1][0].run)
 
@@ -57,7 +55,8 @@ def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
 def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
     seed = random.Random(7).getrandbits(256)
     with monkeypatch.context() as patch:  # the seed that the operating system gives
-        patch.setattr("secrets.randbits", lambda num_bits: seed)
+        words = np.frombuffer(seed.to_bytes(32), np.uint32)
+        patch.setattr(processes, "random_bits", lambda num_words: words)
         private, tx, tree = begin()
     tree = take(private, tx, tree, 3)
     others = {"half": jnp.ones(3, jnp.bfloat16), "count": np.int64(7), "none": None, "e": []}
@@ -65,7 +64,7 @@ def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
     private.save(tmp_path, (tree, others))
     key = np.asarray(tree[1][0].privatize.noise.key).tobytes()
     assert key == np.asarray(chacha.seeded_key(seed)).tobytes()
-    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    files = b"".join(contents(tmp_path).values())
     assert key not in files and chacha.host_key(seed, "batches").tobytes() not in files
     assert (tmp_path / "steps_begun").read_bytes() == b"..."  # it began before it was saved
     assert tmp_path.stat().st_mode & 0o777 == 0o700 or os.umask(0o77) is None
@@ -83,9 +82,8 @@ def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
 def test_with_a_seed_the_key_is_in_the_file(tmp_path):  # the control: it would be seen
     private, _, tree = begin(seed=1)
     private.save(tmp_path, tree)
-    assert np.asarray(tree[1][0].privatize.noise.key).tobytes() in b"".join(
-        path.read_bytes() for path in tmp_path.iterdir()
-    )
+    key = np.asarray(tree[1][0].privatize.noise.key).tobytes()
+    assert key in b"".join(contents(tmp_path).values())
 
 
 def test_leaves_that_are_keys_or_no_numbers_are_refused_before_a_folder_is_made(tmp_path):
@@ -98,7 +96,7 @@ def test_leaves_that_are_keys_or_no_numbers_are_refused_before_a_folder_is_made(
 
 def damaged(name, change):
     def damage(folder):
-        path = folder / name
+        path = newest(folder) if name == "checkpoint" else folder / name
         path.write_bytes(change(path.read_bytes()))
 
     return damage
@@ -107,30 +105,70 @@ def damaged(name, change):
 def of_another_training(folder):
     private, *_ = begin(num_epochs=3)
     private.save(folder / "other", None)
-    shutil.copy(folder / "other" / "training.npz", folder)
+    shutil.copy(folder / "other" / "plan.json", folder)
+
+
+def with_a_checkpoint_of_another_training(folder):
+    private, *_ = begin(num_epochs=3)
+    private.save(folder / "other", None)
+    shutil.copy(newest(folder / "other"), newest(folder))
+
+
+def renamed(folder):
+    newest(folder).rename(folder / "checkpoints" / "5.npz")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "training.npz").unlink(), "holds no training that was saved"),
-        (damaged("training.npz", lambda x: x[:-40]), "damaged"),
-        (damaged("training.npz", lambda x: b""), "damaged"),
-        (damaged("training.npz", lambda x: x[:200] + b"X" + x[201:]), "damaged"),
+        (lambda folder: (folder / "plan.json").unlink(), "holds no training that was saved"),
+        (damaged("plan.json", lambda x: x[:-40]), r"plan\.json is damaged"),
+        (damaged("checkpoint", lambda x: x[:-40]), r"4\.npz could not be read: if it is damaged"),
+        (damaged("checkpoint", lambda x: b""), r"4\.npz could not be read: if it is damaged"),
+        (damaged("checkpoint", lambda x: x[:200] + b"X" + x[201:]), "could not be read"),
+        (renamed, r"5\.npz is renamed: it is of step 4"),
         (lambda folder: (folder / "steps_begun").unlink(), "steps_begun is missing"),
         (damaged("steps_begun", lambda x: x[:3]), "has 3 steps, the run's other records 4"),
         (damaged("steps_begun", lambda x: x + b"x"), "steps_begun is damaged"),
-        (of_another_training, "num_steps = 15, not 10"),
+        (of_another_training, r"plan\.json is of a run with num_steps = 15, not 10"),
+        (with_a_checkpoint_of_another_training, r"4\.npz is of a run with num_steps = 15, not 10"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder, damage, message):
     damage(folder)
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    before = contents(folder)
     with pytest.raises(ValueError, match=message) as refused:
         resume(folder)
     assert "\n" not in str(refused.value)
-    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert after == before
+    assert contents(folder) == before
+
+
+def test_without_its_newest_checkpoint_a_training_goes_on_from_the_one_before(folder):
+    newest(folder).write_bytes(b"")
+    with pytest.raises(ValueError, match="move it away to resume from the one before it"):
+        resume(folder)
+    newest(folder).rename(folder / "away")
+    private, _, tree = resume(folder)
+    assert private.steps_begun == 6 and not np.any(tree[0])  # it was saved before its first step
+    numbers = [int(batch.step) for batch in private.batches(DATA)]
+    assert numbers == [1, 2, 3, 4]  # six of ten were lost
+    private.close()
+
+
+@pytest.mark.parametrize(("seed", "lost"), [(None, 2), (3, 0)])
+def test_steps_are_numbered_by_those_taken_and_lost_ones_count_without_a_seed(tmp_path, seed, lost):
+    private, tx, tree = begin(seed=seed)
+    tree = take(private, tx, tree, 4)
+    private.save(tmp_path, tree)
+    take(private, tx, tree, 2)
+    private.close()
+    private, tx, tree = resume(tmp_path, seed=seed)
+    batch = next(private.batches(DATA))
+    assert (int(batch.step), private.steps_begun) == (5, 5 + lost)
+    _, state = tx.update(batch, tree[1], tree[0])
+    assert int(state[0].privatize.noise.step) == 5
+    assert len(list(private.batches(DATA))) == NUM_STEPS - 5 - lost
+    private.close()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +176,7 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder
     [
         ({"num_epochs": 4}, "num_steps = 10, not 20"),
         ({"epsilon": 4.0}, "target_epsilon = 3.0, not 4.0"),
-        ({"epsilon": 2.0}, "target_epsilon = 3.0, not 2.0"),
+        ({"epsilon": 2.0}, r"plan\.json: the plan's epsilon 2\.99\d* is above the target, 2\.0"),
         ({"clip": bam.clip_by_l2_norm(2.0)}, "sensitivity = 1.0, not 2.0"),
         ({"seed": 1}, "seed = None, not 1"),
         ({"trainable": "x"}, "trainable = '', not 'x'"),
@@ -160,7 +198,7 @@ def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     with pytest.raises(ValueError, match="this training is saved in"):
         private.save(tmp_path / "elsewhere", tree)
     other, _, new = begin()
-    with pytest.raises(BlockingIOError, match="another process is training"):
+    with pytest.raises(ValueError, match="holds a training: save this one in another folder"):
         other.save(folder, new)
     private.close()
     with pytest.raises(ValueError, match="closed and takes no more steps"):
@@ -186,7 +224,7 @@ def test_other_data_and_other_arrays_are_refused(folder):
         with pytest.raises(ValueError, match="the training began with data"):
             private.batches(data)
     for other in ((*like, ZEROS), like[0], (jnp.zeros(3), like[1]), (ZEROS.astype(int), like[1])):
-        with pytest.raises(ValueError, match=r"training\.npz has .*, where there is"):
+        with pytest.raises(ValueError, match=r"4\.npz has .*, where there is"):
             private.restore(other)
     with pytest.raises(ValueError, match="nothing of this training was saved"):
         begin()[0].restore(like)
@@ -224,7 +262,7 @@ def given_when_killed(folder, monkeypatch, numbers):
         with monkeypatch.context() as patch:
             killed_at(patch, number)
             try:
-                if (folder / "training.npz").exists():
+                if (folder / "plan.json").exists():
                     private.close()
                     private = bam.PrivateTraining.resume(folder, **PLAN)
                 else:
@@ -236,7 +274,7 @@ def given_when_killed(folder, monkeypatch, numbers):
                     given += 1
                     if batch.step % 3 == 0:
                         private.save(folder)
-            except (KilledError, BudgetExhaustedError):
+            except KilledError:
                 pass
     private.close()
     return given
@@ -249,7 +287,31 @@ POINTS += [random.Random(seed).sample(range(60), 8) for seed in range(4)]
 @pytest.mark.parametrize("numbers", POINTS, ids=str)
 def test_batches_given_are_in_the_ledger_and_the_ledger_in_the_plan(tmp_path, monkeypatch, numbers):
     given = given_when_killed(tmp_path, monkeypatch, numbers)
-    assert 0 < given <= (tmp_path / "steps_begun").stat().st_size == NUM_STEPS
+    assert 0 < given <= begun(tmp_path) == NUM_STEPS
+
+
+def test_steps_of_before_a_folder_are_in_its_ledger_once_a_training_can_go_on_there(
+    tmp_path, monkeypatch
+):
+    is_going_on = set()
+    for number in range(60):
+        private = bam.PrivateTraining(**PLAN)
+        assert len([*zip(range(3), private.batches(DATA), strict=False)]) == 3
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            killed_at(patch, number)
+            try:
+                private.save(folder)
+                is_saved = True
+            except KilledError:
+                is_saved = False
+        private.close()
+        is_going_on.add((folder / "plan.json").exists())
+        if (folder / "plan.json").exists():
+            again = bam.PrivateTraining.resume(folder, **PLAN)
+            assert again.steps_begun == 3
+            again.close()
+    assert is_saved and is_going_on == {True, False}
 
 
 def test_without_a_ledger_killed_trainings_give_more_batches_than_planned(tmp_path, monkeypatch):
@@ -282,7 +344,7 @@ def test_a_batch_is_given_when_its_step_is_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_path):
-    for seed, begun in ((None, 8), (3, 5)):  # a seed's noise goes on: the control
+    for seed, num_begun in ((None, 8), (3, 5)):  # a seed's noise goes on: the control
         settings = {"mechanism": "banded", "mechanism_options": {"bands": 4}, "seed": seed}
         folder, settings = tmp_path / str(seed), PLAN | settings
         private = bam.PrivateTraining(**settings)
@@ -293,4 +355,4 @@ def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_pa
         private.close()
         private = bam.PrivateTraining.resume(folder, **settings)
         private.close()
-        assert private.steps_begun == begun
+        assert private.steps_begun == num_begun

@@ -4,7 +4,6 @@ import functools
 import json
 import random
 import re
-import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import optax
 import pytest
 
 import bam
+from bam.privacy.plan import PrivacyPlan
 from bam.training import loop
 from configs import digits, extensions
 from tests.cases import (
@@ -31,7 +31,7 @@ from tests.cases import (
     write_parquet,
 )
 from tests.own_loop import DATA, PLAN
-from tests.test_ledger import begun, releases
+from tests.run_folder import begun, newest, releases, rows_of, saved_steps
 
 NUM_STEPS = 5
 
@@ -130,15 +130,6 @@ def without_seconds(rows):
     return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
 
 
-def recorded_rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def saved_steps(folder):
-    folder = folder / "checkpoints"
-    return sorted(int(x.name) for x in folder.glob("*") if x.name.isdigit())
-
-
 def ledger_of(folder):
     path = folder / "steps_begun"
     return path.read_bytes() if path.exists() else None
@@ -147,7 +138,7 @@ def ledger_of(folder):
 def assert_equal_runs(resumed, whole, seed):
     """Each a result and its folder. Without a seed what is drawn differs, and no cost does."""
     (ours, folder), (theirs, other) = resumed, whole
-    assert recorded_rows(folder) == ours.rows
+    assert rows_of(folder) == ours.rows
     assert ledger_of(folder) == ledger_of(other)
     assert (ledger_of(folder) is None) == (seed is not None or ours.summary["epsilon"] is None)
     for key in ("epsilon", "steps_begun", "steps_taken", "num_steps"):
@@ -250,6 +241,47 @@ def test_an_own_loop_that_is_stopped_twice_is_the_one_that_never_stopped(name, t
         assert_same_bits(jax.device_get(tree), jax.device_get(whole))
 
 
+# Either.
+
+
+def by_train(images, folder, seed):
+    trainer = built(images, "dp_sgd", (), 1)
+    return stopped_and_resumed([trainer] * 2, seed, folder, (2,)).summary["steps_taken"]
+
+
+def by_an_own_loop(images, folder, seed):
+    settings = PLAN | {"seed": seed, "num_epochs": 1}
+    private = bam.PrivateTraining(**settings)
+    tx, tree = transform(private)
+    private.save(folder, taken(private, tx, tree, 2))
+    private.close()
+    private = bam.PrivateTraining.resume(folder, **settings)
+    tx, tree = transform(private)
+    taken(private, tx, private.restore(tree), NUM_STEPS)
+    private.close()
+    return private.steps_begun
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("door", [by_train, by_an_own_loop])
+def test_without_a_seed_a_run_that_goes_on_draws_from_the_start_of_a_new_stream(
+    door, seed, images, tmp_path, monkeypatch
+):
+    """So its epochs and parts begin anew; with a seed they go on."""
+    drawn, batch = [], PrivacyPlan.batch
+
+    def note(plan, stream, step):
+        drawn.append((stream, step))
+        return batch(plan, stream, step)
+
+    monkeypatch.setattr(PrivacyPlan, "batch", note)
+    assert door(images, tmp_path / "run", seed) == NUM_STEPS
+    streams, steps = zip(*drawn, strict=True)
+    assert steps == ((1, 2, 3, 4, 5) if seed == 3 else (1, 2, 1, 2, 3))
+    assert len(set(streams[:2])) == len(set(streams[2:])) == 1
+    assert (streams[0] == streams[2]) == (seed == 3)
+
+
 # Processes that are told to stop, or killed.
 
 RANDOM_KILLS = [3, pytest.param(8, marks=pytest.mark.thorough)]
@@ -305,7 +337,7 @@ def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_
     assert summary["steps_taken"] == min(settings["num_steps"], planned - lost)
     assert (f"{lost} steps were lost and count" in done.stdout) == (lost > 1)
     assert f"test accuracy {summary['test_accuracy']:.2%}" in done.stdout
-    rows = {row["step"]: row["epsilon"] for row in recorded_rows(workdir)}
+    rows = {row["step"]: row["epsilon"] for row in rows_of(workdir)}
     last = re.findall(r"^step +([0-9]+)  epsilon ([0-9.]+)", done.stdout, re.M)
     assert len(last) >= 4 and len({step for step, _ in printed} - {"0"}) <= computed
     assert all(rows[int(step)] <= float(epsilon) for step, epsilon in last)  # rounded up
@@ -352,14 +384,12 @@ def test_a_run_with_a_seed_that_is_killed_while_it_saves_ends_as_if_never_stoppe
             process.wait()
         assert max(saved_steps(workdir)) >= before + 2  # what was saved is still there
 
-    newest = workdir / "checkpoints" / str(max(saved_steps(workdir)))
-    for file in (newest / "state").rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    last = newest(workdir)
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     damaged = run_command(*command)
     assert damaged.returncode == 2 and damaged.stderr.count("\n") == 1
-    assert f"{newest} could not be read" in damaged.stderr
-    shutil.rmtree(newest)  # the one before it serves
+    assert f"{last} could not be read" in damaged.stderr
+    last.unlink()  # the one before it serves
 
     trainer = loop.build(tiny_digits("dp_sat", num_steps=400, eval__every=20))
     resumed, whole = loop.train(trainer, 0, workdir), loop.train(trainer, 0)
