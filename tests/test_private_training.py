@@ -350,7 +350,9 @@ def test_parameters_that_are_not_trained_have_no_gradient_and_no_noise_and_cost_
     params = mlp_params()
     frozen, trained = pytree.matching("b")(params), {k: v for k, v in params.items() if "b" in k}
     part = lambda p, x: mlp_loss(params | p, x)  # noqa: E731
-    for oracle_of in (bam.dp_sgd, lambda loss: bam.dp_sat(loss, 0.1)):
+    methods = [bam.dp_sgd, lambda loss: bam.dp_sat(loss, 0.1)]
+    methods += [lambda loss: bam.bam_sam(loss, 0.1), lambda loss: bam.bam_exact(loss, 0.1)]
+    for oracle_of in methods:  # an ascent moves the trained parameters alone, too
         whole = gradients(oracle=oracle_of(mlp_loss), trainable="b")
         alone = gradients(trained, oracle_of(part))
         for ours, theirs in zip(whole, alone, strict=True):

@@ -157,7 +157,7 @@ def test_a_method_ascends_along_the_users_gradient_and_not_along_each_examples(m
     params, rows = mlp_params(), mlp_batch(2)
     oracle = getattr(bam, method)(mlp_loss, **METHODS[method])
     at = oracle.ascend(params, params)
-    joint = oracle.grad_of_user(at, (rows, jnp.ones(2, bool)))
+    joint = oracle.with_loss(oracles.mean_loss).grad(at, (rows, jnp.ones(2, bool)))
     separate = [oracle.grad(at, jax.tree.map(lambda x, i=i: x[i], rows)) for i in range(2)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *separate)
     difference = jax.tree.map(jnp.subtract, joint, mean)
@@ -166,7 +166,7 @@ def test_a_method_ascends_along_the_users_gradient_and_not_along_each_examples(m
         assert 0.01 < apart < 0.5
     else:
         assert apart < 1e-6
-    alone = oracle.grad_of_user(at, (rows, jnp.array([True, False])))
+    alone = oracle.with_loss(oracles.mean_loss).grad(at, (rows, jnp.array([True, False])))
     assert_close(alone, separate[0], rtol=1e-5, atol=1e-6)
 
 
@@ -182,7 +182,7 @@ def test_an_oracle_without_a_gradient_of_a_user_is_refused_where_users_are_the_u
 
     with pytest.raises(ValueError, match="has no gradient of a user"):
         training(groups=IDS, group_size=3).gradient(method(mlp_loss))
-    training(groups=IDS, group_size=3).gradient(oracles.with_users(method)(mlp_loss))
+    training(groups=IDS, group_size=3).gradient(oracles.method(method)(mlp_loss))
     training().gradient(method(mlp_loss))  # the control: of examples
 
 

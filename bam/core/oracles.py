@@ -53,31 +53,32 @@ class Oracle(NamedTuple):
         `params`, already privatised, or None before the first step.
       grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
         `params`. Sensitive: nothing has been privatised yet.
-      grad_of_user: `(params, (rows, there)) -> grads`. The same of a user's mean loss, for those of
-        its k examples that are there, `[k, ...]` and `[k]` bools; see `with_users`. None: not
-        known.
+      with_loss: `change -> Oracle`. The same method of another loss, `change(loss_fn)`: of a user's
+        mean loss (`mean_loss`), or of some of the parameters; see `method`. None: not known.
     """
 
     ascend: Callable[[Params, Grads | None], Params]
     grad: Callable[[Params, PyTree], Grads]
-    grad_of_user: Callable[[Params, User], Grads] | None = None
+    with_loss: Callable[[Callable[[LossFn], LossFn]], "Oracle"] | None = None
 
 
-def with_users(
-    method: Callable[Concatenate[LossFn, Options], Oracle],
+def method(
+    make: Callable[Concatenate[LossFn, Options], Oracle],
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
-    """A method `(loss_fn, ...) -> Oracle` whose oracles have `grad_of_user`, too; a decorator.
+    """A method `(loss_fn, ...) -> Oracle` whose oracles have `with_loss`, too; a decorator.
 
-    It is the method's gradient of the mean loss of a user's examples, so a method that ascends does
-    so along the user's own gradient, once, and not along that of each example.
+    So a method that ascends does so along the gradient of the loss that is trained: of a user's
+    mean loss once, not of each example, and of the trained parameters alone.
     """
 
-    @functools.wraps(method)
-    def make(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
-        user_oracle = method(mean_loss(loss_fn), *args, **options)
-        return method(loss_fn, *args, **options)._replace(grad_of_user=user_oracle.grad)
+    @functools.wraps(make)
+    def made(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
+        def with_loss(change: Callable[[LossFn], LossFn]) -> Oracle:
+            return made(change(loss_fn), *args, **options)
 
-    return make
+        return make(loss_fn, *args, **options)._replace(with_loss=with_loss)
+
+    return made
 
 
 def mean_loss(loss_fn: LossFn) -> LossFn:
@@ -101,7 +102,7 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     return loss
 
 
-@with_users
+@method
 def dp_sgd(loss_fn: LossFn) -> Oracle:
     r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
 
@@ -116,7 +117,7 @@ def dp_sgd(loss_fn: LossFn) -> Oracle:
     return Oracle(ascend=_stay, grad=jax.grad(loss_fn))
 
 
-@with_users
+@method
 def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
@@ -144,7 +145,7 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
     return Oracle(ascend=ascend, grad=jax.grad(loss_fn))
 
 
-@with_users
+@method
 def bam_sam(
     loss_fn: LossFn,
     radius: float,
@@ -210,7 +211,7 @@ def bam_sam(
     return Oracle(ascend=_stay, grad=grad)
 
 
-@with_users
+@method
 def bam_exact(
     loss_fn: LossFn, penalty: float, *, ascent_views: int = 0, ascent_mask: AscentMask = None
 ) -> Oracle:

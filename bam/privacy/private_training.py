@@ -24,7 +24,7 @@ from bam.core import chacha, pytree, scalars, tracing
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.fixed_point import check_std
 from bam.core.noise import first_noise
-from bam.core.oracles import Oracle
+from bam.core.oracles import LossFn, Oracle, mean_loss
 from bam.core.privatize import (
     NoisedMean,
     PrivatizeState,
@@ -160,7 +160,8 @@ class PrivateTraining:
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._num_devices = self._mesh.size if self._mesh else 1
         self._clip = clip
-        self._trained_of = functools.partial(_part, pytree.matching(trainable))
+        self._trainable, chosen = trainable, pytree.matching(trainable)
+        self._trained_of = functools.partial(_part, chosen)
         population = Population(num_examples, group_size, num_examples_given)
         self._groups = (
             None if groups is None and not group_size else users.checked(groups, population)
@@ -284,8 +285,8 @@ class PrivateTraining:
         are computed a microbatch at a time; an example whose gradient is not finite is dropped.
 
         Args:
-          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`; of
-            users its `grad_of_user` is taken.
+          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`. Of
+            users its method is applied to their mean loss, see `Oracle.with_loss`.
           microbatch_size: per-example gradients that are in memory at once.
 
         `update` is compiled by itself, once, and takes each batch once. In a program of yours that
@@ -297,17 +298,17 @@ class PrivateTraining:
             if the state was made before or it is traced (under `jit`), where the noise's key would
             be a constant of the program.
           TypeError: in `update`, for anything else than a `DrawnBatch`.
-          InputError: of users, if the oracle has no `grad_of_user`. In `update`, for a batch that
-            was used before, one of another training, or one that is not the state's next or not as
-            it was drawn: with more rows, rows of another shape, or another mask; under `jit` the
-            gradient is NaN instead, but for shapes. Under `vmap` of anything that the gradient
-            depends on, in `shard_map` and in `pmap`. After `close`; a program of yours that was
-            compiled before cannot see that.
+          InputError: of users, or with `trainable`, if the oracle has no `with_loss`. In `update`,
+            for a batch that was used before, one of another training, or one that is not the
+            state's next or not as it was drawn: with more rows, rows of another shape, or another
+            mask; under `jit` the gradient is NaN instead, but for shapes. Under `vmap` of anything
+            that the gradient depends on, in `shard_map` and in `pmap`. After `close`; a program of
+            yours that was compiled before cannot see that.
         """
-        if self.plan.group_size and oracle.grad_of_user is None:
+        if oracle.with_loss is None and (self.plan.group_size or self._trainable):
             raise InputError(
-                "this oracle has no gradient of a user: make it by a method that is decorated with "
-                "bam.core.oracles.with_users"
+                "this oracle has no gradient of a user, or of some of the parameters: make it by a "
+                "method that is decorated with bam.core.oracles.method"
             )
         with self._run.in_use():
             if self._transformed:
@@ -418,22 +419,28 @@ class PrivateTraining:
     ) -> tuple[Grads, PrivateState]:
         """The private gradient; NaN of a batch that is not the state's next."""
         # The program that is compiled of these may outlive this object, and must not hold it.
-        plan, grad_fn, trained_of = self.plan, oracle.grad, self._trained_of
+        plan, trained_of = self.plan, self._trained_of
         rows, mask = batch.examples, jnp.asarray(batch.mask)
         if plan.group_size:
-            assert oracle.grad_of_user is not None  # `gradient` refuses another
-            grad_fn = oracle.grad_of_user
             rows, mask = (rows, mask), jnp.any(mask, axis=1)
             microbatch_size = max(1, microbatch_size // plan.group_size)
+        at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
+
+        def loss_of(loss: LossFn) -> LossFn:
+            """The loss of a row of `rows`, of the trained parameters alone."""
+            loss = mean_loss(loss) if plan.group_size else loss
+            return lambda trained, row: loss(_merged(trained, at), row)
+
+        if oracle.with_loss and (plan.group_size or self._trainable):
+            oracle = oracle.with_loss(loss_of)
 
         def gradient_of(trained: Params, row: PyTree) -> Grads:
-            grads = grad_fn(_merged(trained, at), row)
-            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, params))
-            if not pytree.same_structure(grads, params) or shapes != expected:
+            grads = oracle.grad(trained, row)
+            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
+            if not pytree.same_structure(grads, trained) or shapes != expected:
                 raise InputError("the oracle's gradient is no pytree like the parameters")
-            return trained_of(grads)
+            return grads
 
-        at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
         gradient, _, after = private_mean(
             gradient_of,
             self._clip,
