@@ -200,21 +200,19 @@ class PrivateRun:
             begins = self._check_new(folder, is_new)  # again: it may have begun meanwhile
             counts = folder / "steps_begun" if self._secret and self.plan.private else None
             saved = None if begins else self._saved(folder, record)
-            facts = saved or {"step": self.step, "steps_begun": 0, "processes": [], "digests": {}}
+            facts = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
             if begins:
                 ledger.check_no_processes(folder)
                 if counts and processes.writes():
                     ledger.create(counts)  # first: a run without its ledger is refused
-            earlier = self.processes if begins else []  # this one, if it took steps in memory
             joined = ledger.read_processes(folder, facts["processes"])
             num_devices = self._num_devices
 
             # It must not keep this object, which gives the folder back when it is dropped.
             def join(first_step: int) -> None:
-                if not earlier:
-                    process = ledger.this_process(first_step, num_devices)
-                    ledger.add_process(folder, process)
-                    joined.append(process)
+                process = ledger.this_process(first_step, num_devices)
+                ledger.add_process(folder, process)
+                joined.append(process)
 
             at_least = max(at_least, facts["steps_begun"])
             counted = ledger.Ledger(counts, self.plan, facts["step"], at_least, join)
@@ -227,10 +225,7 @@ class PrivateRun:
             self._digests = self._checked_digests(folder, facts, counted, digests)
             if not begins:
                 counted.end_period(self.plan.mechanism.period)
-            for process in earlier:
-                ledger.add_process(folder, process)
-                joined.append(process)
-            while counted.begun < self.steps_begun:  # before the run had a folder
+            for _ in range(self.step):  # before the run had a folder
                 counted.begin()
             if begins and processes.writes():  # last: from now on the run can go on
                 files.write_json(folder / PLAN, record)

@@ -24,6 +24,7 @@ from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
+from bam.models import lora
 from bam.privacy import checkpoint, statement
 from bam.privacy.run import CHECKPOINTS
 from bam.provenance import git_commit
@@ -279,7 +280,7 @@ def _model_facts(run: Run) -> JsonObject:
 
 
 def _averaged(run: Run, like: Shapes) -> PyTree:
-    """The averaged weights after the last step, and what was frozen: nothing else is read."""
+    """The averaged weights after the last step, and what was frozen, without low-rank factors."""
     newest = checkpoint.newest(run.workdir / CHECKPOINTS)
     if newest is None:
         raise InputError(
@@ -290,8 +291,9 @@ def _averaged(run: Run, like: Shapes) -> PyTree:
     taken = run.summary.get("steps_taken", run.plan.num_steps)
     if facts["step"] != taken or one_line(facts["record"]) != run.plan_record:
         raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
-    named = {name.partition("/")[2]: array for name, array in arrays}
-    names = pytree.names(like)
+    named = {name.partition("/")[2]: jnp.asarray(array) for name, array in arrays}
+    whole = lora.folded(traverse_util.unflatten_dict(named, sep="/"))
+    named, names = traverse_util.flatten_dict(whole, sep="/"), pytree.names(like)
     if named.keys() != set(names):
         raise InputError(NOT_OF.format(newest))
     params = jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names])

@@ -1,0 +1,61 @@
+"""There is one run: a loop of one's own is `bam train`, to the bit."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import bam
+from bam.data import datasets
+from bam.training import loop
+from configs import digits
+from examples import whole_loop
+from tests.cases import assert_same_bits
+
+VIEWS = {"augment.views": 2, "augment.shift": 1}
+
+
+def config_of(method, **changes):
+    config = digits.get_config(method)
+    config.num_epochs, config.model.width, config.checkpoint.every = 1, 4, 2
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("bam_sam", VIEWS),
+        pytest.param("dp_sgd", {}, marks=pytest.mark.thorough),
+        pytest.param("dp_sgd", VIEWS, marks=pytest.mark.thorough),
+    ],
+)
+def test_the_loop_of_ones_own_has_the_weights_of_bam_train(method, changes, tmp_path, monkeypatch):
+    config, data = config_of(method, **changes), datasets.load("digits")
+    trained = loop.train(loop.build(config, data), 0)
+    saves, save = itertools.count(1), bam.PrivateTraining.save
+
+    def killed(private, *given):
+        save(private, *given)
+        if next(saves) == 2:  # the first is of an empty training
+            private.close()
+            raise KilledError
+
+    monkeypatch.setattr(bam.PrivateTraining, "save", killed)
+    with pytest.raises(KilledError):
+        whole_loop.train(config, 0, tmp_path / "run", data)
+    params = whole_loop.train(config, 0, tmp_path / "run", data)
+    assert_same_bits(jax.device_get(params), jax.device_get(trained.state.params))
+    assert (tmp_path / "run" / "PRIVACY.md").exists()
+    others = whole_loop.train(config, 1, tmp_path / "other", data)  # the control
+    assert not np.array_equal(*(jax.tree.leaves(x)[0] for x in (others, params)))
+
+
+def test_the_example_is_at_most_eighty_lines():
+    with open(whole_loop.__file__) as file:
+        assert len(file.readlines()) <= 80
