@@ -55,6 +55,7 @@ def main(folder: Path) -> tuple[float, float]:
         params = optax.apply_updates(params, updates)
         if private.steps_begun % 5 == 0:
             private.save(folder, (params, state))
+    private.save(folder, (params, state))
     right = model.logits(params, flat(test.images)).argmax(-1) == test.labels
     return private.epsilon_spent, float(right.mean())
 
