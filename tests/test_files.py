@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from bam import files
-from bam.data import datasets, features, importing, listing, pixels
+from bam.data import datasets, features, importing, listing
+from bam.data.preprocessing import Preprocessing
 from bam.privacy import checkpoint, ledger
 from bam.release import export
 from bam.training import loop
@@ -51,7 +52,7 @@ def imported(folder):
         place = folder / "images" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / f"{number}.png")
-    options = importing.Options(pixels.Preprocessing((8, 8), 1), ("a", "b"), 0.25, strict=True)
+    options = importing.Options(Preprocessing((8, 8), 1), ("a", "b"), 0.25, strict=True)
     examples = listing.in_class_folders(folder / "images")
     importing.run(folder / "images", examples, folder / "new" / "out", options)
 

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.data import datasets, importing, listing, pixels
+from bam.data import datasets, importing, listing
 from bam.data.common import DataError
+from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.training import loop
 from configs import digits
 from tests.cases import refused, run_command
 
-EIGHT = pixels.Preprocessing((8, 8), 3)
+EIGHT = Preprocessing((8, 8), 3)
 OPTIONS = importing.Options(EIGHT, ("disc", "square"), 0.25, strict=False)
 
 

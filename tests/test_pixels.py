@@ -18,7 +18,7 @@ from pydicom import uid
 
 from bam.data import importing, listing, pixels
 from bam.data.common import DataError
-from bam.data.pixels import Preprocessing
+from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.extras import MissingExtraError
 from tests.cases import refused, run_command

@@ -18,7 +18,7 @@ from PIL import Image
 from bam import models
 from bam.data import importing, listing
 from bam.data.common import DataError
-from bam.data.pixels import Preprocessing
+from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.release import export, load, predict
 from bam.training import loop, summary

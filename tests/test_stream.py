@@ -15,7 +15,7 @@ from PIL import Image
 from bam.cli import ahead
 from bam.data import datasets, features, importing, listing, stream
 from bam.data.common import DataError
-from bam.data.pixels import Preprocessing
+from bam.data.preprocessing import Preprocessing
 from bam.training import loading, loop
 from bam.training.feed import Feed
 from configs import digits

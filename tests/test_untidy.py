@@ -14,14 +14,15 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from bam.data import importing, leaks, listing, pixels
+from bam.data import importing, leaks, listing
 from bam.data.common import DataError
+from bam.data.preprocessing import Preprocessing
 from bam.privacy import statement
 from bam.training import loading, loop
 from configs import digits
 from tests.cases import refused
 
-OPTIONS = importing.Options(pixels.Preprocessing((8, 8), 1), ("A", "B"), 0.3, strict=False)
+OPTIONS = importing.Options(Preprocessing((8, 8), 1), ("A", "B"), 0.3, strict=False)
 
 
 def tree(top, spec):

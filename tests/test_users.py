@@ -16,7 +16,8 @@ import bam
 from bam import files
 from bam.audit import canary, checks, one_run, whole_run
 from bam.core import oracles
-from bam.data import datasets, importing, listing, pixels, users
+from bam.data import datasets, importing, listing, users
+from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.privacy import statement
 from bam.privacy import users as own_users
@@ -476,7 +477,7 @@ def test_a_column_or_an_import_with_a_row_of_nobody_is_refused(nobody, tmp_path)
     images = [
         listing.Example(f"{i}.png", "AB"[i % 2], x) for i, x in enumerate([nobody, *"abcdef"])
     ]
-    options = importing.Options(pixels.Preprocessing((8, 8), 1), ("A", "B"), 0.5, strict=False)
+    options = importing.Options(Preprocessing((8, 8), 1), ("A", "B"), 0.5, strict=False)
     with pytest.raises(ValueError, match=r"0\.png: has no user.*, others have"):
         importing.check(images, options)
     importing.check([x._replace(user=x.user or "g") for x in images[1:]], options)  # the control

@@ -15,6 +15,7 @@ from bam import files
 from bam.cli import console, tables
 from bam.data import importing, leaks, listing, pixels
 from bam.data.common import DataError, Split
+from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.errors import InputError
 
@@ -108,7 +109,7 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
     )
 
 
-def _preprocessing(given: flags.FlagValues) -> pixels.Preprocessing:
+def _preprocessing(given: flags.FlagValues) -> Preprocessing:
     """What the flags say of pixels; an InputError if they are no numbers."""
     try:
         sides = [int(x) for x in given.size.lower().split("x")]
@@ -116,7 +117,7 @@ def _preprocessing(given: flags.FlagValues) -> pixels.Preprocessing:
     except ValueError:
         raise InputError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
     size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
-    preprocessing = pixels.Preprocessing(size, int(given.channels), window, given.background)
+    preprocessing = Preprocessing(size, int(given.channels), window, given.background)
     preprocessing.check()
     return preprocessing
 

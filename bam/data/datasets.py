@@ -40,7 +40,7 @@ class Dataset(NamedTuple):
       users: `[N]`, the id of the user that each training row belongs to; None: there are none. See
         `bam.data.users`.
       classes: names of the classes, or of several labels, in the order of the labels; (): unknown.
-      preprocessing: how files became pixels (`bam.data.pixels.Preprocessing.as_json`), or None.
+      preprocessing: how files became pixels (a `bam.data.preprocessing.Preprocessing`), or None.
     """
 
     name: str

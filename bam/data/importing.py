@@ -17,6 +17,7 @@ from bam import files
 from bam.data import pixels
 from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.listing import SPLITS, Example
+from bam.data.preprocessing import Preprocessing
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy.users import MISSING
@@ -41,7 +42,7 @@ class Options(NamedTuple):
       kind: what an image has: a "class", "several" labels or a "number".
     """
 
-    preprocessing: pixels.Preprocessing
+    preprocessing: Preprocessing
     classes: tuple[str, ...]
     test_share: float
     strict: bool

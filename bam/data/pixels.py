@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from bam.data.common import DataError
+from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 
@@ -27,8 +28,6 @@ Image.init()
 SAFE = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
 FORMATS = tuple(x for x in SAFE if x in Image.OPEN)
 MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
-BACKGROUNDS = ("white", "black")
-SIDES = range(4, 4097)  # heights and widths that can be asked for
 LIMIT = 2**27  # pixels of a file
 # Bytes that all threads of a process together may take to decode images.
 DECODING = 2**32
@@ -41,55 +40,6 @@ TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation ->
 
 decoding_room = {"free": DECODING}
 _changed = threading.Condition()
-
-
-class Preprocessing(NamedTuple):
-    """How a file becomes pixels; all of it is public, and a release repeats it.
-
-    Attributes:
-      size: height and width in pixels: the image covers them, and its middle is cut out.
-      channels: 1 (grey) or 3 (colour).
-      window: the numbers that become black and white, of files with more than 8 bits; None: what
-        a file's format declares.
-      background: the colour behind transparent pixels.
-    """
-
-    size: tuple[int, int]
-    channels: int
-    window: tuple[float, float] | None = None
-    background: str = "white"
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
-        return (*self.size, self.channels)
-
-    def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {key: list(x) if isinstance(x, tuple) else x for key, x in self._asdict().items()}
-
-    @classmethod
-    def from_json(cls, value: Any) -> "Preprocessing":
-        """A record that `as_json` wrote, perhaps a stranger's; a DataError says what is wrong."""
-        try:
-            fields: Any = {k: tuple(x) if isinstance(x, list) else x for k, x in value.items()}
-            (record := cls(**fields)).check()
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"preprocessing {value!r:.200}: {error}") from error
-        return record
-
-    def check(self) -> None:
-        """Raises a DataError for a size, a window or a background that cannot be."""
-        if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
-            raise DataError(f"size {self.size}: a height and a width from 4 to {SIDES[-1]}")
-        if type(self.channels) is not int or self.channels not in MODES:
-            raise DataError(f"{self.channels} channels: 1 (grey) or 3 (colour)")
-        ends = (0, 1) if self.window is None else self.window
-        numbers = [float(x) for x in ends if type(x) in (int, float)]
-        if not len(ends) == len(numbers) == 2 or not 0 < numbers[1] - numbers[0] < math.inf:
-            raise DataError(f"window {ends}: two finite numbers are needed, LOW < HIGH")
-        if self.background not in BACKGROUNDS:
-            raise DataError(f"background {self.background!r}: {' or '.join(BACKGROUNDS)}")
 
 
 class _Opened(NamedTuple):

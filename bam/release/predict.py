@@ -12,7 +12,8 @@ from scipy import special
 
 from bam.data import listing
 from bam.data.common import DataError, machine_memory
-from bam.data.pixels import Preprocessing, decoded
+from bam.data.pixels import decoded
+from bam.data.preprocessing import Preprocessing
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.release.load import Released

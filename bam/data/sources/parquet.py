@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from bam.data import pixels
 from bam.data.common import (
     DataError,
     Split,
@@ -23,6 +22,7 @@ from bam.data.common import (
     in_memory,
     manifest,
 )
+from bam.data.preprocessing import Preprocessing
 from bam.data.stream import StoredImages
 from bam.extras import needs
 from bam.files import JsonObject
@@ -82,7 +82,7 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
         names = _class_names(pq.read_schema(first))
     facts, preprocessing = manifest(path), None
     if facts.get("preprocessing"):
-        preprocessing = pixels.Preprocessing.from_json(facts["preprocessing"]).as_json()
+        preprocessing = Preprocessing.from_json(facts["preprocessing"]).as_json()
         names = facts["classes"] if isinstance(facts.get("classes"), list) else names
     return tuple(map(str, names)), preprocessing
 

@@ -1,0 +1,58 @@
+"""How a file becomes pixels, as a record: a data set and a release repeat it."""
+
+import math
+from typing import Any, NamedTuple
+
+from bam.data.common import DataError
+
+BACKGROUNDS = ("white", "black")
+SIDES = range(4, 4097)  # heights and widths that can be asked for
+
+
+class Preprocessing(NamedTuple):
+    """How a file becomes pixels; all of it is public, and a release repeats it.
+
+    Attributes:
+      size: height and width in pixels: the image covers them, and its middle is cut out.
+      channels: 1 (grey) or 3 (colour).
+      window: the numbers that become black and white, of files with more than 8 bits; None: what
+        a file's format declares.
+      background: the colour behind transparent pixels.
+    """
+
+    size: tuple[int, int]
+    channels: int
+    window: tuple[float, float] | None = None
+    background: str = "white"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return (*self.size, self.channels)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {key: list(x) if isinstance(x, tuple) else x for key, x in self._asdict().items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Preprocessing":
+        """A record that `as_json` wrote, perhaps a stranger's; a DataError says what is wrong."""
+        try:
+            fields: Any = {k: tuple(x) if isinstance(x, list) else x for k, x in value.items()}
+            (record := cls(**fields)).check()
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"preprocessing {value!r:.200}: {error}") from error
+        return record
+
+    def check(self) -> None:
+        """Raises a DataError for a size, a window or a background that cannot be."""
+        if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
+            raise DataError(f"size {self.size}: a height and a width from 4 to {SIDES[-1]}")
+        if type(self.channels) is not int or self.channels not in (1, 3):
+            raise DataError(f"{self.channels} channels: 1 (grey) or 3 (colour)")
+        ends = (0, 1) if self.window is None else self.window
+        numbers = [float(x) for x in ends if type(x) in (int, float)]
+        if not len(ends) == len(numbers) == 2 or not 0 < numbers[1] - numbers[0] < math.inf:
+            raise DataError(f"window {ends}: two finite numbers are needed, LOW < HIGH")
+        if self.background not in BACKGROUNDS:
+            raise DataError(f"background {self.background!r}: {' or '.join(BACKGROUNDS)}")
