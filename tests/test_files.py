@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from bam import files
-from bam.data import datasets, features, importing, listing
+from bam.data import datasets, features
 from bam.data.preprocessing import Preprocessing
+from bam.images import importing, listing
 from bam.privacy import checkpoint, ledger
 from bam.release import export
 from bam.training import loop

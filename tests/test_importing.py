@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam.data import datasets, importing, listing
+from bam.data import datasets
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
+from bam.images import importing, listing
 from bam.training import loop
 from configs import digits
 from tests.cases import refused, run_command

@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 from pydicom import uid
 
-from bam.data import importing, listing, pixels
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.extras import MissingExtraError
+from bam.images import importing, listing, pixels
 from tests.cases import refused, run_command
 from tests.test_untrusted import at_most
 

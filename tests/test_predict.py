@@ -16,10 +16,10 @@ import safetensors.numpy
 from PIL import Image
 
 from bam import models
-from bam.data import importing, listing
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
+from bam.images import importing, listing
 from bam.release import export, load, predict
 from bam.training import loop, summary
 from configs import digits

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from bam.cli import ahead
-from bam.data import datasets, features, importing, listing, stream
+from bam.data import datasets, features, stream
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
+from bam.images import importing, listing
 from bam.training import loading, loop
 from bam.training.feed import Feed
 from configs import digits

@@ -14,9 +14,9 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from bam.data import importing, leaks, listing
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
+from bam.images import importing, leaks, listing
 from bam.privacy import statement
 from bam.training import loading, loop
 from configs import digits

@@ -28,9 +28,10 @@ from PIL import Image
 import bam
 from bam import files
 from bam.cli import console, tables
-from bam.data import datasets, pixels
+from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
+from bam.images import pixels
 from bam.privacy import checkpoint
 from bam.training import loading, trainer
 from configs import digits

@@ -16,9 +16,10 @@ import bam
 from bam import files
 from bam.audit import canary, checks, one_run, whole_run
 from bam.core import oracles
-from bam.data import datasets, importing, listing, users
+from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
+from bam.images import importing, listing
 from bam.privacy import statement
 from bam.privacy import users as own_users
 from bam.privacy.plan import Population

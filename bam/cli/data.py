@@ -13,11 +13,11 @@ from rich.progress import Progress
 
 from bam import files
 from bam.cli import console, tables
-from bam.data import importing, leaks, listing, pixels
 from bam.data.common import DataError, Split
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.errors import InputError
+from bam.images import importing, leaks, listing, pixels
 
 VERBS = ("import", "show")
 

@@ -12,10 +12,10 @@ from rich.progress import Progress
 
 from bam import files
 from bam.cli import console
-from bam.data import pixels
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.extras import MissingExtraError
+from bam.images import pixels
 from bam.release import load, predict
 
 

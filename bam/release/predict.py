@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from bam.data import listing
 from bam.data.common import DataError, machine_memory
-from bam.data.pixels import decoded
 from bam.data.preprocessing import Preprocessing
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
+from bam.images import listing
+from bam.images.pixels import decoded
 from bam.release.load import Released
 
 TOGETHER = 16  # images at once, at most: of any number of files, one compilation

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bam import files
-from bam.data import pixels
 from bam.data.common import MANIFEST, DataError, manifest
-from bam.data.listing import SPLITS, Example
 from bam.data.preprocessing import Preprocessing
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.images import pixels
+from bam.images.listing import SPLITS, Example
 from bam.privacy.users import MISSING
 
 with needs("data"):

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse, spatial
 
-from bam.data import importing, pixels
 from bam.data.common import DataError
-from bam.data.listing import Example
+from bam.images import importing, pixels
+from bam.images.listing import Example
 
 FEW = 10  # test images of a class, below which its figures are mostly chance
 LARGE = 30  # a label that a few hundred clipped steps hardly reach
