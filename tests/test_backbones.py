@@ -13,8 +13,8 @@ from flax import nnx, traverse_util
 
 import bam
 from bam import models
-from bam.models import lora, pretrained
-from bam.training import finetune, loop
+from bam.models import finetune, lora, pretrained
+from bam.training import loop
 from configs import digits
 from tests.cases import mostly, refused
 from tests.peers import pretrained as peer

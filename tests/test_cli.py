@@ -22,10 +22,10 @@ import bam
 from bam import extras, files, models
 from bam.cli import configs, console, main, options, sweeps
 from bam.data import datasets
-from bam.models import losses
+from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
-from bam.training import finetune, keys, loop, registry
+from bam.training import keys, loop, registry
 from configs import digits
 from tests.cases import run_command
 

@@ -17,9 +17,10 @@ from bam import models
 from bam.data import datasets, features
 from bam.data.scattering import scattering
 from bam.data.sources import builtin, photographs
+from bam.models import finetune
 from bam.privacy import statement
 from bam.release import export
-from bam.training import finetune, loading, loop
+from bam.training import loading, loop
 from bam.training.backbone import backbone
 from configs import digits
 from tests.cases import forget_data, refused

@@ -24,8 +24,8 @@ from bam.data import datasets, features
 from bam.data.stream import select
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.models import layers
-from bam.training import finetune, loading, registry, trainer
+from bam.models import finetune, layers
+from bam.training import loading, registry, trainer
 
 GIB = 2**30
 COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from bam import models
 from bam.data.features import FeatureMap
 from bam.errors import InputError
-from bam.training import finetune
+from bam.models import finetune
 
 
 def backbone(

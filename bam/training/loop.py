@@ -14,11 +14,11 @@ from bam.core import processes, sampling
 from bam.core.pytree import Params
 from bam.data import datasets
 from bam.files import JsonObject
-from bam.models import lora
+from bam.models import finetune, lora
 from bam.privacy.ledger import lost_in_words
 from bam.privacy.run import Digests, PrivateRun
 from bam.provenance import git_commit
-from bam.training import devices, finetune
+from bam.training import devices
 from bam.training.feed import Feed
 from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState

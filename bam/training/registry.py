@@ -46,9 +46,8 @@ from bam.data.scattering import scattering
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
-from bam.models import losses
+from bam.models import finetune, losses
 from bam.privacy.plan import PrivacyPlan
-from bam.training import finetune
 from bam.training.backbone import backbone
 
 with needs("train"):

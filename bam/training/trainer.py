@@ -24,19 +24,10 @@ from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.models import layers, losses
+from bam.models import finetune, layers, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
 from bam.privacy.selection import Selection
-from bam.training import (
-    devices,
-    diagnostics,
-    examples,
-    finetune,
-    loading,
-    public_clip,
-    registry,
-    tuning,
-)
+from bam.training import devices, diagnostics, examples, loading, public_clip, registry, tuning
 from bam.training.config import check
 from bam.training.step import TrainState, descend, first_state, step_key
 

@@ -20,7 +20,8 @@ from bam.core import clipping, engine, processes
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
-from bam.training import devices, examples, finetune, registry
+from bam.models import finetune
+from bam.training import devices, examples, registry
 
 with needs("train"):
     from ml_collections import ConfigDict
