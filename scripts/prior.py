@@ -1,10 +1,10 @@
 r"""Makes the weights of `features.name=prior` from drawn images alone.
 
-python -m scripts.prior --out=bam/data/prior.safetensors
+python -m scripts.prior --out=bam/features/prior.safetensors
 
 2,000 dead leaves, in colour and in grey; for each size of patch the whitening of 240,000 patches
 and directions by spherical k-means; for each part the moments that whiten its answers. The file's
-metadata say how it was made; its SHA-256 stands in `bam/data/prior.py`. It takes minutes on two
+metadata say how it was made; its SHA-256 stands in `bam/features/prior.py`. It takes minutes on two
 cores. Sums of another processor may differ in the last bits, and so may the file.
 """
 
@@ -20,9 +20,9 @@ from jaxtyping import Float
 
 from bam import files, provenance
 from bam.cli import console
-from bam.data.dead_leaves import dead_leaves, random_field
-from bam.data.prior import PARTS, PATCH, halved, normalised, raw
-from bam.data.scattering import inverse_root
+from bam.features.dead_leaves import dead_leaves, random_field
+from bam.features.prior import PARTS, PATCH, halved, normalised, raw
+from bam.features.scattering import inverse_root
 
 DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
 

@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # A folder imports those before it, and itself. Nothing imports the last two.
-ORDER = ("core", "privacy", "data", "images", "models", "training", "sweep", "release", "audit")
+ORDER = (
+    *("core", "privacy", "data", "images", "models", "features", "training"),
+    *("sweep", "release", "audit"),
+)
 ENDS = ("testing", "cli")
 SHARED = {
     "bam.extras",

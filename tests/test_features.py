@@ -14,14 +14,15 @@ import pytest
 import safetensors.numpy
 
 from bam import models
-from bam.data import datasets, features
-from bam.data.scattering import scattering
-from bam.data.sources import builtin, photographs
+from bam.data import datasets
+from bam.data.sources import builtin
+from bam.features import extraction, photographs
+from bam.features.backbone import backbone
+from bam.features.scattering import scattering
 from bam.models import finetune
 from bam.privacy import statement
 from bam.release import export
 from bam.training import loading, loop
-from bam.training.backbone import backbone
 from configs import digits
 from tests.cases import forget_data, refused
 
@@ -55,7 +56,7 @@ def few(monkeypatch):
     splits = zip(builtin.digits(), (80, 20), strict=True)
     digits_ = [datasets.Split(*(x[:number] for x in split)) for split, number in splits]
     monkeypatch.setitem(builtin.SPLITS, "digits", lambda: digits_)
-    monkeypatch.setattr(features, "CHUNK", 32)
+    monkeypatch.setattr(extraction, "CHUNK", 32)
 
 
 def test_scattering_is_kymatios():
@@ -117,7 +118,7 @@ def test_mirrored_features_do_not_tell_left_from_right():
 
 
 def extracted(feature_map):
-    return features.extract(datasets.load("digits"), feature_map, {})
+    return extraction.extract(datasets.load("digits"), feature_map, {})
 
 
 @pytest.mark.parametrize(
@@ -197,21 +198,21 @@ def npy(array):
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_not_the_maps_any_more_is_computed_again(tmp_path, damage):
     data, said = datasets.load("digits"), []
-    first = features.extract(data, lambda x: x[:, ::2], {}, tmp_path)
+    first = extraction.extract(data, lambda x: x[:, ::2], {}, tmp_path)
     for path in tmp_path.iterdir():
         path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    again = features.extract(data, lambda x: x[:, ::2], {}, tmp_path, said.append)
+    again = extraction.extract(data, lambda x: x[:, ::2], {}, tmp_path, said.append)
     np.testing.assert_array_equal(first.train.images, again.train.images)
     assert sum("computed again" in line for line in said) == 2
 
 
 def test_other_images_and_other_options_have_files_of_their_own(tmp_path):
     digits_, half = datasets.load("digits"), lambda x: x[:, ::2, ::2] / 2
-    features.extract(digits_, half, {"name": "half"}, tmp_path)
-    features.extract(digits_, half, {"name": "half", "groups": 3}, tmp_path)
+    extraction.extract(digits_, half, {"name": "half"}, tmp_path)
+    extraction.extract(digits_, half, {"name": "half", "groups": 3}, tmp_path)
     changed = digits_.train.images.copy()
     changed[700, 0, 0, 0] ^= 1
-    features.extract(
+    extraction.extract(
         digits_._replace(train=digits_.train._replace(images=changed)),
         half,
         {"name": "half"},
@@ -222,8 +223,8 @@ def test_other_images_and_other_options_have_files_of_their_own(tmp_path):
 
 def test_a_map_that_changed_behind_its_name_is_noticed(tmp_path):
     data, said = datasets.load("digits"), []
-    first = features.extract(data, lambda x: x, {"name": "own"}, tmp_path, said.append)
-    second = features.extract(data, lambda x: 0.9 * x, {"name": "own"}, tmp_path, said.append)
+    first = extraction.extract(data, lambda x: x, {"name": "own"}, tmp_path, said.append)
+    second = extraction.extract(data, lambda x: 0.9 * x, {"name": "own"}, tmp_path, said.append)
     assert any("computed again" in line for line in said)
     np.testing.assert_allclose(second.train.images, 0.9 * first.train.images, atol=1e-3)
 
@@ -235,7 +236,7 @@ def test_a_small_change_of_a_map_is_noticed(tmp_path):
         for times in range(2):  # computed, then read
             said, given = [], jnp.asarray(numbers)
             map_ = lambda x, given=given: jax.jit(lambda y: y * given.sum())(x)  # noqa: E731
-            kept = features.extract(data, map_, {"name": "own"}, tmp_path, said.append)
+            kept = extraction.extract(data, map_, {"name": "own"}, tmp_path, said.append)
             assert [any("kept in" in x for x in said)] == [times == 0], (change, said)
             expected = (data.train.images / 255 * numbers.sum()).astype(np.float16)
             np.testing.assert_allclose(kept.train.images, expected, rtol=2e-3)
@@ -251,14 +252,14 @@ def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_pa
 
     for by, again in ((1.0, False), (1.0, False), (1.0002, False), (1.005, True)):
         scale["by"], said[:] = by, []
-        features.extract(data, map_, {"name": "own"}, tmp_path, said.append)
+        extraction.extract(data, map_, {"name": "own"}, tmp_path, said.append)
         assert any("is not what the map makes" in x for x in said) == again, by
 
 
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
-    computed = lambda x: features.to_features(lambda pixels: pixels, x)  # noqa: E731
-    features.kept_or_computed(computed, images, {}, tmp_path, lambda line: None)
+    computed = lambda x: extraction.to_features(lambda pixels: pixels, x)  # noqa: E731
+    extraction.kept_or_computed(computed, images, {}, tmp_path, lambda line: None)
     failures = iter([RuntimeError("out of memory")])
 
     def failing(x):
@@ -267,13 +268,13 @@ def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
         return computed(x)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        features.kept_or_computed(failing, images, {}, tmp_path, lambda line: None)
+        extraction.kept_or_computed(failing, images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
-    found = features.extract(
+    found = extraction.extract(
         datasets.load("digits"), lambda x: x, {}, tmp_path / "file" / "below", said.append
     )
     assert found.train.images.shape == (1437, 8, 8, 1)
@@ -288,7 +289,7 @@ def test_a_disk_that_is_full_is_left_as_it_was(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(np, "save", full)
-    features.extract(data, lambda x: x, {}, tmp_path)
+    extraction.extract(data, lambda x: x, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -326,7 +327,7 @@ def test_what_features_cannot_go_with_is_refused(tmp_path, change, message):
 
 
 def test_zeros_of_the_shape_of_features_take_no_memory():
-    blank = features.blank(datasets.stand_in("cifar10"), scattering(27))
+    blank = extraction.blank(datasets.stand_in("cifar10"), scattering(27))
     assert blank.train.images.shape == (50_000, 8, 8, 243)
     assert blank.train.images.strides == (0, 0, 0, 0)
     datasets.check(blank)
@@ -435,8 +436,8 @@ def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
     without[7] = 0
 
     def others_differ(feature_map):
-        computed = jax.jit(lambda x: features.to_features(feature_map, x))
-        found = [features.in_chunks(computed, x) for x in (images, without)]
+        computed = jax.jit(lambda x: extraction.to_features(feature_map, x))
+        found = [extraction.in_chunks(computed, x) for x in (images, without)]
         return bool((np.delete(found[0], 7, 0) != np.delete(found[1], 7, 0)).any())
 
     assert not others_differ(scattering(9))

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from bam import files
-from bam.data import datasets, features
+from bam.data import datasets
 from bam.data.preprocessing import Preprocessing
+from bam.features import extraction
 from bam.images import importing, listing
 from bam.privacy import checkpoint, ledger
 from bam.release import export
@@ -59,7 +60,7 @@ def imported(folder):
 
 
 def of_features(folder):
-    features.extract(datasets.load("digits"), lambda x: x, {}, folder / "new" / "features")
+    extraction.extract(datasets.load("digits"), lambda x: x, {}, folder / "new" / "features")
 
 
 def saved(folder):

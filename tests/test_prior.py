@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from bam.data import prior
 from bam.data.common import DataError
-from bam.data.features import to_features
+from bam.features import prior
+from bam.features.extraction import to_features
 from bam.training import registry
 from scripts import prior as script
 

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from bam.cli import ahead
-from bam.data import datasets, features, stream
+from bam.data import datasets, stream
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
+from bam.features import extraction
 from bam.images import importing, listing
 from bam.training import loading, loop
 from bam.training.feed import Feed
@@ -111,9 +112,9 @@ def test_features_are_made_of_images_that_are_not_all_in_memory(data, tmp_path, 
     monkeypatch.setattr(
         stream, "decode_images", lambda many, *how: read.append(len(many)) or decode(many, *how)
     )
-    monkeypatch.setattr(features, "CHUNK", 32)
+    monkeypatch.setattr(extraction, "CHUNK", 32)
     made = [
-        features.extract(
+        extraction.extract(
             loading.make_dataset(config_of(data, memory).dataset), lambda x: x**2, {}, tmp_path
         )
         for memory in ("stream", "device")
@@ -172,7 +173,7 @@ def test_other_images_under_the_same_footers_are_other_data(data, tmp_path):
     def of_features():
         forget_data()
         of_images = loading.make_dataset(config.dataset)
-        return features.extract(of_images, lambda x: x**2, {}, kept, said.append).train.images
+        return extraction.extract(of_images, lambda x: x**2, {}, kept, said.append).train.images
 
     before = of_features()
     np.testing.assert_array_equal(of_features(), before)

@@ -20,9 +20,10 @@ from bam import provenance
 from bam.cli import timing
 from bam.cli.options import EXAMPLES
 from bam.core import sampling
-from bam.data import datasets, features
+from bam.data import datasets
 from bam.data.stream import select
 from bam.errors import InputError
+from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, layers
 from bam.training import loading, registry, trainer
@@ -122,7 +123,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
         config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset, size)
     if feature_map := registry.make_features(config.features):
-        dataset = features.blank(dataset, feature_map)
+        dataset = extraction.blank(dataset, feature_map)
     if config.microbatch_size == "auto":
         raise InputError("microbatch_size=auto is timed on the device: give a number")
     try:

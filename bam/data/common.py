@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
     Attributes:
       images: `[N, height, width, channels]`, uint8, in memory or in files
-        (`bam.data.stream.StoredImages`); features of images (`bam.data.features`) are
+        (`bam.data.stream.StoredImages`); features of images (`bam.features.extraction`) are
         float16. A tabular set is float32 `[N, 1, 1, features]`: one pixel with a channel per
         feature, in the features' own units.
       labels: `[N]` int32, from 0; of other losses (`bam.models.losses`) what they need.

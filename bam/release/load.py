@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Num, PyTree
 
 from bam import models
 from bam.core.pytree import Params
-from bam.data import datasets, features
+from bam.data import datasets
 from bam.data.common import check_memory
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
+from bam.features import extraction
 from bam.files import JsonObject, as_object, read_bytes, user_path
 from bam.models import pretrained
 from bam.training import registry
@@ -200,7 +201,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
 
     def prepare(images: Images) -> Float[Array, "... k"]:
         if feature_map is not None:
-            images = features.to_features(feature_map, images)
+            images = extraction.to_features(feature_map, images)
         return datasets.prepare(dataset, images, facts["input_clip_norm"])
 
     return Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))

@@ -132,7 +132,7 @@ KEYS = (
         "Features of the images instead of their pixels, by a fixed map that never saw the "
         'private data: "" (none), "prior", "scattering", "backbone", or your own MODULE:FUNCTION. '
         'They are kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` '
-        "are scattering's, the others a backbone's (bam/training/backbone.py). What is not set is "
+        "are scattering's, the others a backbone's (bam/features/backbone.py). What is not set is "
         "not passed to a map."),
     Key("features.cache", "", 'Folder that keeps computed features; "": beside the data.'),
     Key("features.whiten", None,

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from bam import files
-from bam.data import datasets, features, users
+from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
+from bam.features import extraction
 from bam.files import JsonObject
 from bam.training import devices, registry
 
@@ -72,7 +73,7 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     facts = registry.set_keys(wanted.features, "cache")
     if wanted.digest:
         facts["weights"] = wanted.digest
-    extracted = features.extract(loaded, feature_map, facts, folder, log)
+    extracted = extraction.extract(loaded, feature_map, facts, folder, log)
     return datasets.hold_out(extracted, holdout, of=loaded.train)
 
 

@@ -3,7 +3,7 @@
 A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
 built; the section's other keys are passed to it by name. Whatever it is given besides them is
 public, so what it makes of that needs no accounting; a map of images sees each of them alone, and
-must not have been made from any of the private ones (`bam.data.features`):
+must not have been made from any of the private ones (`bam.features.extraction`):
 
 ================ ================================================= ============================
 section          your function                                     returns
@@ -41,14 +41,15 @@ from bam.core.clipping import (
     sensitivity_of,
 )
 from bam.core.pytree import Grads, Params
-from bam.data import datasets, features, prior
-from bam.data.scattering import scattering
+from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
+from bam.features import extraction, prior
+from bam.features.backbone import backbone
+from bam.features.scattering import scattering
 from bam.files import JsonMapping, JsonObject
 from bam.models import finetune, losses
 from bam.privacy.plan import PrivacyPlan
-from bam.training.backbone import backbone
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -102,7 +103,7 @@ CLIPS: dict[str, Callable[..., BoundedTransformation]] = {
     "normalize": lambda plan, clip_norm, gamma=0.01: normalize(clip_norm, gamma),
     "per_layer": lambda plan, clip_norm: clip_per_layer(clip_norm),
 }
-FEATURES: dict[str, Callable[..., features.FeatureMap]] = {
+FEATURES: dict[str, Callable[..., extraction.FeatureMap]] = {
     "backbone": backbone,
     "prior": prior.prior,
     "scattering": scattering,
@@ -276,12 +277,12 @@ def num_inputs(config: ConfigDict) -> int:
     return int(inputs_each * max(1, config.dataset.group_size))
 
 
-def make_features(section: ConfigDict) -> features.FeatureMap | None:
+def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
     """The map of images that a config's `features` section describes; None: pixels as they are."""
     options = set_keys(section, "cache")
     if not any(options.values()):  # neither a name nor anything that needs one
         return None
-    feature_map: features.FeatureMap = make("features", FEATURES, {"name": "", **options})
+    feature_map: extraction.FeatureMap = make("features", FEATURES, {"name": "", **options})
     return feature_map
 
 

@@ -2,13 +2,13 @@ r"""Features that no photograph paid for: a fixed map whose weights come from dr
 
 An image of any size from 28 to 256 is resized to 32×32. A patch x of it, less its mean and over its
 deviation, answers to the filters that spherical k-means learned from whitened patches of dead
-leaves (`bam.data.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
+leaves (`bam.features.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
 
 $$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
 for filters of the image and of the image at half its size, and for the scattering transform S
-(`bam.data.scattering`); means are over these places, and over the image and its mirror image. Each
-part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
+(`bam.features.scattering`); means are over these places, and over the image and its mirror image.
+Each part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
 brought to mean 0 and equal variance within an image; all are 10 long together, and each has the
 same share of that. The square root (Hellinger's) makes the strong answers of edges count less.
 
@@ -28,9 +28,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from bam.data.common import DataError
-from bam.data.features import FeatureMap
-from bam.data.scattering import scattering
 from bam.extras import needs
+from bam.features.extraction import FeatureMap
+from bam.features.scattering import scattering
 
 with needs("train"):
     import safetensors.numpy

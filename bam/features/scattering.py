@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
-from bam.data.sources import photographs
 from bam.errors import InputError
+from bam.features import photographs
 
 SCALES, ANGLES = 2, 8
 STRIDE = 2**SCALES
@@ -42,7 +42,7 @@ def scattering(
 
     With `whiten` = r, the vector x of the channels of a place becomes (R + r·I)^{-1/2} (x - μ)/s
     for the means μ, deviations s and correlations R that it has in public photographs
-    (`bam.data.sources.photographs`): fine structure, which varies little, counts as much as coarse.
+    (`bam.features.photographs`): fine structure, which varies little, counts as much as coarse.
 
     With `groups`, the c·81 channels are then divided into so many groups of neighbours, and each
     group's values in an image brought to mean 0 and variance 1: GroupNorm without weights.

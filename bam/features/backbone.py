@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from bam import models
-from bam.data.features import FeatureMap
 from bam.errors import InputError
+from bam.features.extraction import FeatureMap
 from bam.models import finetune
 
 
