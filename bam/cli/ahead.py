@@ -7,7 +7,9 @@ import importlib.util
 import math
 import os
 import re
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,8 +19,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from bam import provenance
-from bam.cli import timing
-from bam.cli.options import EXAMPLES
 from bam.core import sampling
 from bam.data import datasets
 from bam.data.stream import select
@@ -26,7 +26,7 @@ from bam.errors import InputError
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, layers
-from bam.training import loading, registry, trainer
+from bam.training import arithmetic, loading, registry, trainer
 
 GIB = 2**30
 COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
@@ -74,7 +74,9 @@ def kind_of(target: str) -> Kind:
     kind = KINDS.get(name)
     shapes = {"tpu": r"[1-9]\d*(x[1-9]\d*){1,2}", "cuda": r"([1-9]\d*)?"}
     if kind is None or not re.fullmatch(shapes[kind.platform], shape):
-        raise InputError(f"unknown target {target!r}; for example {EXAMPLES}")
+        raise InputError(
+            f"unknown target {target!r}; for example v5e:1x1 or h100:8, of {', '.join(KINDS)}"
+        )
     return kind
 
 
@@ -183,7 +185,14 @@ def compile_step(
     given = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), given
     )
-    return built, *timing.compile_timed(built.step, *given)
+    return built, *compile_timed(built.step, *given)
+
+
+def compile_timed(fn: Callable[..., PyTree], *args: PyTree) -> tuple[PyTree, float]:
+    """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
+    started = time.perf_counter()
+    compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
+    return compiled, time.perf_counter() - started
 
 
 def num_bytes_held(program: PyTree) -> int:
@@ -201,7 +210,7 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
     gradient = registry.make_gradient(config.method, model.loss)
     example = registry.example_like(config, shape)
-    return config.expected_batch_size * timing.matrix_flops(gradient, *weights, example)
+    return config.expected_batch_size * arithmetic.matrix_flops(gradient, *weights, example)
 
 
 def collectives(text: str) -> list[JsonObject]:

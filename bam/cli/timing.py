@@ -1,6 +1,5 @@
 """Timing of compiled functions: medians with spread, compilation apart."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import files, provenance
+from bam.cli import ahead
 from bam.core import sampling
 from bam.files import JsonMapping
 from bam.training import devices, trainer
@@ -25,13 +25,6 @@ class Timing(NamedTuple):
     compile_seconds: float
 
 
-def compile_timed(fn: Callable[..., PyTree], *args: PyTree) -> tuple[PyTree, float]:
-    """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
-    started = time.perf_counter()
-    compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
-    return compiled, time.perf_counter() - started
-
-
 def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, PyTree]:
     """A training step of `batch` examples, the seconds it took to compile, and its arguments.
 
@@ -40,7 +33,7 @@ def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTre
     """
     train = built.place(built.dataset.train)
     state, others = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
-    compiled, seconds = compile_timed(built.step, state, *others)
+    compiled, seconds = ahead.compile_timed(built.step, state, *others)
     return compiled, seconds, state, others
 
 
@@ -86,31 +79,3 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
     """Median and quartiles of the observations."""
     low, median, high = (float(x) for x in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Timing(median, low, high, compile_seconds)
-
-
-def matrix_flops(fn: Callable[..., PyTree], *args: PyTree) -> int:
-    """Multiplications and additions in the matrix products and convolutions of `fn(*args)`.
-
-    It is traced, not run; the body of a `scan` counts once per turn.
-    """
-    return _matrix_flops(jax.make_jaxpr(fn)(*args).jaxpr)
-
-
-def _matrix_flops(jaxpr: Any) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        size = math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += 2 * size * math.prod(left[axis] for axis in contracted)
-        elif equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * size * math.prod(kernel) // features
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-                total += turns * _matrix_flops(inner)
-    return total

@@ -16,7 +16,7 @@ from absl import flags
 
 import bam
 from bam import models
-from bam.cli import console, timing
+from bam.cli import ahead, console, timing
 from bam.core import oracles
 from bam.errors import InputError
 from bam.sweep import plot
@@ -132,7 +132,7 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
         return optax.apply_updates(params, updates), private_grad, key
 
     state = (params, optax.tree.zeros_like(params), bam.seeded_key(0), batch)
-    compiled, seconds = timing.compile_timed(step, *state)
+    compiled, seconds = ahead.compile_timed(step, *state)
     return functools.partial(compiled, *state), seconds
 
 

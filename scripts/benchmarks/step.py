@@ -16,7 +16,7 @@ from absl import flags
 from bam import models
 from bam.cli import console, timing
 from bam.files import JsonMapping
-from bam.training import trainer
+from bam.training import arithmetic, trainer
 from scripts.benchmarks import performance
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
@@ -67,7 +67,7 @@ def main() -> None:
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
     params = jax.eval_shape(model.init, jax.random.key(0))
-    flops = timing.matrix_flops(jax.grad(model.loss), params, example)
+    flops = arithmetic.matrix_flops(jax.grad(model.loss), params, example)
     matmul = [2 * MATMUL_SIZE**3 / s / 1e9 for s in seconds["matmul"]]
     settings = ("batch", "precision", "width", "views", "trials")
     results = {
