@@ -27,7 +27,7 @@ from PIL import Image
 
 import bam
 from bam import files
-from bam.cli import console, tables
+from bam.cli import console, screen, tables
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
@@ -244,7 +244,7 @@ EVIL = "a\x1b[2J\u202eb\n=1\r\u200f"
 def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypatch):
     console.say(f"left out: {EVIL}", "plain: é, 日本, – ε\xa0".strip())
     console.show("a plan\nof two lines")
-    tables.show(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
+    screen.show(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
     console.say(EVIL, error=True)
     monkeypatch.setattr(sys, "argv", ["bam", "--debug"])
     for error in (DataError(EVIL), bam.InputError(EVIL)):

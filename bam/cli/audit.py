@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bam import files, provenance
 from bam.audit import canary, checks, one_run, whole_run
-from bam.cli import console, tables
+from bam.cli import console, screen, tables
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
@@ -86,7 +86,7 @@ def audit_methods(given: flags.FlagValues, rows: list[JsonObject], out: Path) ->
                 p_values = p_values or whole_run_p_values(method, given.epsilon)
                 rows.append(run(config, num_examples, wanted, p_values))
                 keep(rows, out)
-    tables.show(COLUMNS, many_runs_rows(rows))
+    screen.show(COLUMNS, many_runs_rows(rows))
 
 
 def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | None) -> int:

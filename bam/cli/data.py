@@ -12,7 +12,7 @@ from absl import flags
 from rich.progress import Progress
 
 from bam import files
-from bam.cli import console, tables
+from bam.cli import console, screen, tables
 from bam.data.common import DataError, Split
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
@@ -154,7 +154,7 @@ def show(data: Path, out: str) -> None:
         labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
         rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
-        tables.show(tables.text("class", "train", "test"), rows)
+        screen.show(tables.text("class", "train", "test"), rows)
     console.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]

@@ -8,7 +8,7 @@ import numpy as np
 from absl import flags
 
 from bam import files
-from bam.cli import console, tables
+from bam.cli import console, screen, tables
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
@@ -81,9 +81,9 @@ def account(given: flags.FlagValues) -> None:
     console.say(
         f"μ = {analysis['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)", ""
     )
-    tables.show(SPENT, analysis["over_training"], "ε as training goes")
+    screen.show(SPENT, analysis["over_training"], "ε as training goes")
     rates = analysis["best_true_positive_rate"]
-    tables.show(RATES, rates, "an attacker's best true positive rate")
+    screen.show(RATES, rates, "an attacker's best true positive rate")
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:

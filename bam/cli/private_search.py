@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import tables
+from bam.cli import screen, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.errors import InputError
@@ -87,7 +87,7 @@ def search(
     if len({trainer.plan.noise_multiplier for trainer in trainers.values()}) > 1:
         raise InputError("the settings must differ in nothing that the noise depends on")
     log(describe(first.plan))
-    tables.show(COSTS, costs(first.plan))
+    screen.show(COSTS, costs(first.plan))
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with files.lock(workdir):

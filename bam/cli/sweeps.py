@@ -10,7 +10,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bam import files
-from bam.cli import configs, console, tables
+from bam.cli import configs, console, screen, tables
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
@@ -41,7 +41,7 @@ def carry_out(given: flags.FlagValues, study: Study, out: Path) -> tuple[list[Js
     result = study.result(trained)
     files.write_json(out.with_name(f"{out.name}.json"), result)
     rows = result["rows"]
-    tables.show(columns(study.columns, rows), rows, keep=out.with_name(f"{out.name}.md"))
+    screen.show(columns(study.columns, rows), rows, keep=out.with_name(f"{out.name}.md"))
     if any(len(by_seed) < given.num_seeds for by_seed in trained.values()):
         sys.exit(console.STOPPED)
     return rows, trained

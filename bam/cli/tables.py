@@ -1,13 +1,11 @@
-"""Tables for documents and for the terminal: first column to the left, the others to the right."""
+"""Tables as text, for documents: the first column to the left, the others to the right."""
 
 import operator
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from bam import files
-from bam.cli import console
 from bam.files import JsonMapping
 
 Row: TypeAlias = Any  # of any kind: its columns know it
@@ -21,54 +19,10 @@ def text(*headings: str) -> Columns:
 
 def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) -> str:
     """A table for documents; `left` are further columns that are set to the left."""
-    marks = ["---" if _is_left(columns, name, left) else "---:" for name in columns]
+    marks = ["---" if is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
     return "\n".join(map(files.visible, lines)) + "\n"
-
-
-def show(
-    columns: Columns,
-    rows: Sequence[Row],
-    title: str = "",
-    left: Sequence[str] = (),
-    keep: Path | None = None,
-) -> None:
-    """Prints a table, and keeps it in a file for documents, whose folder is made.
-
-    Of a table that is kept, a terminal that is too narrow shows the first columns.
-    """
-    if keep:
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(keep, markdown(columns, rows, left))
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ModuleNotFoundError:  # an extra brings it
-        console.show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
-        return
-    cell = lambda text: Text(files.visible(text))  # noqa: E731 (brackets are no markup)
-    screen = Console(width=None if sys.stdout.isatty() else 180)
-    for num_shown in range(len(columns), 0, -1):
-        shown = list(columns)[:num_shown]
-        table = Table(
-            title=cell(title) if title else None,
-            box=box.SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-        )
-        for name in shown:
-            justify: Literal["left", "right"] = "left" if _is_left(columns, name, left) else "right"
-            table.add_column(cell(name), justify=justify, no_wrap=True)
-        for row in rows:
-            table.add_row(*(cell(columns[name](row)) for name in shown))
-        if num_shown < 3 or not keep or screen.measure(table).maximum <= screen.width:
-            break
-    screen.print(table)
-    if len(shown) < len(columns):
-        console.say(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
 
 
 def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
@@ -98,5 +52,6 @@ def interval(estimate: JsonMapping | None, form: str) -> str:
     return plus_minus(estimate["mean"], estimate["half_width"], form)
 
 
-def _is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:
+def is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:
+    """Whether a column is set to the left: the first, and those that are named."""
     return name == next(iter(columns)) or name in left
