@@ -14,12 +14,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import console, options, sweeps, tables
+from bam.cli import console, tables
 from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
 from bam.sweep.comparison import Runs, Study
+from scripts.lib import many_runs
 
-options.define(flags.FLAGS, options.MANY_RUNS)
 DEFAULTS = (
     "--config=digits", "--workdir=runs/demo", "--num_seeds=10", "--config.model.name=linear",
     "--config.epsilon=1", "--config.checkpoint.every=0", "--config.diagnostics.every=10",
@@ -42,7 +42,7 @@ def main() -> None:
         workdir = Path(flags.FLAGS.workdir)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         study = Study(chosen(), lambda name: next(iter(ENTRIES)))
-        rows, runs_by_entry = sweeps.carry_out(flags.FLAGS, study, workdir / "sweep")
+        rows, runs_by_entry = many_runs.carry_out(study, workdir / "sweep")
         draw(rows, runs_by_entry, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
@@ -53,8 +53,8 @@ def chosen() -> dict[str, ConfigDict]:
     rows, configs = reversed(files.read_json(SETTINGS)["rows"]), {}
     best = {x["entry"]: x for x in sorted(rows, key=lambda row: sum(row["accuracies"]))}
     for name, (clip_norm, _) in ENTRIES.items():
-        config = sweeps.method_config(
-            flags.FLAGS, best[name]["method"], ("clip_norm", "optimizer.learning_rate")
+        config = many_runs.method_config(
+            best[name]["method"], ("clip_norm", "optimizer.learning_rate")
         )
         config.clip_norm, config.optimizer.learning_rate = clip_norm, best[name]["learning_rate"]
         configs[name] = config

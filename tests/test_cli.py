@@ -20,11 +20,12 @@ from PIL import Image
 
 import bam
 from bam import extras, files, models
-from bam.cli import configs, console, main, options, sweeps
+from bam.cli import configs, console, main, options
 from bam.data import datasets
 from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
+from bam.sweep.method_config import method_config
 from bam.training import keys, loop, registry
 from configs import digits
 from tests.cases import run_command
@@ -156,7 +157,7 @@ def test_a_mistake_in_a_config_file_is_one_line_with_its_place(
     assert said.startswith(f"error: {file}, line {line}: ") and message in said
     assert "private words" not in said and len(said) < 300 + len(str(file))
     with pytest.raises(bam.InputError) as of_sweep:
-        sweeps.load(str(file), "dp_sgd", {})
+        method_config(str(file), "dp_sgd", {})
     assert str(of_sweep.value).startswith(f"{file}, line {line}: ")
 
 

@@ -14,11 +14,12 @@ import pytest
 
 import bam
 from bam import files
-from bam.cli import private_search, sweeps
+from bam.cli import private_search, sweep
 from bam.data import datasets
 from bam.privacy import selection, statement
 from bam.release import export
 from bam.sweep import comparison
+from bam.sweep.method_config import method_config
 from bam.training import config as base
 from bam.training import loading, loop, score, tuning
 from configs import digits
@@ -35,7 +36,7 @@ def search(
     loading.kept_datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
     study = comparison.grid(
-        lambda method: sweeps.load(FILE, method, overrides, private_search.FIXED),
+        lambda method: method_config(FILE, method, overrides, private_search.FIXED),
         ["dp_sgd"], {"optimizer.learning_rate": rates.split(",")}, holdout,
     )  # fmt: skip
     chosen = selection.Selection(*trials)
@@ -45,7 +46,7 @@ def search(
         for label, config in study.groups.items()
     }
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        private_search.search(grid, workdir, lambda: stop, print)
+        private_search.search(grid, workdir, lambda: stop, print, sweep.show_plan)
     return printed.getvalue()
 
 

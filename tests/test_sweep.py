@@ -7,9 +7,9 @@ import pytest
 
 import bam
 from bam import files
-from bam.cli import sweeps
 from bam.privacy.run import PrivateRun
 from bam.sweep import comparison, runs
+from bam.sweep.method_config import method_config
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
@@ -155,7 +155,7 @@ def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overri
     settings = comparison.settings_of(settings)
     overrides = {"model.name": "linear", "num_steps": 3, **overrides}
     return comparison.grid(
-        lambda method: sweeps.load(FILE, method, overrides, {"dataset.holdout", *fixed}),
+        lambda method: method_config(FILE, method, overrides, {"dataset.holdout", *fixed}),
         methods.split(","), settings, holdout, smaller,
     )  # fmt: skip
 

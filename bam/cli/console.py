@@ -285,6 +285,15 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
     values["config"].parser = Config()
 
 
+def config_given(values: flags.FlagValues) -> tuple[str, JsonObject]:
+    """The file that `--config` names, and what `--config.KEY=VALUE` sets."""
+    from ml_collections import config_flags
+
+    flag = values["config"]
+    file = configs.file_of(config_flags.get_config_filename(flag)).partition(":")[0]
+    return file, config_flags.get_override_values(flag)
+
+
 def _overrides(args: Iterable[str]) -> list[tuple[str, str]]:
     """The keys that `--config.KEY` sets, and to which text."""
     matches = (re.match(r"--?(?:no)?config\.([^=]*)=?(.*)", argument) for argument in args)

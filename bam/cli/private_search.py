@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from bam import files
-from bam.cli import screen, tables
+from bam.cli import tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.errors import InputError
@@ -24,8 +24,7 @@ from bam.files import JsonObject
 from bam.privacy import accounting
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
-from bam.privacy.selection import Selection, composed_epsilon
-from bam.release import export
+from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
 from bam.sweep import runs
 from bam.training import loop, rundir, score
 
@@ -60,8 +59,9 @@ def search(
     workdir: Path,
     should_stop: Callable[[], bool],
     log: Callable[[str], None],
+    on_plan: Callable[[PrivacyPlan], None] = lambda plan: None,
 ) -> Path | None:
-    """Prints what it costs, trains and scores what is missing, and points to the chosen trial.
+    """Trains and scores what is missing, and points to the chosen trial.
 
     Args:
       grid: the settings, by name; of `as_trial`. All of them are checked before anything is drawn.
@@ -69,6 +69,7 @@ def search(
         whatever stops the search: neither a trial's setting nor their number is drawn again.
       should_stop: asked after every step.
       log: called with lines that may be shown.
+      on_plan: called with the plan of a trial, which is the search's, before anything is drawn.
 
     Returns:
       The folder of the chosen trial, which `export` takes; None if the search was stopped before.
@@ -86,8 +87,7 @@ def search(
     first = next(iter(trainers.values()))
     if len({trainer.plan.noise_multiplier for trainer in trainers.values()}) > 1:
         raise InputError("the settings must differ in nothing that the noise depends on")
-    log(describe(first.plan))
-    screen.show(COSTS, costs(first.plan))
+    on_plan(first.plan)
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with files.lock(workdir):
@@ -255,7 +255,7 @@ def _choose(
     unit = score.unit_of(_selection(plan).score_noise_multiplier)
     right = trials[best]["score"] / unit
     chosen = {"setting": trials[best]["setting"], "num_correct_noised": right}
-    files.write_json(workdir / "trials" / str(best) / export.CHOSEN, chosen)
+    files.write_json(workdir / "trials" / str(best) / CHOSEN, chosen)
     link = workdir / "chosen"
     if not link.is_symlink():
         link.symlink_to(Path("trials") / str(best))

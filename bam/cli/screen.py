@@ -15,15 +15,9 @@ def show(
     rows: Sequence[Row],
     title: str = "",
     left: Sequence[str] = (),
-    keep: Path | None = None,
+    kept: Path | None = None,
 ) -> None:
-    """Prints a table, and keeps it in a file for documents, whose folder is made.
-
-    Of a table that is kept, a terminal that is too narrow shows the first columns.
-    """
-    if keep:
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(keep, markdown(columns, rows, left))
+    """Prints a table; if a file has all of it, a terminal that is too narrow the first columns."""
     try:
         from rich import box
         from rich.console import Console
@@ -47,8 +41,8 @@ def show(
             table.add_column(cell(name), justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*(cell(columns[name](row)) for name in shown))
-        if num_shown < 3 or not keep or screen.measure(table).maximum <= screen.width:
+        if num_shown < 3 or not kept or screen.measure(table).maximum <= screen.width:
             break
     screen.print(table)
     if len(shown) < len(columns):
-        console.say(f"{', '.join(list(columns)[len(shown) :])}: {keep}")
+        console.say(f"{', '.join(list(columns)[len(shown) :])}: {kept}")

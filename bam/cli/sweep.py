@@ -1,17 +1,18 @@
 """Trains methods at many settings with many seeds, and sets them beside a baseline."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from bam import extras
-from bam.cli import console, private_search, sweeps
+from bam.cli import console, private_search, screen, sweeps
 from bam.errors import InputError
+from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import Selection
 from bam.sweep import comparison
+from bam.sweep.method_config import method_config
 from bam.training import registry
 
 
@@ -22,12 +23,12 @@ def main(argv: Sequence[str]) -> int:
 
 def sweep(given: flags.FlagValues) -> int:
     """Trains what is missing, then writes and prints the table, and draws the runs."""
-    settings = comparison.settings_of(given.set)
-    fixed = {"dataset.holdout", *settings, *(private_search.FIXED if given.private else ())}
+    chosen, (file, overrides) = comparison.settings_of(given.set), console.config_given(given)
+    fixed = {"dataset.holdout", *chosen, *(private_search.FIXED if given.private else ())}
     study = comparison.grid(
-        functools.partial(sweeps.method_config, given, fixed=fixed),
+        lambda method: method_config(file, method, overrides, fixed),
         given.methods,
-        settings,
+        chosen,
         given.holdout,
         given.smaller,
     )
@@ -35,13 +36,19 @@ def sweep(given: flags.FlagValues) -> int:
         return _search_privately(given, study)
     metric = comparison.metric_of(study.groups, given.metric)
     study = dataclasses.replace(study, metric=metric)
+    workdir, should_stop = Path(given.workdir), console.stop_after(given.max_seconds)
+    out = Path(given.out or workdir / "sweep")
+    console.check_writable(f"{out}.json")
+    console.use_compilation_cache()
     if given.best:
-        first = sweeps.run_missing(given, study.configs(1))
+        first = sweeps.run_missing(study.configs(1), workdir, should_stop, console.say)
         if not all(first.values()):
             return console.STOPPED
         study = comparison.best(study, first, given.best)
-    out = Path(given.out or f"{given.workdir}/sweep")
-    rows, runs = sweeps.carry_out(given, study, out)
+    rows, runs = sweeps.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
+    screen.show(sweeps.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
+    if not sweeps.finished(runs, given.num_seeds):
+        return console.STOPPED
     measured = any(row["bias_norm"] is not None for row in rows)
     if measured and len({registry.full_label(row["method"]) for row in rows}) == len(rows):
         try:
@@ -67,5 +74,11 @@ def _search_privately(given: flags.FlagValues, study: comparison.Study) -> int:
     }
     console.use_compilation_cache()
     should_stop = console.stop_after(given.max_seconds)
-    private_search.search(trials, Path(given.workdir), should_stop, console.show)
+    private_search.search(trials, Path(given.workdir), should_stop, console.show, show_plan)
     return 0
+
+
+def show_plan(plan: PrivacyPlan) -> None:
+    """Prints what a search will promise, and what it costs."""
+    console.show(private_search.describe(plan))
+    screen.show(private_search.COSTS, private_search.costs(plan))

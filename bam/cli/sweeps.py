@@ -1,23 +1,20 @@
-"""Flags and printing of commands that train many runs: `bam sweep`, and the scripts of results."""
+"""A study carried out: it trains what is missing, with a bar of all steps, and writes the table."""
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bam import files
-from bam.cli import configs, console, screen, tables
-from bam.errors import InputError
+from bam.cli import tables
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up
 from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study, is_percent
-from bam.training import loop, registry
+from bam.training import loop
 
 # Heading -> what the diagnostics measure.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
@@ -29,21 +26,24 @@ GAIN: tables.Columns = {
 }
 
 
-def carry_out(given: flags.FlagValues, study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
-    """Trains what is missing, writes `OUT.json` and `OUT.md`, prints the table; its rows and runs.
+def carry_out(
+    study: Study,
+    num_seeds: int,
+    workdir: Path,
+    out: Path,
+    should_stop: Callable[[], bool],
+    log: Callable[[str], None],
+) -> tuple[list[JsonObject], Runs]:
+    """Trains what is missing in `workdir`, writes `OUT.json` and `OUT.md`; the rows and the runs.
 
-    `given` are a command's or a script's flags, with those of `options.MANY_RUNS`. A study that
-    is not finished is written as far as it is, and ends the command with exit status 3; the same
-    command goes on.
+    A study that is not finished is written as far as it is; whoever calls again goes on.
     """
-    console.check_writable(f"{out}.json")
-    trained = run_missing(given, study.configs(given.num_seeds))
+    trained = run_missing(study.configs(num_seeds), workdir, should_stop, log)
     result = study.result(trained)
     files.write_json(out.with_name(f"{out.name}.json"), result)
     rows = result["rows"]
-    screen.show(columns(study.columns, rows), rows, keep=out.with_name(f"{out.name}.md"))
-    if any(len(by_seed) < given.num_seeds for by_seed in trained.values()):
-        sys.exit(console.STOPPED)
+    table = tables.markdown(columns(study.columns, rows), rows)
+    files.write_text(out.with_name(f"{out.name}.md"), table)
     return rows, trained
 
 
@@ -81,15 +81,17 @@ def _form(row: JsonMapping) -> str:
 
 
 def run_missing(
-    given: flags.FlagValues, groups: Mapping[str, runs.Configs]
+    groups: Mapping[str, runs.Configs],
+    workdir: Path,
+    should_stop: Callable[[], bool],
+    log: Callable[[str], None],
 ) -> dict[str, dict[int, runs.Run]]:
-    """Trains what is missing in `--workdir`, seed by seed, until it is done or time is up.
+    """Trains what is missing, seed by seed, until it is done or `should_stop`.
 
-    It shows a bar of all steps. Returns group -> seed -> finished run.
+    It shows a bar of all steps. `log` is called with a line on each run. Returns group -> seed ->
+    finished run.
     """
-    workdir = Path(given.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    console.use_compilation_cache()
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
     shown = sys.stdout.isatty()
     with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not shown) as bar:
@@ -99,67 +101,20 @@ def run_missing(
         def on_built(built: Mapping[str, loop.Trainer]) -> None:
             bar.update(task, total=sum(each.plan.training_steps for each in built.values()))
 
+        def on_event(name: str, text: str) -> None:
+            log(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
+
         def on_row(name: str, row: JsonMapping) -> None:
             step[name] = row["step"]
             bar.update(task, description=name, completed=sum(step.values()))
 
-        should_stop = console.stop_after(given.max_seconds)
-        runs.train(runs.in_turn(groups), workdir, should_stop, print_event, on_row, on_built)
+        runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
-        console.say(f"{num_missing} runs are not finished; the same command goes on from there")
+        log(f"{num_missing} runs are not finished; the same command goes on from there")
     return trained
 
 
-def print_event(name: str, text: str) -> None:
-    """Prints what happened to a run, with the time of day."""
-    console.say(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
-
-
-def method_config(
-    given: flags.FlagValues, method: str, fixed: Iterable[str] = (), path: str = ""
-) -> ConfigDict:
-    """The config of METHOD or METHOD:STRENGTH with the command line's `--config.KEY=VALUE`.
-
-    Overrides of what the command sets itself, the `fixed` keys, are an error. Without a `path` the
-    file is that of `--config`.
-    """
-    flag = given["config"]
-    file = configs.file_of(path or config_flags.get_config_filename(flag)).partition(":")[0]
-    return load(file, method, config_flags.get_override_values(flag), fixed)
-
-
-def load(file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = ()) -> ConfigDict:
-    """A config file's configuration of METHOD, or of METHOD:STRENGTH for a method of BAM's kind.
-
-    Args:
-      file: the config file.
-      method: what its `get_config` is called with; a number after a colon is the strength.
-      overrides: key -> value, for all methods; keys of `method.*` for those that have them.
-      fixed: keys that the caller sets and that therefore no override may set.
-
-    Raises:
-      InputError: for an override of what is fixed or not there, a strength that cannot be, or what
-        the file's own code raises.
-    """
-    name, colon, number = method.partition(":")
-    strength = registry.METHODS[name].strength if name in registry.METHODS else ""
-    if colon and not strength:
-        raise InputError(f"{method}: {name} takes no strength")
-    keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
-    if set_twice := sorted(keys & set(overrides)):
-        raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
-    config = configs.load(f"{file}:{name}")
-    for key, value in overrides.items():
-        if key.startswith("method.") and key.removeprefix("method.") not in config.method:
-            continue
-        try:
-            config.update_from_flattened_dict({key: value})
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{file} does not take {key} = {value!r}: {error}") from None
-    if colon:
-        try:
-            config.method[strength] = float(number)
-        except ValueError:
-            raise InputError(f"{method}: {number!r} is no number") from None
-    return config
+def finished(trained: Runs, num_seeds: int) -> bool:
+    """Whether every group has all its runs."""
+    return all(len(by_seed) >= num_seeds for by_seed in trained.values())

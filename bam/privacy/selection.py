@@ -29,6 +29,8 @@ from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting
 
+# A file that a search puts into the folder of the trial it has chosen, and no other.
+CHOSEN = "chosen.json"
 # Below, the choice is none; beyond, nobody waits for the trials.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
 LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integers, drawn in `bam.training.score`

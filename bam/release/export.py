@@ -27,9 +27,10 @@ from bam.files import JsonObject, make_folder, one_line, replace, user_path, wri
 from bam.models import lora
 from bam.privacy import checkpoint, statement
 from bam.privacy.run import CHECKPOINTS
+from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
 from bam.release.load import NOT_OF, Released, Shapes, build, check_shapes, load
-from bam.release.records import CHOSEN, Run, read
+from bam.release.records import Run, read
 
 with needs("train"):
     import safetensors.numpy

@@ -10,12 +10,11 @@ from bam.errors import InputError
 from bam.files import JsonObject, one_line, read_json
 from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.selection import CHOSEN
 from bam.training import config as base
 from bam.training import registry
 from bam.training.rundir import as_json, read_rows
 
-# A file that a private search puts into the folder of the trial it has chosen, and no other.
-CHOSEN = "chosen.json"
 # What a run records for its release.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 NOT_PRIVATE = "not_private/"  # begins the names of figures of training examples

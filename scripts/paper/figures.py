@@ -16,11 +16,12 @@ import numpy as np
 from absl import flags
 
 from bam import files
-from bam.cli import console, options, sweeps, tables
+from bam.cli import console, tables
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, registry
+from scripts.lib import many_runs
 
 _FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
@@ -29,7 +30,6 @@ _METHODS = flags.DEFINE_list(
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
     "what is trained and shown, METHOD or METHOD:STRENGTH",
 )
-options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batches of figures 5 and 6, of as many examples as the largest
@@ -51,7 +51,7 @@ def main() -> None:
         path = Path(_OUT.value) / f"figure{_FIGURE.value}"
         path.parent.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
-        trained = sweeps.run_missing(flags.FLAGS, {s.slug: s.configs for s in series})
+        trained = many_runs.run_missing({s.slug: s.configs for s in series})
         if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
         drawn = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
@@ -75,7 +75,7 @@ class Series(NamedTuple):
 
 def _series(name: str) -> Series:
     """What `--methods` names, METHOD or METHOD:STRENGTH."""
-    config = sweeps.method_config(flags.FLAGS, name)
+    config = many_runs.method_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
     slug = name.replace(":", "_")

@@ -11,15 +11,15 @@ from absl import flags
 from ml_collections import ConfigDict
 from sklearn.linear_model import LogisticRegression
 
-from bam.cli import console, options, sweeps
+from bam.cli import console
 from bam.data import datasets
 from bam.sweep import plot
 from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
+from scripts.lib import many_runs
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("workdir", "out")
 
 # What is clipped -> the method whose line it is drawn with.
@@ -39,7 +39,7 @@ def main() -> None:
             lambda label: f"gradients {label.split(' ')[1]}",
             facts=lambda label, _: {"target_epsilon": groups[label].epsilon},
         )
-        rows, _ = sweeps.carry_out(flags.FLAGS, study, Path(_OUT.value))
+        rows, _ = many_runs.carry_out(study, Path(_OUT.value))
         draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
 
 
@@ -77,7 +77,7 @@ def draw(rows: list[dict[str, Any]], ceiling: float, path: Path) -> None:
 
 
 def _config(clipping: str, epsilon: float) -> ConfigDict:
-    config = sweeps.method_config(flags.FLAGS, f"dp_sgd,{clipping}", {"epsilon"})
+    config = many_runs.method_config(f"dp_sgd,{clipping}", {"epsilon"})
     config.epsilon = epsilon
     config.eval.every = config.checkpoint.every = 0
     return config

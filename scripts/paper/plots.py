@@ -2,7 +2,7 @@
 
 python -m scripts.paper.plots
 
-The other pictures in docs/figures/site/ are of studies that ended: they were drawn at the tags
+The other pictures in docs/figures/site/ are of many_runs that ended: they were drawn at the tags
 `archive-0.2.0` and `archive-0.3`.
 """
 

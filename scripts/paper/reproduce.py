@@ -10,13 +10,14 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, options, sweeps, tables
+from bam.cli import console, tables
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
 from bam.sweep.runs import Run
 from bam.training import registry
+from scripts.lib import many_runs
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
 _DATASETS = flags.DEFINE_list(
@@ -24,7 +25,6 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
-options.define(flags.FLAGS, options.MANY_RUNS)
 console.require("workdir")
 console.ensure(
     ("datasets", "methods"),
@@ -80,9 +80,7 @@ def main() -> None:
             return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
         workdir = Path(flags.FLAGS.workdir)
-        rows, _ = sweeps.carry_out(
-            flags.FLAGS, Study(groups, baseline, COLUMNS, facts), workdir / "table1"
-        )
+        rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
         for name in _DATASETS.value:
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
@@ -133,7 +131,7 @@ def _config(name: str, method: str, epsilon: float) -> ConfigDict:
     fixed = {"epsilon", "dataset.name", "dataset.holdout"}
     # One folder cannot hold several data sets, though a reader might take one for another.
     fixed |= {"dataset.path"} if len(_DATASETS.value) > 1 else set()
-    config = sweeps.method_config(flags.FLAGS, method, fixed, str(path))
+    config = many_runs.method_config(method, fixed, str(path))
     config.epsilon = epsilon
     return config
 
