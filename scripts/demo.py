@@ -13,8 +13,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files
-from bam.cli import console, tables
+from bam import files, tables
+from bam.cli import console
 from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
 from bam.sweep.comparison import Runs, Study

@@ -14,11 +14,11 @@ from typing import Any
 from absl import flags
 
 from bam import files, models
-from bam.cli import configs, console, options
+from bam.cli import console, options
 from bam.data import datasets
 from bam.models import losses
 from bam.privacy import mechanisms
-from bam.training import registry
+from bam.training import named_configs, registry
 from bam.training.keys import KEYS
 from scripts.lib import pages
 
@@ -100,7 +100,9 @@ def readable(text: str) -> str:
 def tables() -> dict[str, dict[str, str]]:
     """Page -> place on it -> what belongs there."""
     named = [(s, f"`{k}`", options_of(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
-    docs = {k: ast.get_docstring(ast.parse(f.read_text())) for k, f in configs.shipped().items()}
+    docs = {
+        k: ast.get_docstring(ast.parse(f.read_text())) for k, f in named_configs.shipped().items()
+    }
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {
         "keys": keys(),

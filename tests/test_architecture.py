@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bam.cli import options
+
 ROOT = Path(__file__).parents[1]
 # A folder imports those before it, and itself. Nothing imports the last two.
 ORDER = (
@@ -18,7 +20,10 @@ SHARED = {
     "bam.files",
     "bam.named",
     "bam.provenance",
-}  # of every folder but the core; import nothing
+    "bam.tables",
+}  # of every folder but the core; import each other alone
+# Of the commands, what any command line is made of: the scripts have such, too.
+COMMAND_LINES = {"console", "main", "options", "screen"}
 
 
 def modules(*folders):
@@ -71,10 +76,10 @@ def wrong_imports(imported):
             theirs = other.split(".")[1] if "." in other else ""
             if other == "bam.errors":
                 allowed = True
+            elif name in SHARED:
+                allowed = other in SHARED
             elif folder == "":
                 allowed = theirs in ("core", "privacy") or other == "bam.models"  # when asked for
-            elif name in SHARED:
-                allowed = False
             elif other in SHARED:
                 allowed = folder != "core"
             elif folder in ENDS:
@@ -96,6 +101,7 @@ def test_a_folder_imports_only_those_before_it():
         ("bam.core.engine", "bam.training.step"),
         ("bam.core.engine", "bam.files"),
         ("bam.files", "bam.core.pytree"),
+        ("bam.tables", "bam.cli.console"),
         ("bam.data.users", "bam.training.devices"),
         ("bam.training.loop", "bam.audit.canary"),
         ("bam.training.loop", "bam.testing.common"),
@@ -110,3 +116,22 @@ def test_nothing_in_bam_imports_what_uses_it():
     for name, others in graph("bam", "configs", "scripts").items():
         if name.startswith("bam"):
             assert not any(other.startswith(("configs", "scripts")) for other in others), name
+
+
+def test_commands_hold_flags_and_printing_alone_and_scripts_take_no_more():
+    folder = ROOT / "bam/cli"
+    modules_of_it = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+    assert modules_of_it == {*options.COMMANDS, *COMMAND_LINES}
+
+    def taken(imported):
+        return {
+            (name, other)
+            for name, others in imported.items()
+            for other in others
+            if other.startswith("bam.cli.") and other.rpartition(".")[2] not in COMMAND_LINES
+        }
+
+    of_scripts = graph("bam", "configs", "scripts", "examples")
+    assert not taken({k: v for k, v in of_scripts.items() if not k.startswith("bam")})
+    wrong = ("scripts.demo", "bam.cli.sweep")  # the control
+    assert taken({wrong[0]: {wrong[1], "bam.cli.console"}}) == {wrong}

@@ -20,13 +20,13 @@ from PIL import Image
 
 import bam
 from bam import extras, files, models
-from bam.cli import configs, console, main, options
+from bam.cli import console, main, options
 from bam.data import datasets
 from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
 from bam.sweep.method_config import method_config
-from bam.training import keys, loop, registry
+from bam.training import keys, loop, named_configs, registry
 from configs import digits
 from tests.cases import run_command
 
@@ -92,16 +92,16 @@ def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):
 
 
 def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
-    file = str(configs.shipped()["digits"])
-    assert configs.file_of("digits:bam_sam") == f"{file}:bam_sam"
-    assert configs.file_of("digits") == file
-    assert configs.file_of("configs/digits.py:dp_sgd") == "configs/digits.py:dp_sgd"
+    file = str(named_configs.shipped()["digits"])
+    assert named_configs.file_of("digits:bam_sam") == f"{file}:bam_sam"
+    assert named_configs.file_of("digits") == file
+    assert named_configs.file_of("configs/digits.py:dp_sgd") == "configs/digits.py:dp_sgd"
     for value in (["--config=digits:dp_sat"], ["--config", f"{file}:dp_sat"]):
         given = flags.FlagValues()
         options.define(given, options.COMMANDS["train"].flags)
         rest = console.parse(given, ["a", *value, "--config.epsilon=2"], "bam train")
         assert (rest, given.config.method.name, given.config.epsilon) == (["a"], "dp_sat", 2)
-    assert {"base", "cifar10", "imagenet32"} <= configs.shipped().keys()
+    assert {"base", "cifar10", "imagenet32"} <= named_configs.shipped().keys()
 
 
 @pytest.mark.thorough
@@ -122,10 +122,10 @@ def test_a_config_file_of_ones_own_builds_on_shipped_ones_or_on_those_beside_it(
         "    config.expected_batch_size, config.model.name = 64, 'linear'\n"
         "    return config\n"
     )
-    before = configs.imported()
+    before = named_configs.imported()
     done = run_command("bam", "train", f"--config={own}/mine.py:dp_sgd", f"--workdir={tmp_path}/w")
     assert done.returncode == 0, done.stderr
-    assert configs.imported() == before and before["configs.digits"] is digits
+    assert named_configs.imported() == before and before["configs.digits"] is digits
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,10 @@ def test_asking_for_help_is_no_failure(command):
         assert f"\n  --{flag.name}=" in done.stdout
     assert all(f"\n  {status} " in done.stdout for status in options.STATUSES)
     if "config" in {flag.name for flag in options.COMMANDS[command].flags}:
-        names = {*configs.shipped(), *(name for names in keys.NAMES.values() for name in names)}
+        names = {
+            *named_configs.shipped(),
+            *(name for names in keys.NAMES.values() for name in names),
+        }
         assert names <= set(re.findall(r"\w+", done.stdout))
 
 

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from bam.cli import ahead, console
-from bam.cli.ahead import collectives, num_bytes
+from bam.cli import console
 from bam.data import datasets
+from bam.training import ahead
+from bam.training.ahead import collectives, num_bytes
 from configs import digits
 
 ROOT = Path(__file__).parents[1]

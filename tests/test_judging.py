@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from bam.cli import sweeps
 from bam.data import datasets
 from bam.models import figures, losses
 from bam.release import page, records
-from bam.sweep import comparison, runs
+from bam.sweep import comparison, runs, studies
 from bam.training import loop, summary, trainer
 from tests import runs as finished_runs
 from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, strict
@@ -307,7 +306,7 @@ def test_a_gain_is_above_0_where_a_run_is_better_whichever_way_its_metric_goes()
     lower = row("loss", two)
     assert lower["gain"]["mean"] == pytest.approx(0.5) and lower["values"] == [1.5]
     assert row("loss", {"old": two["new"], "new": two["old"]})["gain"]["mean"] < 0
-    table = sweeps.columns({}, [lower])
+    table = studies.columns({}, [lower])
     assert table["loss (lower is better)"](lower) == "1.5"
     assert table["paired gain"](lower) == "+0.5"
 
@@ -315,7 +314,7 @@ def test_a_gain_is_above_0_where_a_run_is_better_whichever_way_its_metric_goes()
 def test_a_group_whose_runs_diverged_says_so_in_place_of_a_number():
     both = {"old": [run_of(0.5, 2.0)], "new": [run_of(0.0, None)]}
     bad = row("loss", both)
-    table = sweeps.columns({}, [row("loss", both, "old"), bad])
+    table = studies.columns({}, [row("loss", both, "old"), bad])
     assert table["loss (lower is better)"](bad) == "diverged" and table["paired gain"](bad) == "–"
     assert row("accuracy", both)["accuracy"]["mean"] == 0.0  # the worst, and a number
 

@@ -13,14 +13,13 @@ from flax import traverse_util
 
 from bam import models
 from bam.audit import whole_run
-from bam.cli import ahead
 from bam.core import pytree
 from bam.data import datasets
 from bam.models import finetune
 from bam.privacy import statement
 from bam.release import export
+from bam.training import ahead, loop, registry, rundir, trainer
 from bam.training import config as base
-from bam.training import loop, registry, rundir, trainer
 from configs import digits
 from tests import cases
 from tests.cases import assert_close, assert_same_bits, distance, random_images, refused

@@ -14,11 +14,11 @@ import pytest
 
 import bam
 from bam import files
-from bam.cli import private_search, sweep
+from bam.cli import sweep
 from bam.data import datasets
 from bam.privacy import selection, statement
 from bam.release import export
-from bam.sweep import comparison
+from bam.sweep import comparison, private_search
 from bam.sweep.method_config import method_config
 from bam.training import config as base
 from bam.training import loading, loop, score, tuning

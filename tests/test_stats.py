@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bam.cli import sweeps
-from bam.sweep import comparison
+from bam.sweep import comparison, studies
 
 
 def test_the_interval_of_five_values_is_students():
@@ -61,7 +60,7 @@ def test_a_gain_s_cells_say_what_is_known_and_no_p_is_0():
             "p": comparison.p_value(effect),
             "minimum_detectable_effect": comparison.minimum_detectable_effect(effect),
         }
-        return [cell(row) for cell in sweeps.GAIN.values()]
+        return [cell(row) for cell in studies.GAIN.values()]
 
     assert cells(10.0) == ["+10.00", "–", "–"]
     assert cells(-0.001, 0.0) == ["+0.00 ± 0.01", "0.50", "0.01"]

@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from bam.cli import ahead
 from bam.data import datasets, stream
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.features import extraction
 from bam.images import importing, listing
-from bam.training import loading, loop
+from bam.training import ahead, loading, loop
 from bam.training.feed import Feed
 from configs import digits
 from tests import prepared_folder

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from bam import models
-from bam.cli import timing
 from bam.models.layers import conv2d, convolutions_as
 from bam.training import arithmetic
+from scripts.benchmarks import timing
 from tests.cases import run_command
 
 

@@ -26,8 +26,8 @@ import pytest
 from PIL import Image
 
 import bam
-from bam import files
-from bam.cli import console, screen, tables
+from bam import files, tables
+from bam.cli import console, screen
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives

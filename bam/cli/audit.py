@@ -8,9 +8,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, provenance
+from bam import files, provenance, tables
 from bam.audit import canary, checks, one_run, whole_run
-from bam.cli import console, screen, tables
+from bam.cli import console, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base

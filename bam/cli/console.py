@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
 
-from bam.cli import configs, options
+from bam.cli import options
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 from bam.files import JsonObject, check_replaceable, visible
+from bam.training import named_configs
 from bam.training.keys import KEYS
 
 # Folders of code: of bam's own, and of other libraries, among which it may be installed.
@@ -134,7 +135,7 @@ def _put_back() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM) if _in_main_thread() else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     formatwarning, environ = warnings.formatwarning, dict(os.environ)
-    modules = configs.imported()
+    modules = named_configs.imported()
     # Which accelerators are absent is no news.
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
@@ -144,7 +145,7 @@ def _put_back() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = formatwarning
-        configs.put_back(modules)
+        named_configs.put_back(modules)
         logger.setLevel(level)
         for number, handler in handlers.items():
             if handler is not None:  # None: not of Python's
@@ -273,7 +274,7 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
         """Loads a config, and refuses keys that it has not before any is set."""
 
         def parse(self, value: str) -> ConfigDict:
-            config = configs.load(value)
+            config = named_configs.load(value)
             for key, text in _overrides(args):
                 _check_key(config, key, text)
             config.lock()
@@ -290,7 +291,7 @@ def config_given(values: flags.FlagValues) -> tuple[str, JsonObject]:
     from ml_collections import config_flags
 
     flag = values["config"]
-    file = configs.file_of(config_flags.get_config_filename(flag)).partition(":")[0]
+    file = named_configs.file_of(config_flags.get_config_filename(flag)).partition(":")[0]
     return file, config_flags.get_override_values(flag)
 
 

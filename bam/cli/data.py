@@ -11,8 +11,8 @@ import numpy as np
 from absl import flags
 from rich.progress import Progress
 
-from bam import files
-from bam.cli import console, screen, tables
+from bam import files, tables
+from bam.cli import console, screen
 from bam.data.common import DataError, Split
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet

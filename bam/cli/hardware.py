@@ -6,8 +6,9 @@ from pathlib import Path
 from absl import flags
 
 from bam import files
-from bam.cli import ahead, console
+from bam.cli import console
 from bam.files import JsonMapping
+from bam.training import ahead
 
 
 def main(argv: Sequence[str]) -> int:

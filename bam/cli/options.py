@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from bam.cli import configs
+from bam.training import named_configs
 from bam.training.keys import KEYS, NAMES
 
 WIDTH = 100  # columns of the help
@@ -462,7 +462,7 @@ def help_of(name: str) -> str:
     lines += flag_lines((*command.flags, DEBUG))
     if any(flag.name == "config" for flag in command.flags):
         lines += ["", "--config is one of these, or a Python file of your own:"]
-        lines += _wrapped(", ".join(sorted(configs.shipped())), "  ")
+        lines += _wrapped(", ".join(sorted(named_configs.shipped())), "  ")
         if name == "train":
             lines += ["", "keys of a config, with their defaults, for --config.KEY=VALUE:"]
             for key in KEYS:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from bam import files
-from bam.cli import console, screen, tables
+from bam import files, tables
+from bam.cli import console, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff

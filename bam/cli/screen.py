@@ -7,7 +7,7 @@ from typing import Literal
 
 from bam import files
 from bam.cli import console
-from bam.cli.tables import Columns, Row, is_left, markdown
+from bam.tables import Columns, Row, is_left, markdown
 
 
 def show(

@@ -7,11 +7,11 @@ from pathlib import Path
 from absl import flags
 
 from bam import extras
-from bam.cli import console, private_search, screen, sweeps
+from bam.cli import console, screen
 from bam.errors import InputError
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import Selection
-from bam.sweep import comparison
+from bam.sweep import comparison, private_search, studies
 from bam.sweep.method_config import method_config
 from bam.training import registry
 
@@ -41,13 +41,13 @@ def sweep(given: flags.FlagValues) -> int:
     console.check_writable(f"{out}.json")
     console.use_compilation_cache()
     if given.best:
-        first = sweeps.run_missing(study.configs(1), workdir, should_stop, console.say)
+        first = studies.run_missing(study.configs(1), workdir, should_stop, console.say)
         if not all(first.values()):
             return console.STOPPED
         study = comparison.best(study, first, given.best)
-    rows, runs = sweeps.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
-    screen.show(sweeps.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
-    if not sweeps.finished(runs, given.num_seeds):
+    rows, runs = studies.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
+    screen.show(studies.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
+    if not studies.finished(runs, given.num_seeds):
         return console.STOPPED
     measured = any(row["bias_norm"] is not None for row in rows)
     if measured and len({registry.full_label(row["method"]) for row in rows}) == len(rows):

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
-from bam.cli import configs
 from bam.errors import InputError
 from bam.files import JsonMapping
-from bam.training import registry
+from bam.training import named_configs, registry
 
 
 def method_config(
@@ -32,7 +31,7 @@ def method_config(
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
     if set_twice := sorted(keys & set(overrides)):
         raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
-    config = configs.load(f"{file}:{name}")
+    config = named_configs.load(f"{file}:{name}")
     for key, value in overrides.items():
         if key.startswith("method.") and key.removeprefix("method.") not in config.method:
             continue

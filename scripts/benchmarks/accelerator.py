@@ -23,7 +23,8 @@ from typing import NamedTuple
 from absl import flags
 
 from bam import files
-from bam.cli import console, timing
+from bam.cli import console
+from scripts.benchmarks import timing
 
 _DEVICE = flags.DEFINE_string("device", "", "in the names of results, for example h100")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and what is done")

@@ -16,12 +16,13 @@ from absl import flags
 
 import bam
 from bam import models
-from bam.cli import ahead, console, timing
+from bam.cli import console
 from bam.core import oracles
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.plot import plt
-from bam.training import devices, diagnostics, registry
+from bam.training import ahead, devices, diagnostics, registry
+from scripts.benchmarks import timing
 from scripts.benchmarks.performance import LABELS
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")

@@ -18,9 +18,10 @@ from absl import flags
 
 import bam
 from bam import models, provenance
-from bam.cli import console, timing
+from bam.cli import console
 from bam.core import engine
 from bam.training import devices
+from scripts.benchmarks import timing
 from scripts.benchmarks.performance import PEERS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bam import files
-from bam.cli import console, tables, timing
+from bam import files, tables
+from bam.cli import console
 from bam.data import datasets
 from bam.files import JsonMapping, JsonObject
 from bam.training import registry, trainer
 from configs import cifar10
+from scripts.benchmarks import timing
 from scripts.lib import pages
 
 PAGE = Path("docs/performance.md")

@@ -12,11 +12,11 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, models
-from bam.cli import ahead, console, tables, timing
+from bam import files, models, tables
+from bam.cli import console
 from bam.files import JsonObject
-from bam.training import registry
-from scripts.benchmarks import performance
+from bam.training import ahead, registry
+from scripts.benchmarks import performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
 _SECONDS = flags.DEFINE_float("seconds", 540, "for all settings", lower_bound=1)

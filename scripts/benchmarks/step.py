@@ -14,10 +14,10 @@ import numpy as np
 from absl import flags
 
 from bam import models
-from bam.cli import console, timing
+from bam.cli import console
 from bam.files import JsonMapping
 from bam.training import arithmetic, trainer
-from scripts.benchmarks import performance
+from scripts.benchmarks import performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)

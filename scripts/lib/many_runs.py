@@ -7,10 +7,10 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, options, screen, sweeps
+from bam.cli import console, options, screen
 from bam.files import JsonObject
 from bam.sweep import method_config as configs
-from bam.sweep import runs
+from bam.sweep import runs, studies
 from bam.sweep.comparison import Runs, Study
 
 options.define(flags.FLAGS, options.MANY_RUNS)
@@ -25,9 +25,9 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     console.use_compilation_cache()
     num_seeds, workdir = flags.FLAGS.num_seeds, Path(flags.FLAGS.workdir)
     stop = console.stop_after(flags.FLAGS.max_seconds)
-    rows, trained = sweeps.carry_out(study, num_seeds, workdir, out, stop, console.say)
-    screen.show(sweeps.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
-    if not sweeps.finished(trained, num_seeds):
+    rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, console.say)
+    screen.show(studies.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
+    if not studies.finished(trained, num_seeds):
         sys.exit(console.STOPPED)
     return rows, trained
 
@@ -36,7 +36,7 @@ def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.
     """Trains what is missing in `--workdir`; group -> seed -> finished run."""
     console.use_compilation_cache()
     stop = console.stop_after(flags.FLAGS.max_seconds)
-    return sweeps.run_missing(groups, Path(flags.FLAGS.workdir), stop, console.say)
+    return studies.run_missing(groups, Path(flags.FLAGS.workdir), stop, console.say)
 
 
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:

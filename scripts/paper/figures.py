@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from bam import files
-from bam.cli import console, tables
+from bam import files, tables
+from bam.cli import console
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs

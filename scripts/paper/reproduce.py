@@ -10,7 +10,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, tables
+from bam import tables
+from bam.cli import console
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study

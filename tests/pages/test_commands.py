@@ -11,9 +11,9 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import configs, options
+from bam.cli import options
 from bam.training import config as base
-from bam.training import rundir
+from bam.training import named_configs, rundir
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -90,7 +90,7 @@ def config_of(named: str) -> ConfigDict | None:
     name, _, method = named.partition(":")
     if not name or name.isupper() or name.startswith("my_"):
         return base.get_config("dp_sgd")
-    get_config = runpy.run_path(configs.file_of(name))["get_config"]
+    get_config = runpy.run_path(named_configs.file_of(name))["get_config"]
     return get_config(method) if method and not method.isupper() else get_config()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bam.cli import sweeps, tables
+from bam import tables
+from bam.sweep import studies
 from bam.training import loop
 from configs import digits
 from scripts.benchmarks import performance
@@ -77,7 +78,7 @@ def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
 
 def test_the_demos_table_is_that_of_its_runs():
     made = DEMO["rows"]
-    table = tables.markdown(sweeps.columns({}, made), made)
+    table = tables.markdown(studies.columns({}, made), made)
     assert table == (ROOT / "docs/demo/sweep.md").read_text()
     readme = (ROOT / "README.md").read_text()
     assert table in readme or "<!-- demo table" not in readme

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bam import files
-from bam.cli import tables
+from bam import files, tables
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up

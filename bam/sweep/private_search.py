@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from bam import files
-from bam.cli import tables
+from bam import files, tables
 from bam.core.chacha import secret_key
 from bam.data import datasets
 from bam.errors import InputError

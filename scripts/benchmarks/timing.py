@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import files, provenance
-from bam.cli import ahead
 from bam.core import sampling
 from bam.files import JsonMapping
-from bam.training import devices, trainer
+from bam.training import ahead, devices, trainer
 
 
 class Timing(NamedTuple):
