@@ -14,7 +14,6 @@ from bam import core  # noqa: F401 (its guard of XLA's compiler, before JAX comp
 
 if TYPE_CHECKING:
     from bam.core import sampling, strategy
-    from bam.core.chacha import secret_key, seeded_key
     from bam.core.clipping import (
         BoundedTransformation,
         chain,
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
         normalize,
     )
     from bam.core.engine import clipped_sum
-    from bam.core.fixed_point import GaussianNoise
+    from bam.core.gaussian import GaussianNoise
     from bam.core.noise import gaussian_noise
     from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
     from bam.core.privatize import privatize
+    from bam.core.seeds import secret_key, seeded_key
     from bam.errors import InputError
     from bam.models import as_functions as as_functions
     from bam.privacy.accounting import epsilon, noise_multiplier
@@ -38,15 +38,15 @@ __version__ = "0.2.0"
 # Module -> what `bam` has of it, imported when it is asked for: `bam --help` needs no JAX.
 _EXPORTED = {
     "core": ("sampling", "strategy"),
-    "core.chacha": ("secret_key", "seeded_key"),
     "core.clipping": (
         "BoundedTransformation", "chain", "clip_by_l2_norm", "clip_per_layer", "normalize",
     ),
     "core.engine": ("clipped_sum",),
-    "core.fixed_point": ("GaussianNoise",),
+    "core.gaussian": ("GaussianNoise",),
     "core.noise": ("gaussian_noise",),
     "core.oracles": ("Oracle", "bam_exact", "bam_sam", "dp_sat", "dp_sgd"),
     "core.privatize": ("privatize",),
+    "core.seeds": ("secret_key", "seeded_key"),
     "errors": ("InputError",),
     "models": ("as_functions",),  # needs Flax, so it is not in __all__
     "privacy.accounting": ("epsilon", "noise_multiplier"),

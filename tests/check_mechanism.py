@@ -11,9 +11,9 @@ from scipy import signal
 
 from bam.core import clipping, sampling
 from bam.core import strategy as strategies
-from bam.core.chacha import seeded_key
-from bam.core.fixed_point import GaussianNoise
+from bam.core.gaussian import GaussianNoise
 from bam.core.noise import NoiseState, first_noise, next_noise
+from bam.core.seeds import seeded_key
 from bam.privacy import accounting
 from bam.privacy.mechanisms import Mechanism
 from bam.testing.common import require

@@ -15,7 +15,7 @@ import optax
 
 import bam
 from bam import models
-from bam.core import clipping, engine, fixed_point, pytree, sampling
+from bam.core import clipping, engine, grid, pytree, sampling
 from bam.training import devices
 
 CLIP = bam.clip_by_l2_norm(1.0)
@@ -120,7 +120,7 @@ def checksums(size, loss, make, params, key, data, mask, mesh):
 
     def checked(params, grads):
         summand, _ = bound.summand(params, grads)
-        cut = [fixed_point.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
+        cut = [grid.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
         mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
         return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
 

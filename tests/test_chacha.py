@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 import bam
-from bam.core import chacha, fixed_point, places, sampling
+from bam.core import chacha, gaussian, places, sampling, seeds
 from bam.core.chacha import Stream
 
 KEY = np.frombuffer(bytes(range(32)), "<u4").astype(np.uint32)
@@ -76,7 +76,7 @@ def test_the_key_of_a_seed_is_hkdf_sha_256_of_it():
     for seed, label in ((0, "noise"), (2**256 - 1, "batches")):
         derived = HKDF(SHA256(), 32, salt=b"bam", info=label.encode())
         expected = derived.derive(seed.to_bytes(32, "little"))
-        assert chacha.host_key(seed, label).astype("<u4").tobytes() == expected
+        assert seeds.host_key(seed, label).astype("<u4").tobytes() == expected
         assert np.asarray(bam.seeded_key(seed, label)).astype("<u4").tobytes() == expected
 
 
@@ -105,12 +105,12 @@ def blocks_of_runs(monkeypatch):
         asked.append([(key, int(number), nonce) for number in np.asarray(numbers).tolist()])
         return original(key=np.frombuffer(key, np.uint32), numbers=numbers, nonce=nonce)
 
-    for module in (chacha, fixed_point, places):
+    for module in (chacha, gaussian, places):
         monkeypatch.setattr(module, "blocks", noted)
     monkeypatch.setattr(jax.lax, "cond", lambda tied, with_ties, without: with_ties())
     monkeypatch.setattr(jax.lax, "map", lambda f, xs: jnp.stack([f(x) for x in xs]))
-    monkeypatch.setattr(fixed_point, "MOST_BLOCKS", 8)
-    monkeypatch.setattr(fixed_point, "gaussian", fixed_point.gaussian.__wrapped__)  # not compiled
+    monkeypatch.setattr(gaussian, "MOST_BLOCKS", 8)
+    monkeypatch.setattr(gaussian, "gaussian", gaussian.gaussian.__wrapped__)  # not compiled
     clip, key = bam.clip_by_l2_norm(1.0), bam.seeded_key(0)
     for step in (1, 2):
         noise = bam.gaussian_noise(clip, 1.0, key, step)
@@ -135,7 +135,7 @@ def test_no_two_sums_or_batches_share_a_block(monkeypatch):
 
 def test_entries_streams_and_steps_have_numbers_of_their_own():
     """By construction: tiles of 3 (4) · b blocks of their own numbers; up to 2^32 entries."""
-    for num_blocks, words in itertools.product((1, 63, fixed_point.MOST_BLOCKS), (3, 4)):
+    for num_blocks, words in itertools.product((1, 63, gaussian.MOST_BLOCKS), (3, 4)):
         last_tile = -(-(2**32) // (16 * num_blocks)) + 7  # seven more for eight devices
         assert words * num_blocks * (last_tile + 1) <= 2**32
     nonces = {chacha.nonce(s, t, a) for s in Stream for t in (0, 1, 2**32 - 1) for a in (0, 1)}
@@ -215,7 +215,7 @@ def test_a_mask_cannot_be_forgotten():
     "step", [2**32, -1, 0.7, True, np.int64(2**40), np.float32(1), np.zeros(2, int)]
 )
 def test_a_step_that_would_be_another_is_refused_where_noise_is_added(step):
-    noise = fixed_point.GaussianNoise(bam.seeded_key(0), 1.0, step)
+    noise = gaussian.GaussianNoise(bam.seeded_key(0), 1.0, step)
     with pytest.raises(ValueError, match=r"^a step must be an integer from 0 to 2\^32 - 1, got "):
         bam.clipped_sum(
             lambda w, x: x, bam.clip_by_l2_norm(1.0), jnp.zeros(3), jnp.ones((2, 3)),
@@ -226,6 +226,6 @@ def test_a_step_that_would_be_another_is_refused_where_noise_is_added(step):
 @pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_a_traced_step_that_is_no_integer_is_refused():
     key = bam.seeded_key(0)
-    share = jax.jit(lambda s: fixed_point.GaussianNoise(key, 1.0, s).share(3))
+    share = jax.jit(lambda s: gaussian.GaussianNoise(key, 1.0, s).share(3))
     with pytest.raises(ValueError, match=r"^a step must be an integer"):
         share(jnp.float32(0.4))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam.core import chacha
+from bam.core import seeds
 from bam.core.noise import CorrelatedNoiseState
 from bam.privacy import checkpoint, run
 from bam.training import loop, rundir
@@ -440,7 +440,7 @@ def secrets_in(folder, door, seed, monkeypatch):
     def note(private, tree):
         is_noise = lambda x: isinstance(x, CorrelatedNoiseState)  # noqa: E731
         (noise,) = filter(is_noise, jax.tree.leaves(tree, is_leaf=is_noise))
-        secrets.update({stream: private.key(stream).tobytes() for stream in chacha.STREAMS})
+        secrets.update({stream: private.key(stream).tobytes() for stream in seeds.STREAMS})
         secrets["the noise's past"] = np.asarray(noise.past).tobytes()
         assert np.asarray(noise.past).any() and np.asarray(noise.key).tobytes() == secrets["noise"]
         secrets["the whole stream"] = private._stream.to_bytes(32)[-8:]

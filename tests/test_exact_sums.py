@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import bam
-from bam.core import clipping, fixed_point, pytree
+from bam.core import clipping, grid, pytree
 from bam.core.clipping import BoundedTransformation
 from tests import cases
 
@@ -113,7 +113,7 @@ def test_the_sum_is_that_of_the_cut_rows_exactly_for_any_noise(std):
     with jax.enable_x64(True):
         found = noised_sum(jnp.asarray(rows)[:, None], jnp.ones(3000, bool), 8, None, noise)
         pure = noised_sum(jnp.asarray(rows)[:, None], jnp.zeros(3000, bool), 8, None, noise)
-        cut = np.asarray(fixed_point.cut(jnp.asarray(rows), noise.spacing), np.int64)
+        cut = np.asarray(grid.cut(jnp.asarray(rows), noise.spacing), np.int64)
     whole = round((float(found[0]) - float(pure[0])) / noise.spacing)
     assert whole == int(cut.sum())
 

@@ -9,7 +9,7 @@ import pytest
 import bam
 from bam import models
 from bam.core import pytree
-from bam.core.fixed_point import GaussianNoise
+from bam.core.gaussian import GaussianNoise
 from bam.core.oracles import own_weights
 from bam.models.layers import (
     Conv,

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bam
 from bam import files, provenance
-from bam.core import chacha, processes
+from bam.core import processes, seeds
 from bam.privacy import identity, ledger, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
@@ -104,7 +104,7 @@ def test_a_key_or_a_transform_of_before_a_fork_is_refused_after_it():
         lambda: bam.gaussian_noise(CLIP, 1.0, key)
     )
     assert "this private transform was made in process" in in_a_fork(lambda: tx.init(W))
-    assert in_a_fork(lambda: chacha.check_key(np.array(key))) == "None"  # a copy cannot be seen
+    assert in_a_fork(lambda: seeds.check_key(np.array(key))) == "None"  # a copy cannot be seen
     bam.gaussian_noise(CLIP, 1.0, key)  # the control
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bam
-from bam.core import chacha, processes
+from bam.core import processes, seeds
 from bam.privacy.ledger import Ledger
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
 from tests.run_folder import begun, contents, newest
@@ -63,9 +63,9 @@ def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
     others["scalar"] = jnp.float32(0.5)
     private.save(tmp_path, (tree, others))
     key = np.asarray(tree[1][0].privatize.noise.key).tobytes()
-    assert key == np.asarray(chacha.seeded_key(seed)).tobytes()
+    assert key == np.asarray(seeds.seeded_key(seed)).tobytes()
     files = b"".join(contents(tmp_path).values())
-    assert key not in files and chacha.host_key(seed, "batches").tobytes() not in files
+    assert key not in files and seeds.host_key(seed, "batches").tobytes() not in files
     assert (tmp_path / "steps_begun").read_bytes() == b"..."  # it began before it was saved
     assert tmp_path.stat().st_mode & 0o777 == 0o700 or os.umask(0o77) is None
     private.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bam.core import chacha, sampling
+from bam.core import chacha, sampling, seeds
 from bam.core.sampling import pad, poisson_sample, usual_capacity
 
 # One function, called many thousand times: other tests check the types of its calls.
@@ -157,7 +157,7 @@ def test_a_bad_argument_is_refused_by_name(call, wrong, message):
 def test_the_words_of_a_draw_are_compared_with_q_as_integers():
     """At most q, by at most 2^-80: 16 bits decide, or with a tie 64 more."""
     num, q = 200_000, 0.3 + 2**-40
-    key = chacha.host_key(5, "batches")
+    key = seeds.host_key(5, "batches")
     halves = chacha.words(key, num // 2, chacha.nonce(chacha.Stream.BATCH, 9))
     bits = np.stack([halves & 0xFFFF, halves >> 16], axis=1).ravel()
     chosen = np.zeros(num, bool)
@@ -176,7 +176,7 @@ def test_the_words_of_a_draw_are_compared_with_q_as_integers():
 def test_parts_and_permutations_are_uniform():
     counts = np.bincount(sampling.cycle_parts(3, 60_000, 7), minlength=7)
     assert stats.chisquare(counts).pvalue > LEVEL
-    key = chacha.host_key(3, "batches")
+    key = seeds.host_key(3, "batches")
     orders = [sampling.permutation(key, chacha.Stream.SLOTS, step, 3) for step in range(600)]
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > LEVEL

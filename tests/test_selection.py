@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import bam
-from bam.core.chacha import seeded_key
+from bam.core.seeds import seeded_key
 from bam.data import datasets
 from bam.privacy import selection
 from bam.privacy.plan import make_plan

@@ -14,7 +14,7 @@ from jax_privacy.matrix_factorization import toeplitz
 
 import bam
 from bam.audit import canary, checks, whole_run
-from bam.core import fixed_point, noise, strategy
+from bam.core import gaussian, grid, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
 from bam.core.noise import first_noise, next_noise
 from bam.privacy import accounting, checkpoint, ledger, mechanisms, tradeoff
@@ -105,7 +105,7 @@ def test_weighted_past_noise_is_exact_in_whole_numbers():
     past = rng.integers(-(2**26), 2**26, size=(6, 1000))
     fresh = rng.integers(-(2**24), 2**24, size=1000)
     given = (jnp.asarray(x, jnp.int32) for x in (fresh, past))
-    ours = fixed_point.correlated(*given, coefficients)
+    ours = grid.correlated(*given, coefficients)
     weights = [int(256 * c) for c in coefficients[1:]]
     exact = [
         int(z) - sum(k * int(n) for k, n in zip(weights, column, strict=True)) // 256
@@ -175,7 +175,7 @@ def test_the_noise_is_wide_enough_for_what_rounding_lets_an_example_move():
     assert own < worst < own + rounding  # control: without what is added for rounding it leaks
     _, _, spacings = drawn_noise(coefficients, 1, num_entries, sigma=2.0)
     in_multiples = strategy.norm(coefficients) / spacings[0] * ROUNDING + rounding
-    assert (1 - 1e-9) * 2.0 / strategy.norm(coefficients) * in_multiples <= fixed_point.NOISE_STD
+    assert (1 - 1e-9) * 2.0 / strategy.norm(coefficients) * in_multiples <= gaussian.NOISE_STD
 
 
 def test_more_parameters_than_the_rounding_allows_are_refused():

@@ -17,7 +17,7 @@ from scipy import stats
 import bam
 from bam import models
 from bam.core import oracles, sampling
-from bam.core.chacha import JAX_STREAMS, STREAMS, host_key, seeded_key
+from bam.core.seeds import JAX_STREAMS, STREAMS, host_key, seeded_key
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
 from bam.training import loading, loop, registry, rundir, tuning

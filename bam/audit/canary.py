@@ -26,9 +26,9 @@ from jaxtyping import Array, Float
 from scipy import signal, stats
 
 from bam.core import processes, sampling
-from bam.core.chacha import seeded_key
 from bam.core.noise import renewed
 from bam.core.pytree import Grads
+from bam.core.seeds import seeded_key
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs

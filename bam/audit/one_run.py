@@ -29,7 +29,7 @@ from scipy import optimize, special, stats
 
 from bam.audit import canary
 from bam.audit.whole_run import flat
-from bam.core import chacha, pytree, sampling
+from bam.core import chacha, pytree, sampling, seeds
 from bam.core.oracles import LossFn, Oracle
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
@@ -160,7 +160,7 @@ def run(
     rows = np.flatnonzero(labels < 0)
     num_real = len(labels) - len(rows)
     entries = entries_of(built.num_params, len(rows))
-    coins_key = chacha.host_key(secrets.randbits(256) if seed is None else seed, "coins")
+    coins_key = seeds.host_key(secrets.randbits(256) if seed is None else seed, "coins")
     coins = chacha.words(coins_key, len(rows), chacha.nonce(chacha.Stream.COINS, 0))
     included = coins < 2**31
     rng = np.random.default_rng(0)  # the attacker's own

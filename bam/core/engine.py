@@ -9,7 +9,7 @@ training's. Both are a `per_example_sum`, which reads from top to bottom:
 4. `_add_microbatch` bounds the gradients of one, and adds them;
 5. `_summand` is what one example adds.
 
-With noise, sum and noise are integers (`bam.core.fixed_point`) until they are added up.
+With noise, sum and noise are integers (`bam.core.grid`) until they are added up.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import fixed_point, places, pytree, scalars
+from bam.core import grid, places, pytree, scalars
 from bam.core.chacha import check_step
 from bam.core.clipping import Bound, as_declared, bound_of, is_within
-from bam.core.fixed_point import GaussianNoise
+from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
 from bam.errors import InputError
@@ -229,7 +229,7 @@ def per_example_sum(
     else:
         check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
-        most_rows = fixed_point.rows_per_sum(bound.sensitivity, noise.std, num_rows)
+        most_rows = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = min(size, most_rows)
     row_at = None
     if noise is not None and draw_places and num_rows:
@@ -247,7 +247,7 @@ def per_example_sum(
     total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
     if noise is not None:
         total = jax.tree.map(
-            lambda x, t: fixed_point.to_float(fixed_point.carried(t), noise.spacing, x.dtype),
+            lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype),
             like,
             total,
         )
@@ -295,7 +295,7 @@ def _sum_on_devices(
         total, numbers = _sum_microbatches(how, params, batch, mask, noise)
         if noise is not None:
             device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
-            total = fixed_point.add_share(noise, total, device, num_devices)
+            total = grid.add_share(noise, total, device, num_devices)
         if mesh:
             total = jax.tree.map(lambda x: jax.lax.psum(x, mesh.axis_names[0]), total)
         return total, numbers[None, : mask.shape[0]]
@@ -368,14 +368,14 @@ def _sum_microbatches(
         begin = part * per_carry
         end = jnp.minimum(begin + per_carry, num_microbatches)
         low, numbers = loop(begin, end, add_microbatch, (low, numbers))
-        high = jax.tree.map(lambda h, x: h + (x >> fixed_point.LIMB_BITS), high, low)
-        return high, jax.tree.map(lambda x: x & fixed_point.LIMB_MASK, low), numbers
+        high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
+        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), numbers
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
     num_parts = (num_microbatches + per_carry - 1) // per_carry
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
     high, low, numbers = carries(0, num_parts, add_and_carry, (zero, zero, numbers))
-    return jax.tree.map(fixed_point.Total, high, low), numbers
+    return jax.tree.map(grid.Total, high, low), numbers
 
 
 def _add_microbatch(
@@ -433,7 +433,7 @@ def _summand(
         beyond = 2 * bound.sensitivity
         if not bound.is_proved:
             terms = jax.tree.map(lambda x: jnp.where(jnp.abs(x) <= beyond, x, beyond), terms)
-        terms = jax.tree.map(lambda x: fixed_point.cut(x, spacing), terms)
+        terms = jax.tree.map(lambda x: grid.cut(x, spacing), terms)
     return terms, number
 
 

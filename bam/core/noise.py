@@ -1,7 +1,8 @@
 """Noise on sums of bounded gradients.
 
 What privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
-`places.py`, `fixed_point.py`, `strategy.py`, `chacha.py`, `tracing.py`, `privatize.py` and this.
+`places.py`, `grid.py`, `gaussian.py`, `strategy.py`, `chacha.py`, `seeds.py`, `tracing.py`,
+`privatize.py` and this.
 
 1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
@@ -23,11 +24,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, Integer, UInt32
 
-from bam.core import fixed_point, pytree, scalars
-from bam.core.chacha import check_key, check_step
+from bam.core import gaussian, grid, pytree, scalars
+from bam.core.chacha import check_step
 from bam.core.clipping import ROUNDING, sensitivity_of
-from bam.core.fixed_point import GaussianNoise
+from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Params
+from bam.core.seeds import check_key
 from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
 from bam.errors import InputError
@@ -104,14 +106,14 @@ def next_noise(
     num_entries = state.past.shape[1]
     # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
-    share = noise_multiplier * rounded / fixed_point.NOISE_STD
+    share = noise_multiplier * rounded / gaussian.NOISE_STD
     if share > 0.5:
         raise InputError(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
     fresh = GaussianNoise(state.key, std / (1 - share), state.step)
-    drawn = fixed_point.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
+    drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
     past = jnp.concatenate([drawn[None], state.past[:-1]])
     return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from bam.core.chacha import Stream, blocks, nonce
-from bam.core.fixed_point import GaussianNoise
+from bam.core.gaussian import GaussianNoise
 
 
 def drawn(

@@ -17,11 +17,11 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from bam.core import processes, scalars
-from bam.core.chacha import claimed
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
 from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
 from bam.core.pytree import Grads, Params
+from bam.core.seeds import claimed
 from bam.core.strategy import INDEPENDENT, numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys

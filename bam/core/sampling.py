@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, Int64, PyTree, UInt32
 from scipy import stats
 
-from bam.core import chacha
+from bam.core import chacha, seeds
 from bam.core.chacha import Stream, nonce
 from bam.errors import InputError
 
@@ -81,7 +81,7 @@ def poisson_sample(
         raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
     if num_examples < 0:
         raise InputError(f"num_examples must be at least 0, got {num_examples}")
-    key = chacha.host_key(seed, "batches")
+    key = seeds.host_key(seed, "batches")
     # Of 80 random bits that are compared with q, 16 decide, or once in 2^16 times the other 64.
     first, rest = divmod(math.floor(Fraction(sampling_prob) * 2**80), 2**64)
     halves = chacha.words(key, -(-num_examples // 2), nonce(Stream.BATCH, step))
@@ -156,7 +156,7 @@ def cycle_parts(
     seed: int, num_examples: int, num_parts: int, epoch: int = 0
 ) -> Int64[np.ndarray, " examples"]:
     """The part that each example is in: random numbers that no batch's draw uses."""
-    key, parts, attempt = chacha.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
+    key, parts, attempt = seeds.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
         drawn = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
         fair = (parts == num_parts) & (drawn < 2**32 - 2**32 % num_parts)
@@ -209,7 +209,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
         raise InputError("a row is drawn twice: one example would count for two")
     while capacity < len(indices):
         capacity *= 2
-    places = permutation(chacha.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
+    places = permutation(seeds.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
     padded = np.full(capacity, PADDING, np.int32)
     padded[places[: len(indices)]] = indices
     return PaddedBatch(padded, padded != PADDING)

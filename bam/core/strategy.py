@@ -6,7 +6,7 @@ x_t the sum of bounded gradients of step t, what is shown in step t is $x_t + n_
 
 $$ n_t = z_t - \lfloor \textstyle\sum_{j=1}^{b-1} c_j n_{t-j} \rfloor, $$
 
-z_t independent Gaussians: in integer multiples of the noise's grid (`fixed_point.py`), where
+z_t independent Gaussians: in integer multiples of the noise's grid (`grid.py`), where
 nothing else is rounded. Without the rounding, $C n = z$ for the lower triangular Toeplitz matrix C
 whose first column is the *strategy* c = (1, c_1, …, c_{b-1}): showing $x + n$ is showing $C x + z$.
 

@@ -20,9 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import chacha, pytree, scalars, tracing
+from bam.core import pytree, scalars, seeds, tracing
 from bam.core.clipping import as_declared, sensitivity_of
-from bam.core.fixed_point import check_std
+from bam.core.gaussian import check_std
 from bam.core.noise import first_noise
 from bam.core.oracles import LossFn, Oracle, mean_loss
 from bam.core.privatize import (
@@ -184,7 +184,7 @@ class PrivateTraining:
         self._initialised = self._transformed = False
         git_commit()  # now: by the first step the files may be others
         self._begin(plan, seed)
-        self._claim: object = chacha.claimed(self._run.key("noise").copy())
+        self._claim: object = seeds.claimed(self._run.key("noise").copy())
 
     def _begin(self, plan: PrivacyPlan, seed: int | None) -> None:
         """Stands before the first step of a plan."""

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import PyTree, UInt32
 
 from bam import files
-from bam.core import chacha, processes, scalars
+from bam.core import processes, scalars, seeds
 from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, renewed
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
@@ -117,8 +117,8 @@ class PrivateRun:
     # What is drawn.
 
     def key(self, label: str) -> UInt32[np.ndarray, " words"]:
-        """The key of one of the streams, see `chacha.STREAMS`."""
-        return chacha.host_key(self._stream, label)
+        """The key of one of the streams, see `seeds.STREAMS`."""
+        return seeds.host_key(self._stream, label)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1; each is counted on the disk before it is given.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bam.core.fixed_point import check_std
+from bam.core.gaussian import check_std
 from bam.errors import InputError
 from bam.files import JsonObject, one_line, read_json
 from bam.privacy import ledger

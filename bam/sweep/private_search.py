@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from bam import files, tables
-from bam.core.chacha import secret_key
+from bam.core.seeds import secret_key
 from bam.data import datasets
 from bam.errors import InputError
 from bam.files import JsonObject

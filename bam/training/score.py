@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from bam.core import fixed_point
+from bam.core import gaussian
 from bam.core.pytree import Params
 from bam.data.datasets import Split
 from bam.data.stream import StoredImages
@@ -24,7 +24,7 @@ TOGETHER = 4096  # images that stay in files are read so many at a time
 
 def unit_of(noise_multiplier: float) -> int:
     """u, what one image counts in a noised score: the largest number with 2^20 / u ≥ τ."""
-    return math.floor(fixed_point.NOISE_STD / noise_multiplier)
+    return math.floor(gaussian.NOISE_STD / noise_multiplier)
 
 
 def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
@@ -51,7 +51,7 @@ def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -
     """A number, which one example changes by at most 1, with Gaussian noise, times `unit_of` τ.
 
     n becomes n·u + round(Z), Z of standard deviation 2^20: a rounding of the Gaussian mechanism
-    with noise multiplier 2^20 / u ≥ τ, exact as the noise of training is (`bam.core.fixed_point`).
+    with noise multiplier 2^20 / u ≥ τ, exact as the noise of training is (`bam.core.gaussian`).
 
     Args:
       num_correct: n.
@@ -59,4 +59,4 @@ def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -
       key: as `bam.secret_key()` makes it; nothing else uses it.
     """
     unit = unit_of(noise_multiplier)
-    return num_correct * unit + int(fixed_point.GaussianNoise(key, 1.0).share(1)[0])
+    return num_correct * unit + int(gaussian.GaussianNoise(key, 1.0).share(1)[0])

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from bam.core.chacha import host_key
 from bam.core.clipping import BoundedTransformation
 from bam.core.noise import NoiseState, first_noise
 from bam.core.pytree import Grads, Params
+from bam.core.seeds import host_key
 
 
 class TrainState(NamedTuple):
