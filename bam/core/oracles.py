@@ -16,7 +16,6 @@ on that example (and public or already privatised values) alone, clipping it aft
 example's influence exactly as in DP-SGD: the four methods have the same privacy guarantee.
 """
 
-import contextvars
 import functools
 import math
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
 from bam.core.pytree import Grads, Params
+from bam.core.tracing import at_own_weights
 from bam.errors import InputError
 
 # `(params, example) -> scalar loss of one example`
@@ -37,11 +37,6 @@ AscentMask: TypeAlias = PyTree
 # A user's k rows, and which of them are there.
 User: TypeAlias = tuple[PyTree, Bool[Array, " k"]]
 Options = ParamSpec("Options")
-
-# True while a loss is traced at weights that differ between examples, as BAM's shifted ones do.
-# Under `vmap` a convolution then has a kernel for each example, which a layer may compute in
-# another way.
-own_weights = contextvars.ContextVar("weights of each example's own", default=False)
 
 
 class Oracle(NamedTuple):
@@ -191,7 +186,7 @@ def bam_sam(
     if radius == 0 or mix == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
-    gradient_ahead = _at_own_weights(gradient) if ascent_mask is None else gradient
+    gradient_ahead = at_own_weights(gradient) if ascent_mask is None else gradient
 
     def grad(params: Params, example: PyTree) -> Grads:
         if ascent_views == 0 and ascent_mask is None:
@@ -245,7 +240,7 @@ def bam_exact(
     if penalty == 0:
         return dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
-    gradient_along = _at_own_weights(gradient) if ascent_mask is None else gradient
+    gradient_along = at_own_weights(gradient) if ascent_mask is None else gradient
 
     def grad(params: Params, example: PyTree) -> Grads:
         chosen, put_back = _choose(params, ascent_mask)
@@ -258,21 +253,6 @@ def bam_exact(
         return pytree.shift(here, penalty, hessian_vector_product(direction))
 
     return Oracle(ascend=_stay, grad=grad)
-
-
-def _at_own_weights(
-    gradient: Callable[[Params, PyTree], Grads],
-) -> Callable[[Params, PyTree], Grads]:
-    """The same gradient, traced with `own_weights` set."""
-
-    def grad(params: Params, example: PyTree) -> Grads:
-        token = own_weights.set(True)
-        try:
-            return gradient(params, example)
-        finally:
-            own_weights.reset(token)
-
-    return grad
 
 
 def _choose(

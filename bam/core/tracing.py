@@ -5,10 +5,11 @@ the first call and kept. Whoever traces one gets its operations, as part of a pr
 that must be given the key of its noise, or it adds the same noise whenever it runs.
 """
 
+import contextvars
 import functools
 import types
 from collections.abc import Callable, Hashable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,33 @@ from bam.errors import InputError
 
 MOST_PROGRAMS = 16
 
+Traced = TypeVar("Traced", bound=Callable[..., PyTree])
+
+# True while a loss is traced at weights that differ between examples, as BAM's shifted ones do.
+# Under `vmap` a convolution then has a kernel for each example, which a layer may compute in
+# another way.
+own_weights = contextvars.ContextVar("weights of each example's own", default=False)
+
 
 def being_traced() -> bool:
     """Whether JAX traces a function now, or maps or differentiates one."""
     from jax._src import core  # nothing public tells a `vmap` from an ordinary call
 
     return not core.trace_state_clean()
+
+
+def at_own_weights(fn: Traced) -> Traced:
+    """The same function, traced with `own_weights` set."""
+
+    @functools.wraps(fn)
+    def traced(*args: Any) -> PyTree:
+        token = own_weights.set(True)
+        try:
+            return fn(*args)
+        finally:
+            own_weights.reset(token)
+
+    return cast(Traced, traced)
 
 
 def compiled_once(fn: Callable[..., Any], /, **static: Any) -> Callable[..., Any]:
