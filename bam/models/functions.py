@@ -38,11 +38,13 @@ class Model(NamedTuple):
       loss: `(params, example) -> scalar`, the loss of one example
         `{"image": [views, ...], "label": int}`, averaged over its views; of a user, with all views
         of its examples, a label for each, and `"present": [views]`, over those that are there.
+
+    The last two also take `convolution`, another formulation than the model was made with.
     """
 
     init: Callable[[Array], Params]
-    logits: Callable[[Params, PyTree], Float[Array, "n ... classes"]]
-    loss: Callable[[Params, PyTree], Float[Array, ""]]
+    logits: Callable[..., Float[Array, "n ... classes"]]
+    loss: Callable[..., Float[Array, ""]]
 
 
 def as_functions(
@@ -92,7 +94,7 @@ def as_functions(
     first, apply = _pure(network)
 
     @contextlib.contextmanager
-    def arithmetic() -> Iterator[None]:
+    def arithmetic(convolution: str = convolution) -> Iterator[None]:
         products = "tensorfloat32" if precision == "tensorfloat32" else "float32"
         with (
             convolutions_as(convolution),
@@ -112,18 +114,20 @@ def as_functions(
         return lora.with_factors(params, key, lora_rank, lora_targets) if lora_rank else params
 
     def logits(
-        params: Params, inputs: Num[np.ndarray | Array, "n ..."]
+        params: Params, inputs: Num[np.ndarray | Array, "n ..."], convolution: str = convolution
     ) -> Float[Array, "n ... classes"]:
         if precision == "bfloat16":
             params, inputs = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, inputs))
-        with arithmetic():
+        with arithmetic(convolution):
             output = apply(params, jnp.asarray(inputs))
         if not isinstance(output, jax.Array):
             raise InputError(f"a network returns one array, not a {type(output).__name__}")
         return pytree.at_least_float32(output)
 
-    def loss_of(params: Params, example: PyTree) -> Float[Array, ""]:
-        views, labels = logits(params, example["image"]), jnp.asarray(example["label"])
+    def loss_of(
+        params: Params, example: PyTree, convolution: str = convolution
+    ) -> Float[Array, ""]:
+        views, labels = logits(params, example["image"], convolution), jnp.asarray(example["label"])
         if "present" not in example:  # else each view has its own
             labels = jnp.broadcast_to(labels, (len(views), *labels.shape))
         losses = jax.vmap(loss.of_output)(views, labels)

@@ -35,6 +35,7 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 Output = TypeVar("Output")
+DENSE = "xla"  # convolutions that are fastest where no example has a gradient of its own
 
 
 def compiled(
@@ -62,7 +63,6 @@ class Trainer:
       plan: the privacy plan of a run.
       criterion: the loss of an image, and how outputs are judged.
       model: the network as functions of its parameters, for per-example gradients.
-      dense_model: the same with XLA's own convolution, the fastest outside of loops and of those.
       loss: that of an example as a function of the trained parameters; it has the `frozen` ones.
       oracle: the method, of that loss.
       clip: the per-example transform; of a run that is not private one that bounds nothing.
@@ -77,7 +77,6 @@ class Trainer:
     plan: PrivacyPlan
     criterion: losses.Loss
     model: models.Model
-    dense_model: models.Model
     loss: oracles.LossFn
     oracle: oracles.Oracle
     clip: BoundedTransformation
@@ -156,7 +155,7 @@ class Trainer:
         The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
         """
         inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
-        outputs = self.dense_model.logits(params, inputs)
+        outputs = self.model.logits(params, inputs, DENSE)
         right = self.criterion.right or (lambda output, label: jnp.zeros(()))
         losses, is_right = (
             jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (self.criterion.of_output, right)
@@ -203,7 +202,7 @@ class Trainer:
         example_at = self._example_at(state, train)
         params = finetune.merge(state.params, state.frozen)
         losses = jax.lax.map(
-            lambda row: self.dense_model.loss(params, example_at(row)),
+            lambda row: self.model.loss(params, example_at(row), DENSE),
             examples.rows(self.dataset, train, indices),
             batch_size=self.config.microbatch_size,
         )
@@ -302,16 +301,15 @@ def build(
     tuning.check_microbatch_size(config.microbatch_size, num_examples)
     config.model = registry.model_section(config)
     module = registry.make_model(config.model, dataset.num_classes)
-    network = functools.partial(
-        models.as_functions,
+    model = models.as_functions(
         module,
         shape,
+        convolution=config.convolution,
         precision=config.precision,
         lora_rank=config.lora.rank,
         lora_targets=config.lora.targets,
         loss=criterion,
     )
-    model = network(convolution=config.convolution)
 
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         return model.loss(finetune.merge(params, example["frozen"]), example)
@@ -340,7 +338,6 @@ def build(
         plan=plan,
         criterion=criterion,
         model=model,
-        dense_model=network(convolution="xla"),
         loss=loss,
         oracle=oracle,
         clip=clip,
