@@ -11,9 +11,9 @@ import numpy as np
 from absl import flags
 from rich.progress import Progress
 
-from bam import files, tables
+from bam import tables
 from bam.cli import console, screen
-from bam.data.common import DataError, Split
+from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.errors import InputError
@@ -163,25 +163,8 @@ def show(data: Path, out: str) -> None:
             f"{np.median(sizes):.0f} or fewer: NOT PRIVATE, as are the images below"
         )
     if out:
+        from bam.images import sheet  # which needs the extra `plots`
+
         console.check_writable(out)
-        _draw(train, manifest["classes"], Path(out))
+        sheet.draw(train, manifest["classes"], Path(out))
         console.say(f"{out}: images of persons, not to be published")
-
-
-def _draw(split: Split, classes: Sequence[str], path: Path) -> None:
-    """A contact sheet: a row of up to eight images of each of the first twelve classes."""
-    from bam.sweep import plot
-
-    images, labels = split.images, np.asarray(split.labels)
-    is_of = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
-    chosen = [np.flatnonzero(x)[:8] for x in is_of][:12] or [np.arange(min(8, len(labels)))]
-    figure, axes = plot.plt.subplots(
-        len(chosen), 8, figsize=(7, 0.95 * len(chosen) + 0.2), squeeze=False, layout="constrained"
-    )
-    for number, (row, line) in enumerate(zip(chosen, axes, strict=True)):
-        line[0].set_title(files.drawn(classes[number]) if classes else "", fontsize=9, loc="left")
-        for axis in line:
-            axis.set_axis_off()
-        for axis, index in zip(line, row, strict=False):
-            axis.imshow(images[[index]][0].squeeze(), cmap="gray", vmin=0, vmax=255)
-    plot.save(figure, path)
