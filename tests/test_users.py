@@ -21,7 +21,6 @@ from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.images import importing, listing
 from bam.privacy import statement
-from bam.privacy import users as own_users
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
@@ -448,13 +447,13 @@ NOBODY = [
 def test_rows_without_an_id_are_no_user_and_refused_by_name(ids):
     rows_of_three = Population(3, 2)
     with pytest.raises(ValueError, match=r"row 2 \(from 0\) has no user: its id is ") as error:
-        own_users.checked(ids, rows_of_three)
+        rows_of_three.numbered(ids)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("ids", [["a", "b", "Nat"], [1, 0, -2], ["no", "x", "n a"]], ids=repr)
 def test_ids_that_only_look_odd_are_users(ids):  # the control
-    assert sorted(own_users.checked(ids, Population(3, 2)).tolist()) == [0, 1, 2]
+    assert sorted(Population(3, 2).numbered(ids).tolist()) == [0, 1, 2]
 
 
 def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):

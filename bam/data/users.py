@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Num
 
 from bam import files
+from bam.core.user_table import EMPTY, table, with_id
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
-from bam.privacy.users import EMPTY, table, with_id
 
 
 def column(folder: Path | None) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bam import files
+from bam.core.user_table import MISSING
 from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.preprocessing import Preprocessing
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.images import pixels
 from bam.images.listing import SPLITS, Example
-from bam.privacy.users import MISSING
 
 with needs("data"):
     import pyarrow as pa

@@ -9,10 +9,15 @@ import math
 import types
 import typing
 import warnings
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
 
 from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
+from bam.core.user_table import with_id
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
@@ -58,6 +63,21 @@ class Population:
     def __post_init__(self) -> None:
         """Copies the numbers; InputError for what is not of its type or below 0."""
         _read_numbers(self)
+
+    def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
+        """The user of each row, as numbers in the order of ids; InputError if there are not N."""
+        if groups is None or not self.group_size:
+            raise InputError(
+                "groups, the user of each row, and group_size, the most rows used of each"
+            )
+        ids = with_id(groups)
+        if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+            raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
+        different, numbers = np.unique(ids, return_inverse=True)
+        num, most = len(different), self.num_examples
+        if not (1 if self.num_examples_given else most) <= num <= most:
+            raise InputError(f"num_examples is {most}, the users in groups are {num}")
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import pytree, scalars, seeds, tracing
+from bam.core import pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.gaussian import check_std
 from bam.core.noise import first_noise
@@ -35,7 +35,7 @@ from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import identity, ledger, statement, users
+from bam.privacy import identity, ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan, make_plan
 from bam.privacy.run import PrivateRun, recorded_plan
 from bam.provenance import git_commit
@@ -101,7 +101,7 @@ class PrivateTraining:
       groups: `[rows]` on the host, the user that each row of the data is of: N counts users, they
         are drawn, and the oracle's gradient of a user's mean loss is clipped. None: a row is an
         example.
-      group_size: k, public: the most rows used of a user, see `bam.privacy.users.table`.
+      group_size: k, public: the most rows used of a user, see `bam.core.user_table.table`.
       mesh: devices of this process along one axis, which share the examples of a step; None for
         where the data are. The gradient is the same.
       trainable: parameters in whose names, like "head/kernel", this regular expression is found are
@@ -163,9 +163,7 @@ class PrivateTraining:
         self._trainable, chosen = trainable, pytree.matching(trainable)
         self._trained_of = functools.partial(_part, chosen)
         population = Population(num_examples, group_size, num_examples_given)
-        self._groups = (
-            None if groups is None and not group_size else users.checked(groups, population)
-        )
+        self._groups = None if groups is None and not group_size else population.numbered(groups)
         plan = make_plan(
             num_examples=population,
             expected_batch_size=expected_batch_size,
@@ -246,11 +244,11 @@ class PrivateTraining:
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
         table = None
         if self._groups is not None:
-            table = users.table(self._groups, self.plan.group_size)
+            table = user_table.table(self._groups, self.plan.group_size)
             num = len(table)
         for step in self._run.steps():
             batch = self._run.batch(step).only(num)
-            batch = batch if table is None else users.examples(batch, table)
+            batch = batch if table is None else user_table.examples(batch, table)
             examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
             number, mask = np.array(step, np.int32), np.asarray(batch.mask)
             run = np.asarray(_words_of(self._words, number, mask))

@@ -115,7 +115,7 @@ FAULTS = (
         "sampling"),
     _fault("second_row_elsewhere",
         "The second row of a user is drawn with another user.",
-        "privacy/users", "rows = table[np.where(batch.mask, batch.indices, 0)]",
+        "core/user_table", "rows = table[np.where(batch.mask, batch.indices, 0)]",
         "rows = np.hstack([table[:, :1], np.roll(table[:, 1:], 1, axis=0)])[\n"
         "        np.where(batch.mask, batch.indices, 0)\n    ]",
         "private_training"),

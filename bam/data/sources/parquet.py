@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from bam.core.user_table import MISSING
 from bam.data.common import (
     DataError,
     Split,
@@ -26,7 +27,6 @@ from bam.data.preprocessing import Preprocessing
 from bam.data.stream import StoredImages
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.privacy.users import MISSING
 
 with needs("data"):
     import pyarrow as pa

@@ -1,13 +1,10 @@
-"""A user as the unit of privacy: at most k rows, which are drawn together."""
-
-from collections.abc import Sequence
+"""The rows of users: at most k of each, which are drawn together."""
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
 from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
-from bam.privacy.plan import Population
 
 EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
 # What NumPy, pandas and Python write in place of a text that is missing.
@@ -37,22 +34,6 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     nth = np.where(count > size, place * count // size, place)
     rows = order[start + np.minimum(nth, count - 1)]
     return np.where(place < count, rows, EMPTY).astype(np.int64)
-
-
-def checked(
-    groups: np.ndarray | Sequence[object] | None, population: Population
-) -> Int64[np.ndarray, " rows"]:
-    """The user of each row, as numbers in the order of the ids; InputError if there are not N."""
-    if groups is None or not population.group_size:
-        raise InputError("groups, the user of each row, and group_size, the most rows used of each")
-    ids = with_id(groups)
-    if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
-        raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
-    different, numbers = np.unique(ids, return_inverse=True)
-    num, most = len(different), population.num_examples
-    if not (1 if population.num_examples_given else most) <= num <= most:
-        raise InputError(f"num_examples is {most}, the users in groups are {num}")
-    return numbers
 
 
 def with_id(groups: object) -> np.ndarray:
