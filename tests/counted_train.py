@@ -3,6 +3,7 @@
 KILL_SAVING=2 ends it by SIGKILL while it saves its second checkpoint.
 """
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -24,7 +25,7 @@ def build_counted(*arguments, **options):
             log.write("step\n")
         return experiment.step(*arguments)
 
-    return experiment.with_step(step)
+    return dataclasses.replace(experiment, audited_step=step)
 
 
 def write_or_die(*arguments):

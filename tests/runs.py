@@ -4,6 +4,7 @@ They share a trainer, so a process that trains several compiles a step once. A t
 its own where training is what it tests.
 """
 
+import dataclasses
 import functools
 import shutil
 
@@ -56,7 +57,7 @@ def diverging(trainer, number=np.nan):
         state = trainer.step(state, *rows)
         return state._replace(params=fill(state.params), averaged=fill(state.averaged))
 
-    return trainer.with_step(step)
+    return dataclasses.replace(trainer, audited_step=step)
 
 
 def _of_users():

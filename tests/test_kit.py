@@ -418,7 +418,7 @@ def disk_steps(kappa, num_steps=4):
         states.append(jax.device_get(given[0]))
         return built.step(*given)
 
-    result = loop.train(built.with_step(step), 0)
+    result = loop.train(dataclasses.replace(built, audited_step=step), 0)
     return built, [*states, jax.device_get(result.state)]
 
 

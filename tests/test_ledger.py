@@ -82,7 +82,7 @@ class Steps:
 
         monkeypatch.setattr(sampling, "poisson_sample", killable_sample)
         monkeypatch.setattr(checkpoint, "write", killable_write)
-        self.experiment = experiment.with_step(counted_step)
+        self.experiment = dataclasses.replace(experiment, audited_step=counted_step)
 
     def at(self, point):
         self.passed += point == self.kill[0]

@@ -1,5 +1,6 @@
 """One training run with canaries bounds ε from below, and catches noise that is too small."""
 
+import dataclasses
 import functools
 import json
 
@@ -40,7 +41,7 @@ def built(epsilon=1.0):
 
 
 def test_one_run_gives_away_no_more_than_it_claims():
-    bounds = one_run.bounds(one_run.run(built(), seed=0), built().plan)
+    bounds = one_run.bounds(one_run.run(built(), NUM_CANARIES, seed=0), built().plan)
     assert bounds.num_guesses == 30
     assert bounds.epsilon_lower_any <= bounds.epsilon_lower <= built().plan.epsilon
 
@@ -49,7 +50,8 @@ def test_noise_that_is_too_small_is_caught_by_one_run():
     """The noise of ε = 14 where ε = 1 is claimed: ten times too small."""
     sigma, planted = (built(epsilon).plan.noise_multiplier for epsilon in (1.0, 14.0))
     assert 0.09 < planted / sigma < 0.11
-    found = one_run.run(built().with_step(built(14.0).step), seed=0)
+    planted_run = dataclasses.replace(built(), audited_step=built(14.0).step)
+    found = one_run.run(planted_run, NUM_CANARIES, seed=0)
     bounds = one_run.bounds(found, built().plan)
     assert 1.5 < bounds.epsilon_lower_any < bounds.epsilon_lower <= 14
 
@@ -71,7 +73,8 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
         seen.append(np.sort(batch.indices[batch.mask]))
         return built().step(state, data, batch)
 
-    found = one_run.run(built().with_step(step), seed=0)
+    watched = dataclasses.replace(built(), audited_step=step)
+    found = one_run.run(watched, NUM_CANARIES, seed=0)
     assert 100 < found.included.sum() < 200
     for drawn in seen:  # at q = 1
         np.testing.assert_array_equal(drawn[:REAL], np.arange(REAL))
@@ -81,12 +84,14 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
 
 @pytest.mark.parametrize("method", ["dp_sat", "bam_sam"])
 def test_every_other_example_has_the_gradient_of_the_users_method(method):
-    section = config_of(method=method).method
-    oracle = one_run.with_canaries(loss, section, 3)
-    params = cases.mlp_params()
+    own = registry.make_oracle(config_of(method=method).method, loss)
+    oracle, params = one_run.with_canaries(own, REAL, 3), cases.mlp_params()
     example = {"image": jnp.ones(3), "label": jnp.asarray(1)}
-    own = registry.make_oracle(section, loss)
-    cases.assert_same_bits(oracle.grad(params, example), own.grad(params, example))
+    for row, is_canary in ((0, False), (REAL - 1, False), (REAL, True), (sampling.PADDING, False)):
+        found = oracle.grad(params, example | {"row": jnp.asarray(row)})
+        expected = own.grad(params, example)
+        same = all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
+        assert same == (not is_canary)
     moved = [one.ascend(params, params) for one in (oracle, own)]
     cases.assert_same_bits(*moved)
 

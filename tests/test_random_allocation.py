@@ -1,5 +1,6 @@
 """Batches by the epoch: the law they are drawn from, the ε they earn, and audits of them."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -202,11 +203,12 @@ def test_one_run_is_audited_and_noise_that_is_too_small_is_caught():
     config.expected_batch_size //= 3
     config.mechanism.name = "random_allocation"
     built = one_run.build(config, test_one_run.NUM_CANARIES)
-    bounds = one_run.bounds(one_run.run(built, seed=0), built.plan)
+    bounds = one_run.bounds(one_run.run(built, test_one_run.NUM_CANARIES, seed=0), built.plan)
     assert bounds.epsilon_lower == bounds.epsilon_lower_any <= built.plan.epsilon
     config.epsilon = 50.0
     planted = one_run.build(config, test_one_run.NUM_CANARIES)
-    found = one_run.run(built.with_step(planted.step), seed=0)
+    planted = dataclasses.replace(built, audited_step=planted.step)
+    found = one_run.run(planted, test_one_run.NUM_CANARIES, seed=0)
     assert one_run.bounds(found, built.plan).epsilon_lower > 1.5
 
 

@@ -103,7 +103,7 @@ def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     assert_same_bits(*found)
     images, labels = of_users.dataset.train
     other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
-    wrong = dataclasses.replace(of_users, dataset=other).with_step(of_users.step)
+    wrong = dataclasses.replace(of_users, dataset=other, audited_step=of_users.step)
     wrong = loop.train(wrong, seed=0)  # the control
     assert norm64(wrong.state.params) != norm64(found[0])
 

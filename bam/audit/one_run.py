@@ -30,7 +30,7 @@ from scipy import optimize, special, stats
 from bam.audit import canary
 from bam.audit.whole_run import flat
 from bam.core import chacha, pytree, sampling, seeds
-from bam.core.oracles import LossFn, Oracle
+from bam.core.oracles import Oracle
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.errors import InputError
@@ -80,8 +80,8 @@ class Bounds(NamedTuple):
 def build(config: ConfigDict, num_canaries: int) -> Trainer:
     """A user's experiment with m canaries after the rows of its training split.
 
-    N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The label
-    of canary j is -1 - j. Diagnostics are switched off: nothing is read on the side. InputError if
+    N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The last m
+    rows are the canaries. Diagnostics are switched off: nothing is read on the side. InputError if
     the config is not private, or of users, its noise is correlated over steps, or m is not from 1
     to the number of parameters.
     """
@@ -94,15 +94,12 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
             "one run is audited of examples, not of users: dataset.group_size must be 0"
         )
     config = config.copy_and_resolve_references()
-    with config.unlocked():
-        method = config.method.to_dict()
-        options = {"method": method, "num_canaries": num_canaries}
-        config.method = ConfigDict({"name": "bam.audit.one_run:with_canaries"} | options)
     config.diagnostics.every = 0
     dataset = loading.make_dataset(config.dataset, config.features)
     if datasets.streams(dataset):
         raise InputError("one run is audited on data in memory: set dataset.memory=device")
     images, labels = dataset.train
+    num_real = len(labels)
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
     built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
@@ -113,26 +110,22 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
             f"canaries must be from 1 to the number of parameters, {built.num_params}, "
             f"got {num_canaries}"
         )
-    marked = labels.copy()  # after `build`, which refuses such labels
-    marked[-num_canaries:] = -1 - np.arange(num_canaries)
-    split = datasets.Split(images, marked)
-    return dataclasses.replace(built, dataset=built.dataset._replace(train=split))
+    return dataclasses.replace(built, oracle=with_canaries(built.oracle, num_real, num_canaries))
 
 
-def with_canaries(loss_fn: LossFn, method: ConfigDict, num_canaries: int) -> Oracle:
-    """The oracle of a `method` section, but for canaries (labels below zero): single entries."""
-    own = registry.make_oracle(method, loss_fn)
+def with_canaries(own: Oracle, num_real: int, num_canaries: int) -> Oracle:
+    """An oracle but for canaries, the examples after the first `num_real`: single entries."""
 
     def grad(params: Params, example: dict[str, PyTree]) -> Grads:
-        label = example["label"]
-        grads = own.grad(params, example | {"label": jnp.maximum(label, 0)})
+        grads, number = own.grad(params, example), example["row"] - num_real
+        is_canary = (number >= 0) & (number < num_canaries)  # a padded row is none
         entries = jnp.asarray(entries_of(pytree.num_params(params), num_canaries))
-        entry = entries[jnp.clip(-1 - label, 0, num_canaries - 1)]
+        entry = entries[jnp.clip(number, 0, num_canaries - 1)]
         leaves, structure = jax.tree.flatten(grads)
         start, kept = 0, []
         for leaf in leaves:
             here = (jnp.arange(leaf.size) == entry - start).reshape(leaf.shape)
-            kept.append(jnp.where(label < 0, CANARY_NORM * here, leaf).astype(leaf.dtype))
+            kept.append(jnp.where(is_canary, CANARY_NORM * here, leaf).astype(leaf.dtype))
             start += leaf.size
         return jax.tree.unflatten(structure, kept)
 
@@ -145,9 +138,14 @@ def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries
 
 
 def run(
-    built: Trainer, seed: int | None, on_row: Callable[[JsonObject], None] = lambda row: None
+    built: Trainer,
+    num_canaries: int,
+    seed: int | None,
+    on_row: Callable[[JsonObject], None] = lambda row: None,
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
+
+    `built` is of so many canaries, see `build`.
 
     The score is the logarithm of the likelihood ratio of "in" and "out": the sum over the steps of
     $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation over the epochs of the logarithm
@@ -156,16 +154,15 @@ def run(
     and `on_row` are those of `loop.train`; the seed is that of the coins, too.
     """
     plan, sensitivity = built.plan, built.sensitivity
-    labels = built.dataset.train.labels
-    rows = np.flatnonzero(labels < 0)
-    num_real = len(labels) - len(rows)
-    entries = entries_of(built.num_params, len(rows))
+    num_rows = len(built.dataset.train.labels)
+    num_real = num_rows - num_canaries
+    entries = entries_of(built.num_params, num_canaries)
     coins_key = seeds.host_key(secrets.randbits(256) if seed is None else seed, "coins")
-    coins = chacha.words(coins_key, len(rows), chacha.nonce(chacha.Stream.COINS, 0))
+    coins = chacha.words(coins_key, num_canaries, chacha.nonce(chacha.Stream.COINS, 0))
     included = coins < 2**31
     rng = np.random.default_rng(0)  # the attacker's own
-    takes_part = np.ones(len(labels), bool)
-    takes_part[rows] = included
+    takes_part = np.ones(num_rows, bool)
+    takes_part[num_real:] = included
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
     log_ratios: list[np.ndarray] = []
 
@@ -176,14 +173,14 @@ def run(
         mean = flat(built.means(state, data, sample)[0].clipped)[entries]
         indices, mask = (np.asarray(x) for x in batch)
         here = mask & takes_part[np.where(mask, indices, 0)]  # every other example is as before
-        state = built.step(state, data, sampling.PaddedBatch(indices, here))
+        state = built.take_step(state, data, sampling.PaddedBatch(indices, here))
         total = plan.expected_batch_size * flat(state.private_grad)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
         variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2
         log_ratios.append((x - 0.5) / variance)
         return state
 
-    result = loop.train(built.with_step(scored_step), seed, on_row=on_row)
+    result = loop.train(dataclasses.replace(built, audited_step=scored_step), seed, on_row=on_row)
     scores = scores_of(np.array(log_ratios), plan)
     return OneRun(scores, included, result.summary["test_accuracy"] or 0.0)
 

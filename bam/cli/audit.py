@@ -101,7 +101,7 @@ def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | N
         f"{given.canaries} canaries, half of which take part"
     )
     console.show(built.describe_plan())
-    seen = one_run.run(built, config.seed, on_row=_print_row)
+    seen = one_run.run(built, given.canaries, config.seed, on_row=_print_row)
     bounds = one_run.bounds(seen, plan, given.confidence)
     which = {
         "kind": "one_run",

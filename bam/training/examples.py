@@ -41,9 +41,10 @@ def example_at(
 ) -> Callable[[Array, PyTree], PyTree]:
     """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
 
-    An example has `image`, this step's K views of it, prepared; its `label`; and for oracles of
-    one's own a `key` and the `step`, which no loss reads. A user has the views of all its examples
-    in `image`, a label for each, and `present`, which of them are there (`users.grouped`).
+    An example has `image`, this step's K views of it, prepared; its `label`; and, which no loss
+    reads, for oracles of one's own a `key` and the `step`, and for audits the number of its `row`.
+    A user has the views of all its examples in `image`, a label for each, and `present`, which of
+    them are there (`users.grouped`).
     """
     shape, are_users = dataset.train.images.shape[-3:], config.dataset.group_size > 0
     options = {"num_views": config.augment.views}
@@ -57,7 +58,7 @@ def example_at(
         arrays = given or [x[index] for x in split[:2]]
         images, labels = (jnp.where(named, x, 0) for x in arrays)
         images = images.reshape(-1, *shape)
-        example = {"key": own_key, "step": step}
+        example = {"key": own_key, "step": step, "row": index}
         if are_users:
             keys = users.keys_of(views_key, len(images))
             views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)

@@ -114,7 +114,7 @@ def train(
         rows_of_steps = feed.batches(run.batch, range(run.step + 1, run.end + 1))
         for _, rows in zip(run.steps(), rows_of_steps, strict=False):
             jax.block_until_ready(state.step)
-            state = trainer.step(state, *rows)
+            state = trainer.take_step(state, *rows)
             watch.look(state)
         return watch.finish(state)
 
@@ -234,7 +234,7 @@ def estimate_seconds(trainer: Trainer) -> float:
         batch = batch.only(len(trainer.dataset.train.labels))
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
-        state = jax.block_until_ready(trainer.step(state, train, batch))
+        state = jax.block_until_ready(trainer.take_step(state, train, batch))
         return time.perf_counter() - started
 
     # A microbatch for every device.

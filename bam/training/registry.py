@@ -267,6 +267,7 @@ def example_like(
         "label": jax.ShapeDtypeStruct((*each, *label.shape), label.dtype),
         "key": jax.eval_shape(lambda: jax.random.key(0)),
         "step": jax.ShapeDtypeStruct((), jnp.int32),
+        "row": jax.ShapeDtypeStruct((), jnp.int32),
         **present,
     }
 
