@@ -25,7 +25,7 @@ from scripts.lib import pages
 SECTIONS: dict[str, Mapping[str, Any]] = {
     "method": registry.METHODS,
     "clip": registry.CLIPS,
-    "mechanism": mechanisms.MECHANISMS,
+    "mechanism": {name: mechanisms.maker(name) for name in mechanisms.MECHANISMS},
     "model": models.MODELS,
     "loss": losses.LOSSES,
     "optimizer": registry.OPTIMIZERS,

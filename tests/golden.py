@@ -13,7 +13,6 @@ import bam
 from bam import files, provenance
 from bam.privacy import ledger, private_training, statement
 from bam.privacy.plan import Population, PrivacyPlan
-from bam.privacy.selection import Selection
 from bam.training import config as base
 
 FOLDER = Path(__file__).with_name("golden")
@@ -52,7 +51,10 @@ PLANS = {
     "private_search": {
         "num_examples": 1287, "expected_batch_size": 128, "num_steps": 3,
         "noise_multiplier": 2.4299613288919852, "epsilon": 1.0999945002527618,
-        "selection": {"trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0},
+        "mechanism": "best_of_trials",
+        "mechanism_options": {
+            "trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0,
+        },
     },
     "not_releasable": {
         "num_examples": 1437, "expected_batch_size": 256, "num_steps": 4,
@@ -92,8 +94,6 @@ def plan_of(name):
     counted = ("num_examples", "group_size", "num_examples_given")
     population = Population(**{key: facts.pop(key) for key in counted if key in facts})
     mechanism = {"name": facts.pop("mechanism"), **facts.pop("mechanism_options", {})}
-    if "selection" in facts:
-        facts["selection"] = Selection(**facts["selection"])
     return PrivacyPlan(population=population, mechanism_config=mechanism, **facts)
 
 
@@ -111,7 +111,7 @@ def summary_of(plan, **changes):
     summary = {
         "seed": None, "noise_key": "operating system", "clip_norm": 1.0, "sensitivity": 1.0,
         "noise": plan.mechanism.noise, "sampling": plan.mechanism.sampling,
-        "selection": plan.to_json()["selection"], "steps_begun": plan.num_steps,
+        "steps_begun": plan.num_steps,
         "steps_taken": plan.num_steps, "processes": [PROCESS],
     }  # fmt: skip
     taken_away = [key for key, value in changes.items() if value is None]

@@ -257,7 +257,14 @@ WITHIN = {
     ),
     "mechanism poisson": Case(mechanisms.poisson, draws, COUNTS),
     "mechanism banded": Case(mechanisms.banded, draws, {**COUNTS, "bands": (2, 3)}),
-    "mechanism random_allocation": Case(mechanisms.random_allocation, draws, COUNTS),
+    "mechanism best_of_trials": Case(
+        selection.best_of_trials, lambda made: (draws(made), made.capacity(1e-9)),
+        {
+            **COUNTS, "trials_mean": (8.0, 90.0), "trials_shape": (1.0, 2.0),
+            "score_noise_multiplier": (9.0, 5.0),
+        },
+    ),
+    "mechanism random_allocation": Case(mechanisms.maker("random_allocation"), draws, COUNTS),
     "clip l2": Case(lambda: registry.CLIPS["l2"](PLAN), clipped, {}),
     "clip normalize": Case(
         lambda gamma: registry.CLIPS["normalize"](PLAN, gamma), clipped, {"gamma": (1.0, 99.0)}

@@ -11,6 +11,7 @@ from bam.privacy import mechanisms
 
 PLAN = {"num_examples": 1000, "expected_batch_size": 40, "num_steps": 20, "delta": 1e-5}
 PLAN |= {"target_epsilon": 2.0, "accountant": "rdp"}
+TRIALS = {"trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0}
 
 
 def test_a_full_batch_is_poisson_with_every_example():
@@ -47,7 +48,7 @@ def test_a_plan_refuses_what_its_mechanism_cannot_do(changes, message):
         bam.make_plan(**PLAN | changes)
 
 
-@pytest.mark.parametrize("name", mechanisms.MECHANISMS)
+@pytest.mark.parametrize("name", sorted(mechanisms.MECHANISMS.keys() - {"best_of_trials"}))
 def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
     size = 1000 if name == "full_batch" else 40
     without = PLAN | {"target_epsilon": math.inf, "expected_batch_size": size}
@@ -72,16 +73,17 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
         ({"accountant": "gdp"}, "accountant gdp"),
         ({"sampling_prob": 0.004}, "the records disagree"),
         ({"expected_batch_size": 0, "sampling_prob": 0.0}, "expected_batch_size 0"),
+        ({"selection": TRIALS}, "a private search by an earlier version"),
+        ({"mechanism": "best_of_trials"}, "best_of_trials does not take"),
+        ({"mechanism": "best_of_trials", "mechanism_options": {"foo": 1}}, "does not take"),
         (
-            {
-                "mechanism": "banded",
-                "mechanism_options": {"bands": 2},
-                "selection": (8.0, 1.0, 9.0),
-            },
-            "no record",
+            {"mechanism": "best_of_trials", "mechanism_options": TRIALS, "accountant": "pld"},
+            "private only if they are, by accountant rdp",
         ),
-        ({"selection": {"foo": 1}}, "no record"),
-        ({"selection": [1]}, "no record"),
+        (
+            {"mechanism": "best_of_trials", "mechanism_options": TRIALS | {"trials_mean": 0.5}},
+            "trials_mean must be from",
+        ),
         ({"num_examples": "many"}, "no record|num_examples must be of"),
         ({"delta": None}, "no record|delta"),
         ({"delta": 0.002}, "delta 0.002"),

@@ -30,6 +30,10 @@ PLAN = {
     "delta": 1e-5,
     "accountant": "rdp",
 }
+BEST_OF_THREE = {
+    "name": "best_of_trials", "trials_mean": 3.0, "trials_shape": 1.0,
+    "score_noise_multiplier": 8.0,
+}  # fmt: skip
 PIXELS = RNG.integers(0, 256, (1280, 8, 8, 1)).astype(np.uint8)
 LABELS = RNG.integers(0, 10, 1280).astype(np.int32)
 
@@ -259,12 +263,10 @@ def test_a_record_that_make_plan_would_not_make_is_refused(changes):
 
 
 def test_the_printed_lines_of_a_reordered_plan_give_its_epsilon():
-    from bam.privacy.selection import Selection
-
-    settings = {**PLAN, "selection": Selection(3.0, 1.0, 8.0)}
+    settings = {**PLAN, "mechanism": BEST_OF_THREE}
     record = bam.make_plan(num_examples=1000, expected_batch_size=40, **settings).to_json()
     turned = dict(reversed(record.items()))
-    turned["selection"] = dict(reversed(record["selection"].items()))
+    turned["mechanism_options"] = dict(reversed(record["mechanism_options"].items()))
     plan = bam.PrivacyPlan.from_json(json.loads(json.dumps(turned)))
     plan.check_epsilon()
     assert recomputed(statement.text_of(facts_of(plan))) == pytest.approx(

@@ -72,7 +72,8 @@ def test_the_best_score_is_chosen_and_the_total_is_planned(searched):
     marked = [path.parent.name for path in (workdir / "trials").glob(f"*/{export.CHOSEN}")]
     assert marked == [chosen.name]
     plan = json.loads((chosen / "plan.json").read_text())
-    assert plan["selection"] == {
+    assert plan["mechanism"] == "best_of_trials"
+    assert plan["mechanism_options"] == {
         "trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 10.0,
     }  # fmt: skip
     keys = ("noise_multiplier", "sampling_prob", "num_steps")
@@ -221,7 +222,7 @@ def test_the_chosen_trial_is_released_with_the_total_and_no_other_is_released(se
         assert statement.render(facts, name) in text
     assert "bam privacy" not in text  # it knows single runs alone
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert settings["selection"]["trials_mean"] == 3.0
+    assert settings["mechanism"]["trials_mean"] == 3.0
     others = [path for path in (workdir / "trials").iterdir() if path != chosen]
     for other in others:
         with pytest.raises(ValueError, match="one trial of a private search, and not the chosen"):
@@ -241,13 +242,17 @@ def test_the_statement_s_lines_print_the_total_that_it_claims(searched, tmp_path
 
 def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_path):
     for number, change in enumerate(
-        ({"selection": None}, {"selection": {"trials_mean": 30.0}}, {"noise_multiplier": 1.0})
+        (
+            {"mechanism": "poisson", "mechanism_options": {}},
+            {"mechanism_options": {"trials_mean": 30.0}},
+            {"noise_multiplier": 1.0},
+        )
     ):
         run = shutil.copytree((searched[0] / "chosen").resolve(), tmp_path / str(number))
         for name in ("plan", "summary"):
             found = files.read_json(run / f"{name}.json")
             for key, value in change.items():
-                found[key] = found[key] | value if isinstance(value, dict) else value
+                found[key] = found[key] | value if value and isinstance(value, dict) else value
             files.write_json(run / f"{name}.json", found)
         with pytest.raises(ValueError, match=r"its plan gives|not of the end of this run"):
             export.export(run, tmp_path / "out")

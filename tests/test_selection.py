@@ -1,5 +1,6 @@
 """The best of a random number of trials: what it costs, and what the accounting would notice."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -148,16 +149,20 @@ def test_the_noise_never_overshoots_and_is_nearly_the_least():
 
 def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
     facts = {"num_examples": 100, "expected_batch_size": 20, "num_steps": 20, "delta": 1e-5}
-    facts |= {"target_epsilon": 3.0, "selection": GEOMETRIC}
+    trials = dataclasses.asdict(GEOMETRIC)
+    facts |= {"target_epsilon": 3.0, "mechanism": {"name": "best_of_trials", **trials}}
     plan = make_plan(**facts, accountant="rdp")
     mechanism = {"noise_multiplier": plan.noise_multiplier, "sampling_prob": 0.2}
     mechanism["delta"] = 1e-5 - plan.overflow
     assert plan.epsilon == selection.epsilon(GEOMETRIC, num_steps=20, **mechanism) <= 3
     assert plan.epsilon_after(5) == selection.epsilon(GEOMETRIC, num_steps=5, **mechanism)
     assert plan.epsilon_after(0) < plan.epsilon_after(5) < plan.epsilon
-    assert plan.to_json()["selection"] == {
+    assert plan.to_json()["mechanism_options"] == trials == {
         "trials_mean": 8.0, "trials_shape": 1.0, "score_noise_multiplier": 10.0,
     }  # fmt: skip
+    assert (plan.mu, plan.dp_event) == (None, None)  # those of one trial would say too little
+    one = make_plan(**(facts | {"mechanism": "poisson"}), accountant="rdp")
+    assert plan.capacity == one.mechanism.capacity(one.overflow / (20 * 8)) > one.capacity
     assert "for the best of a random number of such runs, 8 on average" in plan.describe()
     for wrong in ({"accountant": "pld"}, {"accountant": "rdp", "target_epsilon": math.inf}):
         with pytest.raises(ValueError, match="private only if they are, by accountant rdp"):

@@ -76,7 +76,7 @@ def test_the_numbers_of_every_golden_are_those_of_its_plan(stated):
         ("μ of Gaussian DP", plan.mu, 1),
     ):  # fmt: skip
         if exact is None:
-            assert f"| {row}" not in text and plan.selection
+            assert f"| {row}" not in text and statement.is_searched(plan)
             continue
         shown, whole = map(float, cells(text, row)[-2:])
         assert whole == pytest.approx(exact, rel=1e-9)
@@ -88,8 +88,8 @@ def test_the_numbers_of_every_golden_are_those_of_its_plan(stated):
         alone = 100 * statement.most_power(plan.epsilon, plan.delta, alarm)
         composed, limit = (float(x) for x in cells(text, f"{100 * alarm:g} |")[-2:])
         assert alone <= limit <= alone * 1.001 and composed <= limit
-        assert (composed == 100 * alarm) == bool(
-            plan.selection
+        assert (composed == 100 * alarm) == statement.is_searched(
+            plan
         )  # then no limit of its own is known
 
 

@@ -271,7 +271,10 @@ def test_a_plan_without_a_unit_is_refused_and_no_other_unit_is_made_up():
         bam.make_plan(
             num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
             target_epsilon=4.0, delta=1e-5, accountant="rdp",
-            selection=bam.privacy.selection.Selection(5.0, 1.0, 10.0),
+            mechanism={
+                "name": "best_of_trials", "trials_mean": 5.0, "trials_shape": 1.0,
+                "score_noise_multiplier": 10.0,
+            },
         )  # fmt: skip
 
 

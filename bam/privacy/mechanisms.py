@@ -6,6 +6,7 @@ can speak of another mechanism than the one that ran. Neighbours are those of `A
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +20,6 @@ from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
-from bam.privacy.random_allocation import AllocatedGaussianDpEvent, epsilon_of_random_allocation
 from bam.privacy.rounding import rounded_up
 
 # What neighbouring data sets differ in, in few words and in more: the second if N was given.
@@ -30,12 +30,29 @@ ADJACENCIES = {
     ),
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
 }
+BEST_OF_TRIALS = "best_of_trials"  # whose ε is that of a whole search, see `selection.py`
 # The random generator, for whoever reads a release.
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
     "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
     f"that no rounding depends on the data; reaches 10 standard deviations; random numbers {BY}"
 )
+
+
+class OwnEvent(DpEvent):
+    """What dominates T steps where no Poisson-sampled Gaussians do; it knows its ε."""
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """ε, an upper bound; InputError for an accountant that has none."""
+        raise NotImplementedError
+
+    def as_dp_accounting(self) -> DpEvent | None:
+        """The same as dp-accounting has it, for whoever has no bam; None: it has none."""
+        return None
+
+    def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
+        """The least σ of a search, whose ε is never above the target; all else as in the event."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Mechanism:
       capacity: `probability -> rows` that a draw fills with at most this probability, or that are
         all it can have: see `bam.core.sampling.pad`.
       event: `(σ, T) -> event` that dominates T steps: Poisson-sampled Gaussians with independent
-        noise of $\sigma / \|c\|$, c the strategy, or an `AllocatedGaussianDpEvent`.
+        noise of $\sigma / \|c\|$, c the strategy, or an `OwnEvent`.
       strategy: how noise is correlated over steps, see `core/strategy.py`; (1.0,): it is not.
         `draw` must never have an example twice within so many steps as it has numbers.
       period: steps in which draws and noise of one seed hang together; in them an example is drawn
@@ -99,18 +116,16 @@ class Mechanism:
         event = self.event(noise_multiplier, num_steps)
         if steps := poisson_steps(event):
             return accounting.epsilon(delta=delta, accountant=accountant, **steps._asdict())
-        if accountant != "pld":
-            raise InputError(
-                f"accountant {accountant} has no bound for random_allocation batches: pld has"
-            )
-        return epsilon_of_random_allocation(delta=delta, **vars(event))
+        assert isinstance(event, OwnEvent)
+        return event.epsilon(delta, accountant)
 
     def noise_multiplier(
         self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
         """The least σ of a search, whose ε is never above the target."""
         how: JsonObject = {"delta": delta, "accountant": accountant}
-        if steps := poisson_steps(self.event(1.0, num_steps)):
+        event = self.event(1.0, num_steps)
+        if steps := poisson_steps(event):
             sigma = accounting.noise_multiplier(
                 target_epsilon=target_epsilon,
                 sampling_prob=steps.sampling_prob,
@@ -120,13 +135,8 @@ class Mechanism:
             length = strategies.norm(self.strategy)
             # The event divides by ‖c‖ again: that gives no less than σ.
             return sigma if length == 1 else sigma * length * (1 + 1e-12)
-        accounting.check_search(target_epsilon, self.sampling_prob, num_steps)
-        return accounting.least_noise(
-            lambda sigma: self.epsilon(noise_multiplier=sigma, num_steps=num_steps, **how),
-            target_epsilon,
-            near=1.0,
-            tolerance=1e-3,
-        )
+        assert isinstance(event, OwnEvent)
+        return event.least_noise(target_epsilon, **how)
 
 
 def check_name(name: object) -> None:
@@ -153,9 +163,26 @@ def make(
     Raises:
       InputError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
-    check_name(name)
     given = read_options(options or {})
-    return named.call(f"mechanism {name}", MECHANISMS[name], num_examples, batch_size, **given)
+    return named.call(f"mechanism {name}", maker(name), num_examples, batch_size, **given)
+
+
+def maker(name: str) -> Callable[..., Mechanism]:
+    """The function `(N, l, **options)` of a name in `MECHANISMS`; InputError for an unknown one."""
+    check_name(name)
+    module, _, function = MECHANISMS[name].partition(":")
+    make_mechanism: Callable[..., Mechanism] = getattr(importlib.import_module(module), function)
+    return make_mechanism
+
+
+def check_plan(name: str, unit: str, private: bool, accountant: str) -> None:
+    """InputError for a plan whose ε a mechanism does not earn, whatever its numbers are."""
+    if name != BEST_OF_TRIALS:
+        return
+    if accountant != "rdp" or not private:
+        raise InputError("a choice among runs is private only if they are, by accountant rdp")
+    if unit == "user":
+        raise InputError("a choice among runs is scored by examples: it is not private for users")
 
 
 def read_options(options: JsonMapping) -> JsonObject:
@@ -163,7 +190,7 @@ def read_options(options: JsonMapping) -> JsonObject:
     return {str(key): scalars.option(f"mechanism.{key}", x) for key, x in options.items()}
 
 
-def _counts(num_examples: int, batch_size: int) -> tuple[int, int]:
+def counts(num_examples: int, batch_size: int) -> tuple[int, int]:
     """N and l as integers of Python's own."""
     read = scalars.whole
     return read("num_examples", num_examples), read("expected_batch_size", batch_size)
@@ -174,7 +201,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 
     The same noise earns the smallest ε that is known with this one.
     """
-    num_examples, batch_size = _counts(num_examples, batch_size)
+    num_examples, batch_size = counts(num_examples, batch_size)
     prob = batch_size / num_examples
     return Mechanism(
         sampling_prob=prob,
@@ -200,7 +227,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size
     and given; here what part the others are in does not depend on an example that is added.
     """
-    num_examples, batch_size = _counts(num_examples, batch_size)
+    num_examples, batch_size = counts(num_examples, batch_size)
     bands = scalars.whole("mechanism.bands", bands)
     if not 2 <= bands <= strategies.UNITS:
         raise InputError(
@@ -231,35 +258,9 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     )
 
 
-def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random.
-
-    Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
-    vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
-    """
-    num_examples, batch_size = _counts(num_examples, batch_size)
-    batches = num_examples // batch_size
-    if batches < 2:
-        raise InputError(
-            f"mechanism random_allocation needs two batches an epoch: expected_batch_size must be "
-            f"at most {num_examples // 2}, got {batch_size}"
-        )
-    return Mechanism(
-        sampling_prob=1 / batches,
-        batches=f"random allocation: each {{unit}} in one of the {batches} batches of every epoch",
-        sampling=f"random allocation: in every epoch of {batches} steps each {{unit}} is in the "
-        f"batch of one, any of them equally likely and independently of others and of other "
-        f"epochs, {BY}",
-        draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
-        capacity=functools.partial(sampling.usual_capacity, num_examples, 1 / batches),
-        event=lambda sigma, num_steps: AllocatedGaussianDpEvent(sigma, batches, num_steps),
-        period=batches,
-    )
-
-
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     """Every batch is all of the data: nothing is random but the noise."""
-    num_examples, batch_size = _counts(num_examples, batch_size)
+    num_examples, batch_size = counts(num_examples, batch_size)
     if batch_size != num_examples:
         raise InputError(
             f"mechanism full_batch needs expected_batch_size = N = {num_examples}, got {batch_size}"
@@ -271,9 +272,11 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     )
 
 
-MECHANISMS: dict[str, Callable[..., Mechanism]] = {
-    "poisson": poisson,
-    "banded": banded,
-    "full_batch": full_batch,
-    "random_allocation": random_allocation,
+# Name -> MODULE:FUNCTION. Those with an accountant of their own are imported when they are named.
+MECHANISMS = {
+    "poisson": "bam.privacy.mechanisms:poisson",
+    "banded": "bam.privacy.mechanisms:banded",
+    "full_batch": "bam.privacy.mechanisms:full_batch",
+    "random_allocation": "bam.privacy.random_allocation:random_allocation",
+    BEST_OF_TRIALS: "bam.privacy.selection:best_of_trials",
 }

@@ -21,11 +21,9 @@ from bam.core.user_table import with_id
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
-from bam.privacy import selection as selecting
 from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
-from bam.privacy.selection import Selection
 
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
 OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
@@ -33,7 +31,7 @@ READERS = {int: scalars.whole, float: scalars.number, bool: scalars.flag}
 # What a plan.json has, beside the mechanism's name.
 RECORDED = (
     *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
-    *("epsilon", "delta", "accountant", "spare_steps", "selection", "mechanism_options", "unit"),
+    *("epsilon", "delta", "accountant", "spare_steps", "mechanism_options", "unit"),
     *("group_size", "overflow", "num_examples_given", "adjacency", "mechanism_name"),
 )
 # What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
@@ -94,8 +92,6 @@ class PrivacyPlan:
       accountant: "pld" or "rdp".
       mechanism_config: how batches are drawn: its name in `mechanisms.MECHANISMS`, with its
         options, as in a config's `mechanism` section; a copy that cannot be written to.
-      selection: of a run that is a trial, of which only the best is released; ε is then that of
-        the whole search.
       spare_steps: how many of the steps are a margin for steps that a crash loses.
     """
 
@@ -107,7 +103,6 @@ class PrivacyPlan:
     delta: float
     accountant: str
     mechanism_config: JsonMapping = dataclasses.field(hash=False)
-    selection: Selection | None = None
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -141,17 +136,17 @@ class PrivacyPlan:
                 f"this is no record of a plan: it has no {missing[0]}; records of bam 0.1 and 0.2 "
                 "are not read any more"
             )
+        if record.get("selection"):
+            raise InputError("this is a trial of a private search by an earlier version")
         name, options = record["mechanism"], record["mechanism_options"]
         mechanisms.check_name(name)
         if not isinstance(options, dict):
             raise InputError(f"mechanism_options are {options!r}, no options")
         _check_unit(record["unit"], record["group_size"])
         try:
-            chosen = record["selection"]
             facts = _fields_of(cls, record) | {
                 "population": Population(**_fields_of(Population, record)),
                 "mechanism_config": {**options, "name": name},
-                "selection": Selection(**chosen) if chosen else None,
             }
             facts |= {"epsilon": math.inf} if record["epsilon"] is None else {}
             plan = cls(**facts)
@@ -234,7 +229,7 @@ class PrivacyPlan:
     @functools.cached_property
     def mu(self) -> float | None:
         """μ of Gaussian DP, from above, see `pld.mu`; None where no Poisson steps are known."""
-        event = None if self.selection or not self.private else self.dp_event
+        event = self.dp_event if self.private else None
         if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
             return None
         with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
@@ -257,8 +252,7 @@ class PrivacyPlan:
     @functools.cached_property
     def capacity(self) -> int:
         """Rows of a padded batch: all runs' draws outgrow them with probability `overflow`."""
-        num_draws = self.num_steps * (self.selection.trials_mean if self.selection else 1)
-        return self.mechanism.capacity(self.overflow / num_draws)
+        return self.mechanism.capacity(self.overflow / self.num_steps)
 
     def batch(self, seed: int, step: int) -> PaddedBatch:
         """The batch that a seed's run draws in a step, padded; to be kept as secret as the seed."""
@@ -277,11 +271,12 @@ class PrivacyPlan:
         self.check_steps(num_steps)
         if self.noise_multiplier == 0:  # no accountant is asked
             return math.inf if num_steps else 0.0
-        steps: JsonObject = {"noise_multiplier": self.noise_multiplier, "num_steps": num_steps}
-        steps["delta"] = self.delta - self.overflow
-        if self.selection:
-            return selecting.epsilon(self.selection, sampling_prob=self.sampling_prob, **steps)
-        return self.mechanism.epsilon(accountant=self.accountant, **steps)
+        return self.mechanism.epsilon(
+            noise_multiplier=self.noise_multiplier,
+            num_steps=num_steps,
+            delta=self.delta - self.overflow,
+            accountant=self.accountant,
+        )
 
     def check_target(self, target: float) -> None:
         """Raises InputError for an ε above the one that is asked for."""
@@ -308,7 +303,6 @@ class PrivacyPlan:
     def to_json(self) -> JsonObject:
         """The plan, with what follows from it, as strict JSON values; an infinite ε is None."""
         values: JsonObject = {name: getattr(self, name) for name in RECORDED}
-        values["selection"] = self.selection and dataclasses.asdict(self.selection)
         values["mechanism"] = values.pop("mechanism_name")
         return {k: None if v == math.inf else v for k, v in values.items()}
 
@@ -325,10 +319,8 @@ class PrivacyPlan:
         at_most = "at most " if self.num_examples_given else ""
         bound = bound and f", {bound}"
         mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
-        best = " for the best of a random number of such runs, {:g} on average"
-        best = best.format(self.selection.trials_mean) if self.selection else ""
         return (
-            f"({epsilon}, {delta})-DP{best}, {self.accountant} accountant, "
+            f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {at_most}{self.num_examples} {self.unit}s\n"
             f"{self.training_steps} steps{spare}, {self.mechanism.batches}\n"
             f"noise multiplier {sigma}{bound}{mu}"
@@ -344,7 +336,6 @@ def make_plan(
     delta: float,
     accountant: str = "pld",
     mechanism: str | JsonMapping = "poisson",
-    selection: Selection | None = None,
 ) -> PrivacyPlan:
     """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
 
@@ -361,7 +352,6 @@ def make_plan(
       accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
       mechanism: how batches are drawn: a name in `mechanisms.MECHANISMS`, or a config's section of
         its name and options.
-      selection: how the best of several such runs will be chosen, if it will be; "rdp" only.
 
     Raises an InputError if an argument is out of range.
 
@@ -385,21 +375,17 @@ def make_plan(
         delta=delta,
         accountant=accountant,
         mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
-        selection=selection,
     )
     _check(plan)
     num_steps = plan.num_steps
-    steps: JsonObject = {"num_steps": num_steps, "delta": plan.delta - plan.overflow}
-    sigma = 0.0
-    if selection:
-        sigma = selecting.noise_multiplier(
-            selection, target_epsilon=target_epsilon, sampling_prob=plan.sampling_prob, **steps
-        )
-    elif plan.private:
+    if plan.private:
         sigma = plan.mechanism.noise_multiplier(
-            target_epsilon=target_epsilon, accountant=accountant, **steps
+            target_epsilon=target_epsilon,
+            num_steps=num_steps,
+            delta=plan.delta - plan.overflow,
+            accountant=accountant,
         )
-    plan = dataclasses.replace(plan, noise_multiplier=sigma)
+        plan = dataclasses.replace(plan, noise_multiplier=sigma)
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
@@ -442,17 +428,8 @@ def _check(plan: PrivacyPlan) -> None:
         raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
         raise InputError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
-    mechanism = plan.mechanism  # ValueError for options that it cannot have
-    if plan.selection is None:
-        return
-    if plan.accountant != "rdp" or not plan.private:
-        raise InputError("a choice among runs is private only if they are, by accountant rdp")
-    if plan.unit == "user":
-        raise InputError("a choice among runs is scored by examples: it is not private for users")
-    if poisson_steps(mechanism.event(1.0, 1)) != (1.0, plan.sampling_prob, 1):
-        raise InputError(
-            f"a choice among runs is accounted for Poisson batches, not {plan.mechanism_name}"
-        )
+    _ = plan.mechanism  # ValueError for options that it cannot have
+    mechanisms.check_plan(plan.mechanism_name, plan.unit, plan.private, plan.accountant)
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:

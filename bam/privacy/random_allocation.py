@@ -1,27 +1,71 @@
-"""Accounting of batches by random allocation: each example in one batch of every epoch."""
+"""Batches by random allocation, each example in one of every epoch, and what ε they earn."""
 
 import dataclasses
 import functools
 import math
 
-import dp_accounting
-
+from bam.core import sampling
 from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting
+from bam.privacy.mechanisms import BY, Mechanism, OwnEvent, counts
 
 # Spacing of the tables of privacy losses, as a share of the ε of Poisson batches: the bound is
 # above the truth by about as much, or less. TRUNCATION of δ is left out on the safe side.
 SPACING, TRUNCATION = 0.025, 0.01
 
 
+def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
+    """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random.
+
+    Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
+    vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
+    """
+    num_examples, batch_size = counts(num_examples, batch_size)
+    batches = num_examples // batch_size
+    if batches < 2:
+        raise InputError(
+            f"mechanism random_allocation needs two batches an epoch: expected_batch_size must be "
+            f"at most {num_examples // 2}, got {batch_size}"
+        )
+    return Mechanism(
+        sampling_prob=1 / batches,
+        batches=f"random allocation: each {{unit}} in one of the {batches} batches of every epoch",
+        sampling=f"random allocation: in every epoch of {batches} steps each {{unit}} is in the "
+        f"batch of one, any of them equally likely and independently of others and of other "
+        f"epochs, {BY}",
+        draw=lambda seed, step: sampling.allocated_sample(seed, step, num_examples, batches),
+        capacity=functools.partial(sampling.usual_capacity, num_examples, 1 / batches),
+        event=lambda sigma, num_steps: AllocatedGaussianDpEvent(sigma, batches, num_steps),
+        period=batches,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
-class AllocatedGaussianDpEvent(dp_accounting.DpEvent):
+class AllocatedGaussianDpEvent(OwnEvent):
     """T Gaussians on batches that are drawn by the epoch of b; dp-accounting has no such event."""
 
     noise_multiplier: float
     batches_per_epoch: int
     num_steps: int
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """ε of these steps, by PLD alone."""
+        if accountant != "pld":
+            raise InputError(
+                f"accountant {accountant} has no bound for random_allocation batches: pld has"
+            )
+        return epsilon_of_random_allocation(delta=delta, **vars(self))
+
+    def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
+        """The least σ of these steps, to a relative 1e-3 of ε."""
+        accounting.check_search(target_epsilon, 1 / self.batches_per_epoch, self.num_steps)
+
+        def spent(sigma: float) -> float:
+            event = dataclasses.replace(self, noise_multiplier=sigma)
+            return event.epsilon(delta, accountant)
+
+        return accounting.least_noise(spent, target_epsilon, near=1.0, tolerance=1e-3)
 
 
 def epsilon_of_random_allocation(

@@ -27,7 +27,8 @@ from scipy import optimize
 from bam.core import scalars
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.privacy import accounting
+from bam.privacy import accounting, mechanisms
+from bam.privacy.mechanisms import Mechanism, OwnEvent
 
 # A file that a search puts into the folder of the trial it has chosen, and no other.
 CHOSEN = "chosen.json"
@@ -100,6 +101,67 @@ class Selection:
         return k
 
 
+def best_of_trials(
+    num_examples: int,
+    batch_size: int,
+    trials_mean: float,
+    trials_shape: float,
+    score_noise_multiplier: float,
+) -> Mechanism:
+    """Poisson batches in a run that is a trial, of which the best alone is released.
+
+    ε is that of the whole search. A private search makes its trials' configs with it; of a run by
+    itself it says more than was spent.
+    """
+    trials = Selection(trials_mean, trials_shape, score_noise_multiplier)
+    one = mechanisms.poisson(num_examples, batch_size)
+    return dataclasses.replace(
+        one,
+        batches=f"{one.batches}, for the best of a random number of such runs, "
+        f"{trials.trials_mean:g} on average",
+        # Of all trials' draws none may outgrow its rows.
+        capacity=lambda probability: one.capacity(probability / trials.trials_mean),
+        event=lambda sigma, num_steps: TrialsDpEvent(trials, sigma, one.sampling_prob, num_steps),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialsDpEvent(OwnEvent):
+    """The choice among trials of T steps each, on Poisson batches, each with one noised score."""
+
+    selection: Selection
+    noise_multiplier: float
+    sampling_prob: float
+    num_steps: int
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """ε of the choice, by RDP alone."""
+        if accountant != "rdp":
+            raise InputError("a choice among runs is private only if they are, by accountant rdp")
+        return epsilon(delta=delta, **vars(self))
+
+    def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
+        """The least σ of a trial's training, as `noise_multiplier`."""
+        return noise_multiplier(
+            self.selection,
+            target_epsilon=target_epsilon,
+            delta=delta,
+            sampling_prob=self.sampling_prob,
+            num_steps=self.num_steps,
+        )
+
+    def as_dp_accounting(self) -> RepeatAndSelectDpEvent:
+        """The same as dp-accounting has it."""
+        trial = _trial(
+            self.selection.score_noise_multiplier,
+            self.noise_multiplier,
+            self.sampling_prob,
+            self.num_steps,
+        )
+        chosen = self.selection
+        return RepeatAndSelectDpEvent(trial, chosen.trials_mean, chosen.trials_shape)
+
+
 def epsilon(
     selection: Selection,
     *,
@@ -139,9 +201,7 @@ def _epsilon(
 ) -> float:
     if noise_multiplier == 0 and sampling_prob > 0 and num_steps > 0:
         return math.inf
-    score_noise = selection.score_noise_multiplier
-    trial = _trial(score_noise, noise_multiplier, sampling_prob, num_steps)
-    best = RepeatAndSelectDpEvent(trial, selection.trials_mean, selection.trials_shape)
+    best = TrialsDpEvent(selection, noise_multiplier, sampling_prob, num_steps).as_dp_accounting()
     with accounting.without_order_warnings():
         return float(RdpAccountant(orders).compose(best).get_epsilon(delta))
 

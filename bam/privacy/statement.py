@@ -6,7 +6,6 @@ them in, because a training by a loop of one's own states the same where no extr
 is installed. Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
 """
 
-import dataclasses
 import math
 import re
 import warnings
@@ -15,10 +14,9 @@ from importlib import resources
 from string import Template
 from typing import NamedTuple
 
-from dp_accounting import dp_event
-
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
+from bam.privacy.mechanisms import BEST_OF_TRIALS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
@@ -94,7 +92,7 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
 
     None where no Poisson-sampled Gaussians are known that dominate it, and for a chosen trial.
     """
-    event = None if plan.selection else plan.dp_event_after(num_steps)
+    event = plan.dp_event_after(num_steps)
     if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
         return None
     epsilon = plan.epsilon_after(num_steps)
@@ -127,7 +125,7 @@ def facts_of_run(
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     return {
         **training_facts(plan, summary, own_parts=parts, clip=names["clip"], **words),
-        **looked_at(config, summary, diagnosed, searched=bool(plan.selection)),
+        **looked_at(config, summary, diagnosed, searched=is_searched(plan)),
         "door": "bam train",
         "method": names["method"],
     }
@@ -245,15 +243,22 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
         "num_steps": plan.num_steps,
         "exact_sigma": plan.noise_multiplier,
         "sigma": rounded_down(plan.noise_multiplier, ".4g"),
-        "searched": bool(plan.selection),
+        "searched": is_searched(plan),
     }
     if mu is not None:
         facts |= {"exact_mu": mu, "mu": rounded(mu)}
-    if plan.selection:
-        mean, shape, noise = dataclasses.astuple(plan.selection)
-        facts |= {"exact_trials_mean": mean, "trials_mean": f"{mean:g}"}
-        facts |= {"trials_shape": shape, "score_noise": noise}
+    if is_searched(plan):
+        trials = plan.mechanism_options
+        facts |= {"exact_trials_mean": trials["trials_mean"]}
+        facts |= {"trials_mean": f"{trials['trials_mean']:g}"}
+        facts |= {"trials_shape": trials["trials_shape"]}
+        facts |= {"score_noise": trials["score_noise_multiplier"]}
     return facts
+
+
+def is_searched(plan: PrivacyPlan) -> bool:
+    """Whether ε is that of a choice among trials, of which this is one."""
+    return plan.mechanism_name == BEST_OF_TRIALS
 
 
 def _part(key: str, name: str) -> str:
@@ -380,37 +385,29 @@ def looked_at(
     return facts
 
 
-def event(
-    plan: PrivacyPlan, noise_multiplier: float, sampling_prob: float, num_steps: int
-) -> dp_event.DpEvent:
-    """What ε is computed from, as dp-accounting has it: so many steps, or a choice of trials."""
-    training = accounting.poisson_event(noise_multiplier, sampling_prob, num_steps)
-    if not (choice := plan.selection):
-        return training
-    score = dp_event.GaussianDpEvent(choice.score_noise_multiplier)
-    trial = dp_event.ComposedDpEvent([training, score])
-    return dp_event.RepeatAndSelectDpEvent(trial, choice.trials_mean, choice.trials_shape)
-
-
 def _check_facts(plan: PrivacyPlan) -> JsonObject:
     """What the three lines of Python that compute ε again without bam are made of."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
+    event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)
+    is_allocated = isinstance(event, random_allocation.AllocatedGaussianDpEvent)
     facts = {
-        "computed_by": plan.accountant if steps else "PLD_accounting",
+        "computed_by": "PLD_accounting" if is_allocated else plan.accountant,
         "overflow": f"{plan.overflow:g}",
         "delta_left": delta,
         "noise_is": "correlated" if bands > 1 else "independent",
         "bands": bands,
-        "printed_by_bam": steps is not None and not plan.selection,
+        "printed_by_bam": steps is not None,
     }
-    if steps is None:
+    if is_allocated:
         sigma, batches = plan.noise_multiplier, plan.mechanism.period
         epochs = -(-plan.num_steps // batches)
         spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
         facts |= {"period": batches, "num_epochs": epochs}
         return facts | {"spacing": spacing, "truncation": truncation}
+    if steps is None:
+        return facts | {"event": repr(event.as_dp_accounting())}
     return facts | {
-        "event": repr(event(plan, *steps)),
+        "event": repr(event),
         "event_sigma": steps.noise_multiplier,
         "event_q": steps.sampling_prob,
         "event_steps": steps.num_steps,

@@ -48,9 +48,10 @@ SETTINGS = {
         "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay", "trainable",
         "init_fresh", "num_examples",
     ),
-    "selection": ("trials_mean", "trials_shape", "score_noise_multiplier"),
     "clip": ("name", "gamma"),
-    "mechanism": ("name", "bands"),
+    "mechanism": (
+        "name", "bands", "trials_mean", "trials_shape", "score_noise_multiplier",
+    ),
     "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "lora": ("rank", "targets"),
@@ -213,8 +214,6 @@ def settings(run: Run) -> JsonObject:
     """
     stated: JsonObject = {}
     for section, keys in SETTINGS.items():
-        if section == "selection" and section not in run.config:
-            continue
         values = run.config.get(section, {}) if section else run.config
         plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
         stated |= {section: plain} if section else plain

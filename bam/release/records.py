@@ -11,6 +11,7 @@ from bam.files import JsonObject, one_line, read_json
 from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import CHOSEN
+from bam.privacy.statement import is_searched
 from bam.training import config as base
 from bam.training import registry
 from bam.training.rundir import as_json, read_rows
@@ -56,7 +57,7 @@ class Run:
 
     def check_chosen(self) -> None:
         """Refuses a trial of a private search that was not chosen: ε covers the chosen one."""
-        if self.plan.selection and not (self.workdir / CHOSEN).exists():
+        if is_searched(self.plan) and not (self.workdir / CHOSEN).exists():
             raise InputError(
                 f"the run in {self.workdir} is one trial of a private search, and not the chosen "
                 "one: ε covers the chosen one alone"

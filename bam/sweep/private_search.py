@@ -21,6 +21,7 @@ from bam.data import datasets
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting
+from bam.privacy.mechanisms import BEST_OF_TRIALS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
@@ -48,8 +49,11 @@ def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> Config
         raise InputError("--private counts images that are classified right: loss cross_entropy")
     trial = config.copy_and_resolve_references()
     trial.accountant, trial.eval.every, trial.diagnostics.every = "rdp", 0, 0
-    with trial.unlocked():
-        trial.selection = ConfigDict(dataclasses.asdict(selection))
+    if trial.mechanism.name != "poisson":
+        raise InputError(
+            f"a choice among runs is accounted for Poisson batches, not {trial.mechanism.name}"
+        )
+    trial.mechanism = ConfigDict({"name": BEST_OF_TRIALS, **dataclasses.asdict(selection)})
     return trial
 
 
@@ -152,8 +156,7 @@ def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplie
 
 
 def _selection(plan: PrivacyPlan) -> Selection:
-    assert plan.selection is not None
-    return plan.selection
+    return Selection(**plan.mechanism_options)
 
 
 def _score(
@@ -163,7 +166,10 @@ def _score(
     noise = _selection(trainer.plan).score_noise_multiplier
     try:
         with contextlib.suppress(rundir.FinishedError):
-            loop.train(trainer, None, folder, should_stop=should_stop, log=log)
+            # Held-out images stand in for test data: ε covers the noised score alone, no other
+            # figure of them.
+            judged = not trainer.config.dataset.holdout
+            loop.train(trainer, None, folder, should_stop=should_stop, log=log, judged=judged)
         return noised_score(trainer, 0, folder, noise)
     except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")

@@ -18,7 +18,7 @@ with needs("train"):
 
 METHODS = tuple(registry.METHODS)
 MOST = {key.name: key.most for key in KEYS} | {"model.depth": 2**16}
-BOUNDED_LATER = ("epsilon", "selection.trials_shape")  # whose own check says what they can be
+BOUNDED_LATER = ("epsilon", "mechanism.trials_shape")  # whose own check says what they can be
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:

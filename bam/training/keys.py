@@ -174,7 +174,7 @@ KEYS = (
 NAMES = {
     "method.name": ("non_private", "dp_sgd", "dp_sat", "bam_sam", "bam_exact"),
     "clip.name": ("l2", "normalize", "per_layer"),
-    "mechanism.name": ("poisson", "banded", "full_batch", "random_allocation"),
+    "mechanism.name": ("poisson", "banded", "full_batch", "random_allocation", "best_of_trials"),
     "model.name": (
         "convnet", "deep_residual", "lenet5", "linear", "resnet18", "resnet50", "resnet9",
         "tanh_cnn", "vit_ti16", "vit_s16", "vit_b16", "wide_resnet", "wide_resnet_bam",

@@ -57,6 +57,7 @@ def train(
     on_row: Callable[[JsonObject], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
     log: Callable[[str], None] = lambda line: None,
+    judged: bool = True,
 ) -> Result:
     """Takes the planned steps, from the start or from where an earlier call stopped.
 
@@ -77,6 +78,7 @@ def train(
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
       log: called with one line if steps of this run were lost and count.
+      judged: whether the weights are judged on the test split.
 
     Returns:
       A `Result`.
@@ -107,7 +109,7 @@ def train(
             run.check_room(state)
         files.start_after(run.step if run.is_resumed else -1)
         feed = Feed(trainer)
-        watch = _Watch(trainer, run, files, feed, on_row, should_stop)
+        watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged)
         if not run.is_resumed:  # there is the bias to measure
             watch.look(state)
         # Counted and drawn while the devices compute the step before.
@@ -130,9 +132,10 @@ class _Watch:
         feed: Feed,
         on_row: Callable[[JsonObject], None],
         should_stop: Callable[[], bool],
+        judged: bool,
     ) -> None:
         self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
-        self._on_row, self._should_stop = on_row, should_stop
+        self._on_row, self._should_stop, self._judged = on_row, should_stop, judged
         self._outputs: np.ndarray | None = None  # of test images, by the last state
         run.more.setdefault("seconds", 0.0)
         self._is_training = False
@@ -174,12 +177,8 @@ class _Watch:
             self._is_training = True
 
     def _judge(self, state: TrainState) -> dict[str, float]:
-        """What test data say of the weights.
-
-        Nothing in a trial of a private search that is scored on held-out images, which stand in for
-        test data: ε covers the noised score alone, no other figure of them.
-        """
-        if self._trainer.plan.selection and self._trainer.config.dataset.holdout:
+        """What test data say of the weights, if they are judged."""
+        if not self._judged:
             return {}
         judged, self._outputs = judge(self._trainer, whole_model(state))
         return judged

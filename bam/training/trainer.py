@@ -26,7 +26,6 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import finetune, layers, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.privacy.selection import Selection
 from bam.training import devices, diagnostics, examples, loading, public_clip, registry, tuning
 from bam.training.config import check
 from bam.training.step import TrainState, descend, first_state, step_key
@@ -441,13 +440,11 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    section = config.get("selection")  # only a trial of a private search has it
     facts: JsonObject = {
         "expected_batch_size": config.expected_batch_size,
         "num_steps": training_steps + config.spare_steps,
         "delta": config.delta,
         "accountant": config.accountant,
-        "selection": Selection(**section) if section else None,
     }
     population = Population(
         num_examples,
