@@ -8,30 +8,8 @@ transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say 
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
 from bam import core  # noqa: F401 (its guard of XLA's compiler, before JAX computes; it is light)
-
-if TYPE_CHECKING:
-    from bam.core import sampling, strategy
-    from bam.core.clipping import (
-        BoundedTransformation,
-        chain,
-        clip_by_l2_norm,
-        clip_per_layer,
-        normalize,
-    )
-    from bam.core.engine import clipped_sum
-    from bam.core.gaussian import GaussianNoise
-    from bam.core.noise import gaussian_noise
-    from bam.core.oracles import Oracle, bam_exact, bam_sam, dp_sat, dp_sgd
-    from bam.core.privatize import privatize
-    from bam.core.seeds import secret_key, seeded_key
-    from bam.errors import InputError
-    from bam.models import as_functions as as_functions
-    from bam.privacy.accounting import epsilon, noise_multiplier
-    from bam.privacy.plan import PrivacyPlan, make_plan
-    from bam.privacy.private_training import DrawnBatch, PrivateTraining
 
 __version__ = "0.2.0"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import bam
 from bam.cli import options
 
 ROOT = Path(__file__).parents[1]
@@ -135,3 +136,15 @@ def test_commands_hold_flags_and_printing_alone_and_scripts_take_no_more():
     assert not taken({k: v for k, v in of_scripts.items() if not k.startswith("bam")})
     wrong = ("scripts.demo", "bam.cli.sweep")  # the control
     assert taken({wrong[0]: {wrong[1], "bam.cli.console"}}) == {wrong}
+
+
+def test_type_checkers_see_what_bam_exports():
+    tree = ast.parse((ROOT / "bam/__init__.pyi").read_text())
+    of_stub = {
+        (node.module, alias.asname or alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    exported = {(f"bam.{module}", x) for module, names in bam._EXPORTED.items() for x in names}
+    assert of_stub == exported | {("bam", "privacy")}

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bam.data.sources import builtin
-
 
 class Facts(NamedTuple):
     """What is publicly known of a data set.
@@ -39,11 +37,27 @@ class Facts(NamedTuple):
 
 _FILES = ("tfds", "parquet", "archive")
 
+# Public assumption: the range [0, b] in which each measurement of a cell nucleus is expected, in
+# the order of scikit-learn's columns (radius, texture, perimeter, area, smoothness, compactness,
+# concavity, concave points, symmetry, fractal dimension). Round numbers chosen from the features'
+# definitions, not from the data: a radius up to 30 pixels, hence perimeters near 2π·30 and areas
+# near π·30²; texture is a deviation of grey levels, the rest are ratios below one.
+_MEAN_BOUNDS = (30, 50, 200, 3000, 0.25, 0.5, 0.5, 0.25, 0.5, 0.2)
+# A standard error is taken to stay below a tenth of its measurement's bound ...
+_ERROR_BOUNDS = tuple(b / 10 for b in _MEAN_BOUNDS)
+# ... and the mean of a picture's three worst nuclei below one and a half times it. These only set
+# a scale: a value beyond its bound stays as it is.
+_WORST_BOUNDS = tuple(b * 1.5 for b in _MEAN_BOUNDS)
+BREAST_CANCER_BOUNDS = np.array(_MEAN_BOUNDS + _ERROR_BOUNDS + _WORST_BOUNDS, np.float32)
+
 # Published constants of the public sets; round ones for digits (pen strokes cover roughly a third
 # of a digit's box).
 DATASETS = {
     "digits": Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
-    "breast_cancer": Facts(("sklearn",), (1, 1, 30), 2, *builtin.breast_cancer_scale()),
+    # Mean and deviation that map each feature's public range to [-2, 2], as for pixels.
+    "breast_cancer": Facts(
+        ("sklearn",), (1, 1, 30), 2, BREAST_CANCER_BOUNDS * 0.5, BREAST_CANCER_BOUNDS * 0.25,
+    ),
     "mnist": Facts(
         _FILES, (28, 28, 1), 10, (0.1307,), (0.3081,), (60_000, 10_000), "mnist",
         url="https://storage.googleapis.com/cvdf-datasets/mnist/",

@@ -1,11 +1,12 @@
 """Data sets in memory: one function for every name and source."""
 
 import hashlib
+import importlib
 import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ from jaxtyping import Array, Float, Float32, Integer, Num
 from bam import files
 from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import DataError, Split, Stays, in_memory
-from bam.data.sources import archives, builtin, prepared
 from bam.data.stream import StoredImages, content, select
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -23,6 +23,12 @@ __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
     "normalize", "prepare", "stand_in",
 ]  # fmt: skip
+
+
+# Source -> the module of `bam.data.sources` that reads it.
+READERS = {
+    "sklearn": "builtin", "tfds": "prepared", "parquet": "parquet", "archive": "archives",
+}  # fmt: skip
 
 
 class Dataset(NamedTuple):
@@ -108,17 +114,16 @@ def load(
     shape = None if facts is FOLDER else facts.shape
     described: tuple[tuple[str, ...], JsonObject | None] = ((), None)
 
+    files_of = reader(source)
     if source == "sklearn":
-        train, test = builtin.SPLITS[name]()
+        train, test = files_of.SPLITS[name]()
     elif source == "archive":
-        train, test = archives.read(name, where)
+        train, test = files_of.read(name, where)
     elif source == "tfds":
-        train, test = prepared.read(name, where, stays)
+        train, test = files_of.read(name, where, stays)
     else:
-        from bam.data.sources import parquet  # which needs packages of the extra `data`
-
-        train, test, num_classes = parquet.read(where, shape, num_classes, stays)
-        described = parquet.described(where)
+        train, test, num_classes = files_of.read(where, shape, num_classes, stays)
+        described = files_of.described(where)
     for split, images in (("train", train.images), ("test", test.images)):
         if shape and images.shape[1:] != shape:
             raise DataError(
@@ -127,6 +132,11 @@ def load(
     mean, std = (np.full(train.images.shape[-1], x, np.float32) for x in facts[3:5])
     name = where.resolve().name if facts is FOLDER else name
     return Dataset(name, train, test, num_classes, mean, std, None, *described)
+
+
+def reader(source: str) -> Any:
+    """The module that reads a source, imported now: each needs packages that the others do not."""
+    return importlib.import_module(f"bam.data.sources.{READERS[source]}")
 
 
 def folder_of(

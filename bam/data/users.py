@@ -41,9 +41,7 @@ def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
             f"dataset.groups {groups!r} is no .npy file; columns are those of Parquet files alone"
         )
     else:
-        from bam.data.sources import parquet  # which needs packages of the extra `data`
-
-        ids = parquet.read_ids(folder, groups)
+        ids = datasets.reader("parquet").read_ids(folder, groups)
     with_users = dataset._replace(users=ids)
     datasets.check(with_users)
     return with_users
