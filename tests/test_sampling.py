@@ -206,6 +206,8 @@ def test_padding_takes_zeros_where_there_is_no_example_and_nothing_else_names_on
         expected = np.zeros((5, *x.shape[1:]))
         expected[batch.mask] = x[batch.indices[batch.mask]]
         np.testing.assert_array_equal(taken[name], expected)
+        on_the_host = sampling.rows_or_zeros(np.asarray(x), *batch)
+        np.testing.assert_array_equal(on_the_host, expected)
     with pytest.raises(IndexError):
         np.arange(10)[batch.indices]
 

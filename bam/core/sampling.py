@@ -10,12 +10,12 @@ just the law that is accounted: integers are compared, and what would not be uni
 import functools
 import math
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int32, Int64, PyTree, UInt32
+from jaxtyping import Array, Bool, Int, Int32, Int64, PyTree, UInt32
 from scipy import stats
 
 from bam.core import chacha, seeds
@@ -59,6 +59,15 @@ class PaddedBatch(NamedTuple):
             return jnp.where(jnp.reshape(self.mask, (-1, *(1,) * (gathered.ndim - 1))), gathered, 0)
 
         return jax.tree.map(rows, data)
+
+
+def rows_or_zeros(
+    values: Any, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"]
+) -> np.ndarray:
+    """Rows of an array on the host, or in files, zeros where the mask is False: nothing is read."""
+    rows = np.zeros((len(indices), *values.shape[1:]), values.dtype)
+    rows[mask] = values[indices[mask]]
+    return rows
 
 
 def poisson_sample(

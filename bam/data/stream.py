@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from bam.core.sampling import PaddedBatch
+from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.data.common import Split, decode_images
 from bam.extras import needs
 
@@ -93,10 +93,7 @@ def rows_of(
 ) -> Split:
     """The examples of these rows, in memory; zeros where the mask is False."""
     shown = np.ones(len(indices), bool) if mask is None else mask
-    images = np.zeros((len(indices), *split.images.shape[1:]), split.images.dtype)
-    labels = np.zeros((len(indices), *split.labels.shape[1:]), split.labels.dtype)
-    images[shown], labels[shown] = (x[indices[shown]] for x in split)
-    return Split(images, labels)
+    return Split(*(rows_or_zeros(x, indices, shown) for x in split))
 
 
 def ahead(

@@ -20,18 +20,6 @@ def rounded_down(value: float, form: str) -> str:
     return _formatted(value, form, decimal.ROUND_FLOOR)
 
 
-def rounded(value: float, *, up: bool, digits: int = 4) -> str:
-    """A number of at least 0 in a few significant digits, rounded up or down (towards 0) as told.
-
-    Examples:
-      >>> rounded(2.9996, up=True), rounded(2.9996, up=False), rounded(1.4e-5, up=True)
-      ('3', '2.999', '1.4e-05')
-    """
-    text = (rounded_up if up else rounded_down)(value, f".{digits}g")
-    plain = value == 0 or 1e-3 <= value < 1e6
-    return f"{decimal.Decimal(text):f}" if plain else str(float(text))
-
-
 def _formatted(value: float, form: str, rounding: str) -> str:
     with decimal.localcontext() as context:
         context.rounding = rounding

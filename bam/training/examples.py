@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from bam.core import sampling
 from bam.data import augment, datasets, users
 from bam.extras import needs
 
@@ -53,10 +52,10 @@ def example_at(
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
         index, *given = row
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        # A padded row names no example: it is one of zeros, which counts for nothing.
-        named = index < (sampling.PADDING if given else len(split.labels))
-        arrays = given or [x[index] for x in split[:2]]
-        images, labels = (jnp.where(named, x, 0) for x in arrays)
+        # A padded row names no example: it is one of zeros, as those that are read ahead are.
+        is_example = index < len(split.labels)
+        arrays = given or [jnp.where(is_example, x[index], 0) for x in split[:2]]
+        images, labels = arrays
         images = images.reshape(-1, *shape)
         example = {"key": own_key, "step": step, "row": index}
         if are_users:
