@@ -32,7 +32,7 @@ from bam.core.privatize import (
     private_mean,
 )
 from bam.core.pytree import Grads, Params
-from bam.core.sampling import PaddedBatch
+from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import identity, ledger, statement
@@ -258,12 +258,11 @@ class PrivateTraining:
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
         """A batch's rows of one array on the devices, zeros where there is no example."""
-        indices, mask = batch.indices.ravel(), np.ravel(batch.mask)
+        indices, mask = np.ravel(batch.indices), np.ravel(batch.mask)
         if isinstance(values, jax.Array):
             rows: Array | np.ndarray = PaddedBatch(indices, mask).take(values)
         else:
-            rows = np.asarray(values[np.where(mask, indices, 0)])
-            rows[~mask] = 0
+            rows = rows_or_zeros(values, indices, mask)
         rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
         axes = self._mesh.axis_names if self._mesh and len(rows) % self._mesh.size == 0 else ()
         return self._placed(rows, *axes)
