@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 
-from ml_collections import ConfigDict
-
 from bam.errors import InputError
+from bam.extras import needs
 from bam.files import JsonMapping
 from bam.training import named_configs, registry
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 
 def method_config(

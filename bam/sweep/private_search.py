@@ -13,12 +13,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from bam import files, tables
 from bam.core.seeds import secret_key
 from bam.data import datasets
 from bam.errors import InputError
+from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import accounting
 from bam.privacy.mechanisms import BEST_OF_TRIALS
@@ -27,6 +26,9 @@ from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
 from bam.sweep import runs
 from bam.training import loop, rundir, score
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 # What a trial's config says that no other's does; further figures would help nobody.
 FIXED = {"accountant", "eval.every", "diagnostics.every"}

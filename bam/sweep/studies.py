@@ -5,15 +5,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bam import files, tables
+from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up
 from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study, is_percent
 from bam.training import loop
+
+with needs("train"):
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
 # Heading -> what the diagnostics measure.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}

@@ -16,17 +16,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from bam import provenance
 from bam.core import sampling
 from bam.data import datasets
 from bam.data.stream import select
 from bam.errors import InputError
+from bam.extras import needs
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, layers
 from bam.training import arithmetic, loading, registry, trainer
+
+with needs("train"):
+    from ml_collections import ConfigDict
 
 GIB = 2**30
 COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
