@@ -70,8 +70,8 @@ CONFIGS = {
     "not_releasable": {
         "method__name": "mine:sgd", "clip__name": "mine:clip", "loss__name": "mine:loss",
         "model__name": "mine:net", "features__name": "mine:map", "optimizer__name": "mine:opt",
-        "dataset__name": "mine:data", "public_clip__dataset": "mine:public",
-        "public_clip__quantile": 0.5, "diagnostics__every": 20, "dataset__holdout": 50,
+        "dataset__name": "mine:data", "diagnostics__every": 20, "dataset__holdout": 50,
+        "clip_norm_from": "0.5-quantile-on-mine:public-after-20-steps",
     },
 }  # fmt: skip
 SUMMARIES = {
@@ -101,8 +101,8 @@ def config_of(**changes):
     """The default config with changes; `a__b` is the key `a.b`."""
     config = base.get_config("dp_sgd").to_dict()
     for key, value in changes.items():
-        section, _, last = key.partition("__")
-        config[section][last] = value
+        section, _, last = key.rpartition("__")
+        (config[section] if section else config)[last] = value
     return config
 
 

@@ -64,7 +64,7 @@ def test_resuming_with_another_config_is_refused_naming_the_key(experiment, stop
         with pytest.raises(ValueError, match=rf"method.name = 'dp_sgd', not '{method}'"):
             rundir.check_resumable(stopped, tiny(method, seed=0))
     with pytest.raises(ValueError, match=r"holds a run with model.name = 'linear', not 'convnet'"):
-        rundir.check_resumable(stopped, tiny("dp_sgd", seed=0, model__name="auto"))
+        rundir.check_resumable(stopped, tiny("dp_sgd", seed=0, model__name="convnet"))
     with pytest.raises(ValueError, match="holds a run with seed = 0, not 1"):
         loop.train(experiment, 1, stopped)
     assert (stopped / "metrics.jsonl").read_text() == before

@@ -42,7 +42,7 @@ from tests.runs import OWN_NAME, OWN_PATH, SEED, own_data, tiny
 
 # Keys of the config that no release repeats: secrets, places, how it was computed and not what.
 STAY_BEHIND = {
-    "seed", "dataset.path", "public_clip.path", "features.cache", "microbatch_size", "convolution",
+    "seed", "dataset.path", "features.cache", "microbatch_size", "convolution",
     "dry_run", "init_from", "dataset.groups", "features.weights",
     "dataset.memory",
 }  # fmt: skip
@@ -268,7 +268,7 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     secrets = {
         "token": "s3cret1", "clip.gamma": "/home/s3cret2", "optimizer.decay_file": "s3cret3",
         "method.radius": ["s3cret4"], "dataset.cache": "s3cret5", "new.section": "s3cret6",
-        "public_clip.dataset": "~/s3cret7",
+        "clip_norm_from": "~/s3cret7",
     }  # fmt: skip
 
     def add(config):
@@ -280,11 +280,29 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     export.export(run, tmp_path / "out")
     assert b"s3cret" not in contents(tmp_path / "out")
     assert b"s3cret7" in (run / "config.json").read_bytes()
+    assert clip_norm_row("not told") in (tmp_path / "out" / "PRIVACY.md").read_text()
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["epsilon"] == 3.0 and settings["model"] == {"name": "linear", "width": 16}
     assert settings["dataset"] == {
         "name": "folder", "source": "", "holdout": 0, "num_classes": 0, "group_size": 0,
     }  # fmt: skip
+
+
+def clip_norm_row(given, origin=""):
+    """What PRIVACY.md says of where C came from."""
+    facts = {"clip_norm_given": given, "clip_norm_origin": origin}
+    return f"| C, the clip norm | {statement.render(facts, 'clip_norm_from')} |\n"
+
+
+@pytest.mark.parametrize("origin", ["", "0.5-quantile-on-digits-after-20-steps"])
+def test_a_release_repeats_where_c_came_from(run, tmp_path, origin):
+    edit(run / "config.json", lambda config: config.update(clip_norm_from=origin))
+    export.export(run, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["clip_norm_from"] == origin
+    text = (tmp_path / "out" / "PRIVACY.md").read_text()
+    assert clip_norm_row("from elsewhere" if origin else "by hand", origin) in text
+    assert ("-quantile-" in text) == bool(origin)
 
 
 def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
@@ -653,11 +671,7 @@ def importing_keys(monkeypatch):
         if not (isinstance(key.default, str) or key.kind is str):
             continue
         config = tiny(num_steps=1)
-        if key.name.startswith("public_clip."):
-            config.update_from_flattened_dict({"public_clip.quantile": 0.5})
-            config.public_clip.dataset = "digits"
-            config.dataset.path = ""
-        elif key.name.startswith("features."):
+        if key.name.startswith("features."):
             config.features.name = "backbone"
         config.update_from_flattened_dict({key.name: "nowhere:part"})
         try:
@@ -671,7 +685,7 @@ def importing_keys(monkeypatch):
 def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
     keys = set(importing_keys(monkeypatch)) | {"features.name"}  # of a run that loads its data
     in_table = {key for key in statement.PARTS if "." in key}
-    assert keys == in_table == {f"{x}.name" for x in registry.RETURNED} | {"public_clip.dataset"}
+    assert keys == in_table == {f"{x}.name" for x in registry.RETURNED}
     for key in in_table:
         must_be = statement.render({"part_of": key, "named": " `nowhere:part`"}, "part")
         assert "`nowhere:part`, which must be: " in must_be

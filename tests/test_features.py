@@ -310,10 +310,6 @@ def test_the_same_examples_are_held_out_of_features_as_of_images(tmp_path, few):
         ({"augment.views": 2}, "features cannot be shifted"),
         ({"augment.flip": "horizontal"}, "features cannot be shifted"),
         (
-            {"public_clip.quantile": 0.5, "public_clip.dataset": "digits"},
-            "public_clip reads images",
-        ),
-        (
             {"features.name": "wavelets"},
             "unknown features 'wavelets'; choose from backbone, prior, scat",
         ),

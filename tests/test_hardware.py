@@ -50,11 +50,10 @@ def test_a_target_that_cannot_be_is_one_line(target):
         ahead.kind_of(target)
 
 
-def test_a_microbatch_that_is_timed_on_the_device_is_asked_for():
+def test_a_microbatch_that_is_no_number_is_refused():
     config = digits.get_config()
-    with config.ignore_type():
-        config.microbatch_size = "auto"
-    with pytest.raises(ValueError, match="microbatch_size=auto is timed on the device"):
+    config.microbatch_size = "auto"
+    with pytest.raises(ValueError, match="microbatch_size auto must be from 1"):
         ahead.look(config, "v5e:1x1", [])
 
 

@@ -21,7 +21,7 @@ from bam.release import export
 from bam.sweep import comparison, private_search
 from bam.sweep.method_config import method_config
 from bam.training import config as base
-from bam.training import loading, loop, score, tuning
+from bam.training import loading, loop, score
 from configs import digits
 from tests.cases import digits_of_numbers, made_once, mostly, recomputed, run_command
 
@@ -178,11 +178,9 @@ def test_an_image_changes_the_score_by_one_at_most_whatever_it_is():
     assert score.num_correct(experiment, diverged, split) == 0
 
 
-def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path, monkeypatch):
+def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
     moved = tmp_path / "moved.txt"
     data = {"dataset.name": "tests.cases:digits_moved_by", "dataset.path": str(moved)}
-    data["microbatch_size"] = "auto"
-    monkeypatch.setattr(tuning, "fastest", lambda seconds, largest: 8)
     moved.write_text("0")
     stopped = search(tmp_path / "s", stop=True, **data)
     assert stopped.endswith("stopped; the same command goes on from there\n")
@@ -193,8 +191,6 @@ def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path, monk
     with pytest.raises(ValueError, match="is of another search"):
         search(tmp_path / "s", **data)
     moved.write_text("0")
-    monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(tuning, "fastest", lambda seconds, largest: 1)  # timed anew, it would be
     found = files.read_json(path)  # as another version of the accountant might have planned it
     found["plan"]["noise_multiplier"] = np.nextafter(found["plan"]["noise_multiplier"], np.inf)
     files.write_json(path, found)
@@ -204,7 +200,6 @@ def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path, monk
     assert [trial["setting"] for trial in trials] == drawn
     planned = files.read_json(tmp_path / "s" / "chosen" / "plan.json")["noise_multiplier"]
     assert planned == found["plan"]["noise_multiplier"]
-    assert files.read_json(tmp_path / "s" / "chosen" / "config.json")["microbatch_size"] == 8
     assert None not in [trial["score"] for trial in trials]
 
 

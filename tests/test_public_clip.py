@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from bam import models
+from bam.cli import console
+from bam.cli.main import main
 from bam.core import pytree
 from bam.core.clipping import BoundedTransformation
 from bam.data import datasets
-from bam.training import loop, public_clip
-from bam.training.public_clip import clip_norm_from_public
+from bam.training import public_clip, rundir
+from bam.training import trainer as trainers
+from bam.training.public_clip import PublicData, clip_norm_from_public
 from configs import digits, mnist
 from tests.cases import tiny_digits
 
@@ -70,32 +73,54 @@ def test_public_images_take_the_private_shape(public):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"quantile": 1.5}, "quantile must be above 0"), ({"quantile": -0.5}, "quantile must be"),
-     ({"num_steps": -1}, "num_steps must be"), ({"shape": (8, 8, 3)}, "has 1 channels")],
+     ({"num_steps": -1}, "number of steps must be"), ({"shape": (8, 8, 3)}, "has 1 channels")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(public, arguments, message):
     with pytest.raises(ValueError, match=message):
         clip_norm(public, **arguments)
 
 
+def command(config, *flags):
+    """`bam clip_norm` of a config that is set key by key; its exit status."""
+    keys = rundir.flat(rundir.as_json(config))
+    default = rundir.flat(rundir.as_json(digits.get_config("dp_sgd")))
+    changed = [f"--config.{k}={v}" for k, v in keys.items() if v != default.get(k)]
+    return main(["clip_norm", "--config=digits:dp_sgd", *changed, *flags])
+
+
 @pytest.mark.thorough
-def test_the_record_states_it_and_the_private_images_do_not_change_it():
+def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_change(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(console, "PATIENCE", 600.0)
     rng = np.random.default_rng(0)
 
-    def record(brightness):
+    def printed(brightness):
         private = datasets.Split(
             np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
         )
         dataset = datasets.load("digits")._replace(train=private, test=private)
+        own = trainers.loading.make_dataset
+        monkeypatch.setattr(
+            trainers.loading,
+            "make_dataset",
+            lambda section, *more: dataset if section.name == "mnist" else own(section, *more),
+        )
         config = mnist.get_config("dp_sgd")
         config.update({"expected_batch_size": 8, "num_steps": 1, "accountant": "rdp"})
         config.model.name = "linear"
-        config.public_clip.quantile = 0.5
-        config.public_clip.dataset = "digits"
-        config.public_clip.num_steps = 1
-        return loop.build(config, dataset).record
+        assert command(config, "--public=digits", "--steps=1") == 0
+        monkeypatch.setattr(trainers.loading, "make_dataset", own)
+        return capsys.readouterr().out
 
-    assert record(0)["clip_norm"] == record(255)["clip_norm"]
-    assert record(0)["clip_norm"] != mnist.get_config("dp_sgd").clip_norm
+    said = printed(0)
+    assert said == printed(255)
+    norm = clip_norm(datasets.load("digits"), num_steps=1, shape=(28, 28, 1))
+    assert said == (
+        f"C = {norm:.4g}: the 0.5 quantile of gradient norms of linear on digits, after 1 steps of "
+        f"training there\nadd --config.clip_norm={norm:.4g} "
+        "--config.clip_norm_from=0.5-quantile-on-digits-after-1-steps\n"
+    )
 
 
 def bare_clip(plan, clip_norm):
@@ -114,23 +139,21 @@ def bare_clip(plan, clip_norm):
     ],
 )
 def test_parts_that_do_not_fit_are_refused_before_it_is_measured(
-    section, name, message, monkeypatch
+    section, name, message, monkeypatch, capsys
 ):
     def measured(*given):
         raise ValueError("it is measured")
 
     monkeypatch.setattr(public_clip, "clip_norm", measured)
     config = tiny_digits()
-    config.public_clip.quantile, config.public_clip.dataset = 0.5, "mnist"
     config[section].name = name
-    with pytest.raises(ValueError, match=message):
-        loop.build(config)
+    assert command(config, "--public=mnist") == (1 if message == "it is measured" else 2)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("private", "public", "message"),
     [
-        ("digits", "", "name the public data"),
         ("digits", "digits", "'digits' is the private data set"),
         # A function of one's own has one name and is one data set.
         ("examples.own_dataset:parity", "examples.own_dataset:parity", "is the private data set"),
@@ -138,7 +161,32 @@ def test_parts_that_do_not_fit_are_refused_before_it_is_measured(
 )
 def test_the_private_data_are_not_taken_for_public_ones(private, public, message):
     config = digits.get_config("dp_sgd")
-    config.dataset.name, config.public_clip.dataset = private, public
-    config.public_clip.quantile = 0.5
+    config.dataset.name = private
     with pytest.raises(ValueError, match=message):
-        loop.build(config)
+        public_clip.clip_norm(config, PublicData(public), 0.5, 1, (8, 8, 1))
+
+
+def test_other_data_are_taken():  # the control
+    public_clip.check(digits.get_config("dp_sgd"), PublicData("mnist"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("features.name", "scattering", "it reads images, not features"),
+        ("trainable", "Dense", "it trains all of a model from scratch"),
+        ("init_from", "a file", "it trains all of a model from scratch"),
+        ("loss.name", "binary", "it measures the cross-entropy"),
+        ("dataset.group_size", 2, "it measures gradients of examples, not of users"),
+        ("method.name", "non_private", "method non_private clips nothing"),
+    ],
+)
+def test_a_run_whose_gradients_are_of_another_kind_is_refused(key, value, message, capsys):
+    config = tiny_digits(**{key.replace(".", "__"): value})
+    assert command(config, "--public=mnist") == 2
+    assert capsys.readouterr().err.startswith(f"error: no clip norm from public data: {message}")
+
+
+def test_without_public_data_there_is_no_c(capsys):
+    assert main(["clip_norm", "--config=digits:dp_sgd"]) == 2
+    assert "--public is required: the public data set" in capsys.readouterr().err

@@ -122,6 +122,7 @@ def other_facts():
     """Facts that make every choice that no golden shows."""
     yield facts(allocated())
     yield facts(quick(golden.plan_of("own_loop")))
+    yield facts(quick(golden.plan_of("own_loop")), {"clip_norm_from": None})
     yield loop_facts("user_poisson", is_proved=True)
 
 
@@ -167,7 +168,7 @@ def unused(texts, known):
 # What no golden shows; other tests here do, or those of random allocation.
 UNSEEN = {
     ("not_recorded", None), ("batch_rows", "1/b"), ("bounded", "proved"),
-    ("whose_gradients", "user"),
+    ("whose_gradients", "user"), ("clip_norm_from", "not told"),
     *((name, "PLD_accounting") for name in ("package", "rounding_note", "orders", "lines")),
 }  # fmt: skip
 
@@ -228,7 +229,7 @@ def test_a_text_that_does_not_stand_leaves_no_line():
 
 QUIET = {
     "seeded": False, "diagnosed": False, "holdout": "none", "tests": "at the end",
-    "public_clip": False, "own_parts": "none", "weighted": "none", "init": "at random",
+    "clip_norm_given": "by hand", "own_parts": "none", "weighted": "none", "init": "at random",
     "features": "none", "frozen": False, "searched": False, "unit": "example", "bound": "l2",
     "num_examples_given": False, "q_is": "l/N", "is_folder": True, "door": "bam train",
     "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
@@ -243,7 +244,8 @@ QUIET = {
         ({"diagnostics__every": 20}, {}, {"diagnosed": True}),
         ({"dataset__holdout": 50}, {}, {"holdout": "not covered"}),
         ({"eval__every": 7}, {}, {"tests": "in training"}),
-        ({"public_clip__quantile": 0.5}, {}, {"public_clip": True}),
+        ({"clip_norm_from": "mine"}, {}, {"clip_norm_given": "from elsewhere"}),
+        ({"clip_norm_from": None}, {}, {"clip_norm_given": "not told"}),
         ({"loss__weights": [0.5, 9.5]}, {}, {"weighted": "by a setting"}),
         ({}, {"init_digest": "d"}, {"init": "in a file"}),
         ({}, {"num_frozen": 68, "num_params": 15}, {"frozen": True}),
@@ -256,7 +258,6 @@ QUIET = {
         ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own"}),
         ({"optimizer__name": "mine:opt"}, {}, {"own_parts": "some"}),
         ({"dataset__name": "mine:data"}, {}, {"own_parts": "some"}),
-        ({"public_clip__dataset": "mine:pub"}, {}, {"own_parts": "some"}),
         ({"loss__name": "mine:f"}, {}, {"own_parts": "some", "weighted": "by its own loss"}),
         ({"model__name": "mine:net"}, {}, {"own_parts": "some", "init": "by its own model"}),
         ({"features__name": "mine:map"}, {}, {"own_parts": "some", "features": "own"}),

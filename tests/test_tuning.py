@@ -1,22 +1,18 @@
-"""What is found once by timing, and what happens when it is not there or cannot be."""
+"""The fastest microbatch size is timed when it is asked for, and never inside of a run."""
 
 import math
+import time
 
 import jax
 import pytest
+from jax import monitoring
 
+from bam.cli import console, train
+from bam.cli.main import main
 from bam.training import config as base
-from bam.training import loop, public_clip, rundir, tuning
-from tests.cases import assert_close
-
-
-@pytest.fixture(autouse=True)
-def nothing_found_yet(monkeypatch):
-    monkeypatch.setattr(tuning, "_chosen", {})
-
-
-def never(*unused):
-    raise AssertionError("nothing is to be timed here")
+from bam.training import loop, tuning
+from configs import digits, folder
+from tests.cases import assert_close, tiny_digits
 
 
 def tiny(**changes):
@@ -51,59 +47,147 @@ def test_an_example_that_never_fits_is_one_clear_error_and_other_errors_are_not_
     def fails(*unused, **options):
         raise jax.errors.JaxRuntimeError(message)
 
+    experiment = loop.build(tiny())
     monkeypatch.setattr(tuning.engine, "clipped_sum", fails)
     message = "RESOURCE_EXHAUSTED: Out of memory"
     with pytest.raises(ValueError, match="gradient of one example does not fit"):
-        loop.build(tiny(microbatch_size="auto"))
+        tuning.fastest_size(experiment)
     message = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        loop.build(tiny(microbatch_size="auto"))
+        tuning.fastest_size(experiment)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"microbatch_size": "auto", "delta": 0.5}, r"delta 0\.5 must be positive"),
-        ({"microbatch_size": "some"}, 'microbatch_size some must be "auto" or from 1'),
+        ({"microbatch_size": "auto"}, "microbatch_size auto must be .* --config.dry_run --tune"),
+        ({"microbatch_size": "auto", "delta": 0.5}, "microbatch_size auto must be"),
         ({"microbatch_size": 0}, "microbatch_size 0 must be"),
-        ({"microbatch_size": 2.5}, 'microbatch_size 2.5 must be "auto" or from 1'),
-        ({"microbatch_size": True}, 'microbatch_size True must be "auto" or from 1'),
-        ({"convolution": "fft"}, "unknown convolution 'fft'; choose from auto, matmul, xla"),
+        ({"microbatch_size": 2.5}, "microbatch_size 2.5 must be from 1"),
+        ({"microbatch_size": True}, "microbatch_size True must be from 1"),
+        ({"convolution": "fft"}, "unknown convolution 'fft'; choose from matmul, xla, tpu, or ''"),
+        ({"convolution": "auto"}, "unknown convolution 'auto'; choose from matmul, xla, tpu"),
         ({"precision": "int8"}, "unknown precision 'int8'; choose from float32"),
     ],
 )
-def test_what_cannot_be_fails_before_anything_is_timed(monkeypatch, changes, message):
-    monkeypatch.setattr(tuning, "_seconds", never)
+def test_what_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         loop.build(tiny(**changes))
-    if "precision" not in changes:  # nor is a clip norm computed
-        monkeypatch.setattr(public_clip, "clip_norm", never)
-        with pytest.raises(ValueError, match=message):
-            loop.build(tiny(**changes, public_clip={"quantile": 0.5}))
 
 
-def test_a_run_records_what_it_found_and_goes_on_with_it(tmp_path, monkeypatch):
-    asked, seconds = [], {1: 0.01, 8: 0.005}
-    monkeypatch.setattr(tuning, "_seconds", lambda *x: asked.append(x[-1]) or seconds[x[-1]])
-    config = tiny(microbatch_size="auto", seed=0)
+def compilations(monkeypatch, call):
+    """How many programs XLA compiles, or takes from its cache, in a call."""
+    seen = []
+
+    def listener(event, seconds, **unused):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    monitoring.register_event_duration_secs_listener(listener)
+    try:
+        call()
+    finally:
+        monitoring.unregister_event_duration_listener(listener)
+    return len(seen)
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "dp_sat", "bam_sam", "bam_exact", "non_private"])
+def test_a_run_is_built_without_compiling_anything(monkeypatch, method):
+    config = digits.get_config(method)
+    config.accountant = "rdp"
+    jax.clear_caches()
+    assert compilations(monkeypatch, lambda: loop.build(config)) == 0
+
+
+def test_what_counts_compilations_sees_them(monkeypatch):  # the control
+    jax.clear_caches()
+    assert compilations(monkeypatch, lambda: jax.random.key(0)) > 0
+
+
+def test_a_run_without_a_formulation_computes_by_the_platform_and_goes_on_there(tmp_path):
+    config = tiny_digits(seed=0)
+    assert config.convolution == ""
     with pytest.raises(loop.StoppedError):
         loop.train(loop.build(config), 0, tmp_path, should_stop=lambda: True)
-    loop.build(config)  # times nothing in the same process
+    summary = loop.train(loop.build(config), 0, tmp_path).summary
+    assert summary["convolution"] == "matmul"
+    assert '"convolution": ""' in (tmp_path / "config.json").read_text()
+
+
+def test_a_folders_model_follows_its_features_until_it_is_named():
+    config = folder.get_config("dp_sgd")
+    assert config.model.name == "convnet"
+    config.features.name = "prior"
+    assert config.model.name == "linear"
+    config.model.name = "resnet9"
+    assert config.copy_and_resolve_references().model.name == "resnet9"
+
+
+# The command.
+
+
+DRY = ["train", "--config=digits:dp_sgd", "--config.dry_run", "--config.accountant=rdp"]
+
+
+def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeypatch, capsys):
+    asked = []
+
+    def seconds(trainer, size):
+        asked.append(size)
+        return {1: 0.01, 8: 0.005}[size]
+
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    monkeypatch.setattr(loop, "estimate_seconds", lambda trainer: 60.0)
+    assert main(DRY) == 0
+    assert asked == [] and "microbatch_size" not in capsys.readouterr().out
+    assert main([*DRY, "--tune"]) == 0
+    said = capsys.readouterr().out
     assert asked == [1, 8]
-    loop.build(tiny(microbatch_size="auto", precision="bfloat16"))  # another question
-    assert asked == [1, 8, 1, 8]
-    tuning._chosen.clear()
-    seconds[8] = 0.02  # another day, another answer
-    rundir.check_resumable(tmp_path, config)
-    resumed = loop.build(rundir.with_recorded(config, tmp_path))
-    summary = loop.train(resumed, 0, tmp_path).summary
-    assert summary["microbatch_size"] == 8 and summary["convolution"] == "matmul"
-    assert len(asked) == 4 and config.microbatch_size == "auto"
+    assert "fastest of 1, 8 on cpu: --config.microbatch_size=8\n" in said
+    assert said.endswith("about 0 h 1 min of training on this device, 8 at a time\n")
+
+
+def test_sizes_are_timed_in_a_dry_run_alone(tmp_path, capsys):
+    assert main(["train", "--config=digits:dp_sgd", f"--workdir={tmp_path}", "--tune"]) == 2
+    assert capsys.readouterr().err == "error: --tune belongs to --config.dry_run\n"
+
+
+def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
+    assert main([*DRY, "--config.microbatch_size=auto"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "bam train --config.dry_run --tune times which is fastest\n"
+    )
+
+
+def test_what_takes_long_is_said_while_it_does(monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE", 0.01)
+    said = []
+    with console.patience("timing", said.append):
+        deadline = time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said == ["timing"]
+    monkeypatch.setattr(console, "PATIENCE", 60.0)
+    with console.patience("timing", said.append):
+        pass
+    assert said == ["timing"]
+
+
+def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
+    monkeypatch.setattr(
+        loop, "estimate_seconds", lambda x: sizes.append(x.config.microbatch_size) or 0.0
+    )
+    experiment = loop.build(tiny())
+    for tune in (False, True):
+        train.dry_run(experiment, tune, lambda line: None)
+    assert sizes == [32, 8] and experiment.config.microbatch_size == 32
 
 
 @pytest.mark.slow
 def test_the_timed_step_is_real_and_formulations_and_microbatches_give_one_result():
-    assert loop.build(tiny(microbatch_size="auto")).config.microbatch_size in (1, 8)
+    assert tuning.fastest_size(loop.build(tiny())) in (1, 8)
     states = [
         loop.train(loop.build(tiny(convolution=form, microbatch_size=size)), 0).state.params
         for form, size in (("matmul", 1), ("xla", 1), ("matmul", 8))

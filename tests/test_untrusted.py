@@ -33,7 +33,7 @@ from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
 from bam.images import pixels
 from bam.privacy import checkpoint
-from bam.training import loading, trainer
+from bam.training import loading, public_clip
 from configs import digits
 from tests import prepared_folder
 from tests.cases import refused, write_parquet
@@ -452,13 +452,12 @@ def test_two_names_of_one_folder_are_one_data_set(folder, monkeypatch):
     config.model.name, config.num_steps = "linear", 1
     config.expected_batch_size = config.microbatch_size = 2
     config.dataset.update({"name": "folder", "path": f"~/{folder.name}"})
-    config.public_clip.update({"quantile": 0.5, "dataset": "folder"})
     with config.unlocked():
-        config.dataset.num_classes = config.public_clip.num_classes = 5
+        config.dataset.num_classes = 5
     for path in (folder, folder.parent / "other", folder / ".." / folder.name):
-        config.public_clip.path = str(path)
         with pytest.raises(ValueError, match="is the private data set"):
-            trainer.build(config)
+            public_clip.check(config, public_clip.PublicData("folder", path=str(path)))
+    public_clip.check(config, public_clip.PublicData("folder", path=str(folder.parent)))
 
 
 def by_position(dataset, num_examples):

@@ -412,7 +412,6 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
         ({"dataset.groups": "writer"}, "no .npy file; columns are those of Parquet"),
         ({"dataset.holdout": 5}, "dataset.holdout with dataset.group_size"),
         ({"method": "bam_sam", "method.ascent_views": 1}, "method.ascent_views with"),
-        ({"public_clip.quantile": 0.5}, "public_clip.quantile with"),
     ],
 )
 def test_what_cannot_be_with_users_is_refused(changes, message):

@@ -172,6 +172,21 @@ def show(text: str) -> None:
     say(*text.split("\n"))
 
 
+PATIENCE = 3.0  # seconds after which a command says what it is doing
+
+
+@contextlib.contextmanager
+def patience(text: str, show: Callable[[str], None] = show) -> Iterator[None]:
+    """Shows a line on what takes longer than `PATIENCE`, while it does."""
+    timer = threading.Timer(PATIENCE, show, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def require(*names: str) -> None:
     """Declares global flags without which a script ends, before any work, in a line."""
     for name in names:

@@ -117,6 +117,11 @@ All devices of this machine share the work; those of several, too, if started on
             Flag("workdir", "", "folder for the run's files; an unfinished run there goes on"),
             Flag("max_seconds", 0.0, "stop with a checkpoint after so long; 0: no limit", least=0),
             Flag(
+                "tune",
+                False,
+                "with --config.dry_run: time how many examples at a time are fastest here",
+            ),
+            Flag(
                 "coordinator",
                 "",
                 "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, … say",
@@ -129,6 +134,33 @@ All devices of this machine share the work; those of several, too, if started on
                 lambda given: given.workdir or given.config.get("dry_run"),
                 "--workdir is required: the folder for the run's files",
             ),
+            Rule(
+                lambda given: given.config.get("dry_run") or not given.tune,
+                "--tune belongs to --config.dry_run",
+            ),
+        ),
+    ),
+    "clip_norm": Command(
+        "measures a clip norm on public data, and says how to use it",
+        """\
+bam clip_norm --config=mnist:dp_sgd --public=digits
+bam clip_norm --config=mnist:dp_sgd --public=folder --path=DATA --num_classes=10 --quantile=0.9
+
+C is a quantile of the gradients' norms of the config's model, trained from scratch on the public
+data for some steps without privacy. It prints the flags that give a run this C and record where it
+came from. Of the private data it reads the format alone. Nobody but you can say that the other data
+are public: they must share no example with the private ones.
+""",
+        (
+            Flag(
+                "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD", required=True
+            ),
+            Flag("public", "", "the public data set, as --config.dataset.name", required=True),
+            Flag("source", "", "of the public data, as --config.dataset.source"),
+            Flag("path", "", "of the public data, as --config.dataset.path"),
+            Flag("num_classes", 0, "of public data whose files do not name the classes", least=0),
+            Flag("quantile", 0.5, "of the norms: above 0 and at most 1"),
+            Flag("steps", 20, "of training on the public data before norms are measured", least=0),
         ),
     ),
     "sweep": Command(

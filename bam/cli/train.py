@@ -1,6 +1,7 @@
 """Trains one model privately."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ from absl import flags
 from bam.cli import console
 from bam.core import processes
 from bam.privacy.rounding import rounded_up
-from bam.training import devices, loading, loop, rundir
+from bam.training import devices, loading, loop, rundir, tuning
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +25,6 @@ def train(given: flags.FlagValues) -> int:
     plan = None
     if not config.dry_run:
         rundir.check_resumable(Path(given.workdir), config)
-        config = rundir.with_recorded(config, Path(given.workdir))
         plan = rundir.recorded_plan(Path(given.workdir), config)
     console.use_compilation_cache()
     # Progress is shown once.
@@ -32,8 +32,7 @@ def train(given: flags.FlagValues) -> int:
     experiment = loop.build(config, log=show, plan=plan)
     show(describe(experiment))
     if config.dry_run:
-        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
-        show(f"about {hours} h {minutes} min of training on this device")
+        dry_run(experiment, given.tune, show)
         return 0
     try:
         result = loop.train(
@@ -49,6 +48,22 @@ def train(given: flags.FlagValues) -> int:
         return console.STOPPED
     show(f"{', '.join(judged(result.summary))}; files in {given.workdir}")
     return 0
+
+
+def dry_run(experiment: loop.Trainer, tune: bool, show: Callable[[str], None]) -> None:
+    """Says how long the run would take, and first, if asked, which microbatch size is fastest."""
+    if tune:
+        sizes = ", ".join(map(str, tuning.sizes()))
+        with console.patience(f"timing {sizes} examples at a time on {devices.name()} …", show):
+            size = tuning.fastest_size(experiment)
+        show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
+        config = experiment.config.copy_and_resolve_references()
+        config.microbatch_size = size
+        experiment = dataclasses.replace(experiment, config=config)
+    with console.patience(f"timing a step on {devices.name()} …", show):
+        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
+    at_once = f", {experiment.config.microbatch_size} at a time" * tune
+    show(f"about {hours} h {minutes} min of training on this device{at_once}")
 
 
 def describe(experiment: loop.Trainer) -> str:

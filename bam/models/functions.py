@@ -51,7 +51,7 @@ def as_functions(
     network: Network,
     input_shape: tuple[int, ...],
     *,
-    convolution: str = "auto",
+    convolution: str = "",
     precision: str = "float32",
     lora_rank: int = 0,
     lora_targets: str = "",
@@ -105,7 +105,7 @@ def as_functions(
 
     if not isinstance(network, nn.Module):
         with arithmetic():
-            like = jax.eval_shape(first, jax.random.key(0), jnp.zeros((1, *input_shape)))
+            like = jax.eval_shape(lambda: first(jax.random.key(0), jnp.zeros((1, *input_shape))))
         first, apply = _named(first, apply, like)
 
     def init(key: Array) -> Params:
@@ -134,7 +134,7 @@ def as_functions(
         return jnp.mean(losses, where=example.get("present"))
 
     try:
-        jax.eval_shape(init, jax.random.key(0))
+        jax.eval_shape(lambda: init(jax.random.key(0)))
     except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
         raise InputError(f"the network leaves nothing of inputs of shape {input_shape}") from error
     return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer

@@ -21,13 +21,13 @@ from bam.errors import InputError
 from bam.models.symmetries import tied
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
-FORMULATIONS = ("auto", "matmul", "xla", "tpu")
+FORMULATIONS = ("matmul", "xla", "tpu")
 
-# Of "auto", by the platform; "xla" on others.
+# If none is named, by the platform; "xla" on others.
 OF_PLATFORM = {"cpu": "matmul", "tpu": "tpu"}
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
-_formulation = contextvars.ContextVar("convolution formulation", default="auto")
+_formulation = contextvars.ContextVar("convolution formulation", default="")
 
 
 @contextlib.contextmanager
@@ -36,11 +36,14 @@ def convolutions_as(name: str) -> Iterator[None]:
 
     "matmul": a convolution is one matrix product of shifted copies of the image; sums over pixels
     are products too. "xla": XLA's own convolution. "tpu": that, with pooling and normalising
-    written so that a TPU computes them where convolutions read and write. "auto" takes "matmul" on
-    CPU, "tpu" on TPU and "xla" elsewhere.
+    written so that a TPU computes them where convolutions read and write. "" takes "matmul" on CPU,
+    "tpu" on TPU and "xla" elsewhere, when it is traced.
     """
-    if name not in FORMULATIONS:
-        raise InputError(f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}")
+    if name and name not in FORMULATIONS:
+        raise InputError(
+            f"unknown convolution {name!r}; choose from {', '.join(FORMULATIONS)}, or '': by the "
+            "platform"
+        )
     token = _formulation.set(name)
     try:
         yield
@@ -49,8 +52,8 @@ def convolutions_as(name: str) -> Iterator[None]:
 
 
 def formulation(name: str) -> str:
-    """What "auto" stands for on this platform."""
-    return OF_PLATFORM.get(jax.default_backend(), "xla") if name == "auto" else name
+    """The formulation of that name; of none that of this platform."""
+    return name or OF_PLATFORM.get(jax.default_backend(), "xla")
 
 
 def _computed() -> str:

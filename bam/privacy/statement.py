@@ -352,13 +352,15 @@ def looked_at(
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
     named, num_frozen = parts_of(config), summary.get("num_frozen")
+    origin = config.get("clip_norm_from")  # None: in words that may not be published
     facts = {
         "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
         "num_held_out": holdout,
         "holdout": ("covered" if searched else "not covered") if holdout else "none",
         "tests": "in training" if every else "at the end",
         "tested_every": every,
-        "public_clip": bool(config["public_clip"]["quantile"]),
+        "clip_norm_given": "from elsewhere" if origin else "by hand",
+        "clip_norm_origin": origin,
         "weighted": "by a setting" if weights else "none",
         "weights": list(weights or ()),
         "init": "at random",
@@ -366,6 +368,8 @@ def looked_at(
         "features": "fixed" if features else "none",
         "features_name": features,
     }
+    if origin is None:
+        facts["clip_norm_given"] = "not told"
     if searched and holdout:
         facts["tests"] = "none"
     if loss := named.get("loss.name"):

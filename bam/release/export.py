@@ -44,15 +44,14 @@ FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safe
 # seed, paths, what timing chose, options of a user's own functions, any key yet to come.
 SETTINGS = {
     "": (
-        "epsilon", "delta", "accountant", "clip_norm", "expected_batch_size", "num_epochs",
-        "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay", "trainable",
-        "init_fresh", "num_examples",
+        "epsilon", "delta", "accountant", "clip_norm", "clip_norm_from", "expected_batch_size",
+        "num_epochs", "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
+        "trainable", "init_fresh", "num_examples",
     ),
     "clip": ("name", "gamma"),
     "mechanism": (
         "name", "bands", "trials_mean", "trials_shape", "score_noise_multiplier",
     ),
-    "public_clip": ("quantile", "dataset", "source", "num_classes", "num_steps"),
     "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
     "lora": ("rank", "targets"),
     "loss": ("name", "weights"),

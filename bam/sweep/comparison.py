@@ -36,7 +36,7 @@ SUMMARY = (
 # What every row has of the diagnostics; a ‖bias‖ is never shown without what it is made of.
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
 # Keys of a config that say where a machine has its data.
-PATHS = ("dataset.path", "dataset.groups", "public_clip.path", "features.cache", "init_from")
+PATHS = ("dataset.path", "dataset.groups", "features.cache", "init_from")
 PERCENT = ("accuracy", "balanced_accuracy", "recall")
 SEARCHING = 1000  # the first seed of runs that settings are chosen by: no final run has it
 
@@ -206,8 +206,8 @@ def grid(
         config.dataset.holdout = holdout
         if smaller > 1:
             config = with_smaller_batches(config, smaller)
-        if config.public_clip.quantile and "clip_norm" in chosen:
-            raise InputError("clip_norm: public_clip sets C; set public_clip.quantile=0")
+        if config.clip_norm_from and "clip_norm" in chosen:
+            raise InputError("clip_norm: C is searched here; set --config.clip_norm_from=''")
         at = [f"{key}={value}" for key, value in chosen.items()]
         label = " ".join([method, *at])
         if label in groups or config in groups.values():

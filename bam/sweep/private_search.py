@@ -83,9 +83,6 @@ def search(
       InputError: if the workdir has another search's trials. BlockingIOError: if another process
         searches there.
     """
-    settled = files.read_json(workdir / TRIALS) if (workdir / TRIALS).exists() else {}
-    settled = settled.get("settled", {})  # of "auto" keys, which might be chosen anew
-    grid = {name: rundir.with_settled(x, settled.get(name, {})) for name, x in grid.items()}
     trainers = runs.build(grid, lambda: False)
     if (workdir / TRIALS).exists():
         trainers = {name: _with_recorded_noise(workdir, x) for name, x in trainers.items()}
@@ -192,14 +189,15 @@ def _drawn(
     recorded, trainer = files.read_json(path) if path.exists() else None, trainers[min(trainers)]
     data_key = str((recorded or {}).get("data_key") or secrets.token_hex(32))
     data = (trainer.dataset.train, _judged_on(trainer))
-    left_out = (*rundir.CHANGEABLE, *rundir.AUTOMATIC)
     configs = {name: rundir.flat(rundir.as_json(config)) for name, config in sorted(grid.items())}
     identity: JsonObject = {
         "data_key": data_key,
         "data": datasets.fingerprint(bytes.fromhex(data_key), *data),
         "settings": list(configs),
         "configs": {
-            name: {key: value for key, value in config.items() if not key.startswith(left_out)}
+            name: {
+                key: value for key, value in config.items() if not key.startswith(rundir.CHANGEABLE)
+            }
             for name, config in configs.items()
         },
         "plan": trainer.plan.to_json(),
@@ -214,11 +212,7 @@ def _drawn(
     trials = [
         {"setting": system.choice(identity["settings"]), "score": None} for _ in range(num_trials)
     ]
-    settled = {
-        name: {key: trainer.config[key] for key in rundir.AUTOMATIC}
-        for name, trainer in trainers.items()
-    }
-    drawn = identity | {"settled": settled, "trials": trials}
+    drawn = identity | {"trials": trials}
     files.write_json(path, drawn)
     return drawn
 

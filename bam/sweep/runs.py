@@ -118,9 +118,8 @@ def train(
     """
     done = finished(wanted, workdir)
     missing = [name for name in wanted if name not in done]
-    configs = {name: rundir.with_recorded(wanted[name], workdir / name) for name in missing}
-    plans = {name: rundir.recorded_plan(workdir / name, configs[name]) for name in missing}
-    built = build(configs, should_stop, plans)
+    plans = {name: rundir.recorded_plan(workdir / name, wanted[name]) for name in missing}
+    built = build({name: wanted[name] for name in missing}, should_stop, plans)
     if len(built) < len(missing):
         return
     on_built(built)

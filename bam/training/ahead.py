@@ -124,13 +124,10 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     """
     kind = kind_of(target)
     config = config.copy_and_resolve_references()
-    if config.convolution == "auto":
-        config.convolution = layers.OF_PLATFORM.get(kind.platform, "xla")
+    config.convolution = config.convolution or layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset, size)
     if feature_map := registry.make_features(config.features):
         dataset = extraction.blank(dataset, feature_map)
-    if config.microbatch_size == "auto":
-        raise InputError("microbatch_size=auto is timed on the device: give a number")
     try:
         built, program, seconds = compile_step(config, dataset, hardware)
     except jax.errors.JaxRuntimeError as error:
@@ -207,7 +204,7 @@ def num_bytes_held(program: PyTree) -> int:
 
 def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
-    module = registry.make_model(registry.model_section(config), dataset.num_classes)
+    module = registry.make_model(config.model, dataset.num_classes)
     shape = dataset.train.images.shape[1:]
     model = trainer.models.as_functions(module, shape, convolution="xla")
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)

@@ -64,12 +64,6 @@ def check(config: ConfigDict) -> None:
         raise InputError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
     if config.augment.mixtures and config.dataset.group_size:
         raise InputError("augment.mixtures are of examples, not of users: it must be 0")
-    if config.loss.name != "cross_entropy" and config.public_clip.quantile:
-        raise InputError("public_clip is of the cross-entropy: public_clip.quantile must be 0")
-    if config.features.name and config.public_clip.quantile:
-        raise InputError("public_clip reads images, not features: public_clip.quantile must be 0")
-    if (config.init_from or config.trainable) and config.public_clip.quantile:
-        raise InputError("public_clip trains all of a model from scratch: set clip_norm instead")
     if not 0 <= config.ema_decay < 1:
         raise InputError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
 
@@ -86,7 +80,6 @@ def _check_users(config: ConfigDict) -> None:
     refused = {
         "dataset.holdout": "sets examples aside, not users",
         "method.ascent_views": "would ascend by a user's first example alone",
-        "public_clip.quantile": "is of gradients of examples, not of users: set clip_norm instead",
     }
     for key, why in refused.items():
         section, name = key.split(".")

@@ -46,18 +46,11 @@ KEYS = (
     Key("delta", 1e-5, "δ of (ε, δ)-differential privacy."),
     Key("accountant", "pld", 'What computes ε: "pld", which is tight, or "rdp".'),
     Key("clip_norm", 1.0, "C, the longest that one example's gradient can be in the sum."),
+    Key("clip_norm_from", "",
+        'Where C came from, as `bam clip_norm` prints it; "": chosen by hand. PRIVACY.md and '
+        "releases repeat it."),
     Key("clip.name", "l2",
         "How an example's gradient is bounded: \"l2\" (clipping), \"normalize\" or \"per_layer\"."),
-    Key("public_clip.quantile", 0.0,
-        "If positive, C is this quantile of the model's gradient norms on public data "
-        "(bam/training/public_clip.py)."),
-    Key("public_clip.dataset", "",
-        "The public data set. Nobody but you can say that it is public: it must share no example "
-        "with the private one."),
-    Key("public_clip.source", "", "As `dataset.source`."),
-    Key("public_clip.path", "", "As `dataset.path`."),
-    Key("public_clip.num_classes", 0, "As `dataset.num_classes`."),
-    Key("public_clip.num_steps", 20, "Steps of ordinary training on it before norms are measured."),
     Key("expected_batch_size", 256,
         "l, the mean number of examples in a batch; sums are divided by it.", least=1),
     Key("mechanism.name", "poisson",
@@ -79,17 +72,16 @@ KEYS = (
         "loses counts, and is made up for out of these; without any left the run ends earlier by "
         "as many.", least=0),
     Key("microbatch_size", 32,
-        'Examples whose gradients are held in memory at once; "auto": the fastest, by timing a '
-        "few.", kind=object),
-    Key("convolution", "auto",
-        'How convolutions are computed: "matmul", "xla" or "tpu"; "auto": by the platform.'),
+        "Examples whose gradients are held in memory at once. `bam train --config.dry_run --tune` "
+        "times which is fastest on a device.", kind=object),
+    Key("convolution", "",
+        'How convolutions are computed: "matmul", "xla" or "tpu"; "": by the platform.'),
     Key("precision", "float32",
         "Of the network's arithmetic: \"float32\", \"tensorfloat32\" or \"bfloat16\". Norms, "
         "clipping, sums and noise are float32 in each."),
     Key("method.name", "dp_sgd",
         "The method, which `--config=NAME:METHOD` sets; its options are keys beside it."),
-    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`; \"auto\": "
-        "a linear model of features, a small CNN of pixels."),
+    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`."),
     Key("model.width", 16,
         "Channels of its first layer, or the widening factor of a wide ResNet.", most=2**16),
     Key("init_from", "",

@@ -1,6 +1,7 @@
 """A clip norm from public data: a quantile of per-example gradient norms on another data set."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,50 +20,69 @@ from bam.files import JsonObject
 from bam.training import loading, registry
 
 with needs("train"):
-    from ml_collections import ConfigDict, FrozenConfigDict
+    from ml_collections import ConfigDict
 
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
 
 
-def clip_norm(config: ConfigDict, shape: tuple[int, ...]) -> float:
-    """C from the public data that a config's `public_clip` section names, for images of a shape.
+class PublicData(NamedTuple):
+    """A public data set, as a config's `dataset` section names one."""
 
-    Raises InputError if that is the private data set, or as `clip_norm_from_public`.
+    name: str
+    source: str = ""
+    path: str = ""
+    num_classes: int = 0
+
+
+def origin(name: str, quantile: float, num_steps: int) -> str:
+    """What a config's `clip_norm_from` says of a C that was measured so.
+
+    Examples:
+      >>> origin("digits", 0.5, 20)
+      '0.5-quantile-on-digits-after-20-steps'
     """
-    public, private = config.public_clip, config.dataset
-    if not public.dataset:
-        raise InputError("public_clip.quantile is set: name the public data, public_clip.dataset")
-    same_name = public.dataset == private.name
+    return f"{quantile:g}-quantile-on-{name}-after-{num_steps}-steps"
+
+
+def clip_norm(
+    config: ConfigDict, public: PublicData, quantile: float, num_steps: int, shape: tuple[int, ...]
+) -> float:
+    """C for a config's model and images of a shape, from public data: `clip_norm_from_public`.
+
+    Raises InputError if those are the private data set, for a run whose gradients are not those
+    that are measured, or as `clip_norm_from_public`.
+    """
+    check(config, public)
+    return clip_norm_from_public(
+        loading.make_dataset(ConfigDict(public._asdict())),
+        shape,
+        config.model.to_dict(),
+        quantile,
+        num_steps,
+    )
+
+
+def check(config: ConfigDict, public: PublicData) -> None:
+    """InputError if public data are a config's private ones, or its gradients are of other kind."""
+    private = config.dataset
+    same_name = public.name == private.name
     if private.name == "folder" or ":" in private.name:  # one name, many data sets
         same_name &= (public.source, public.path) == (private.source, private.path)
     paths = [files.user_path(x.path).resolve() for x in (public, private) if x.path]
     same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
     if same_name or same_path:
-        raise InputError(f"public_clip.dataset {public.dataset!r} is the private data set")
-    section = {key: public[key] for key in ("source", "path", "num_classes")}
-    section["name"] = public.dataset
-    return _clip_norm(
-        FrozenConfigDict(section),
-        shape,
-        FrozenConfigDict(config.model),
-        public.quantile,
-        public.num_steps,
-    )
-
-
-@functools.lru_cache  # experiments that differ by method or ε share it
-def _clip_norm(
-    section: FrozenConfigDict,
-    shape: tuple[int, ...],
-    model: FrozenConfigDict,
-    quantile: float,
-    num_steps: int,
-) -> float:
-    public = loading.make_dataset(section.as_configdict())
-    return clip_norm_from_public(
-        public, shape, model.as_configdict().to_dict(), quantile, num_steps
-    )
+        raise InputError(f"the public data set {public.name!r} is the private data set")
+    refused = {
+        "method non_private clips nothing": not registry.is_private(config.method.name),
+        "it measures the cross-entropy, and no other loss": config.loss.name != "cross_entropy",
+        "it reads images, not features": config.features.name,
+        "it trains all of a model from scratch": config.init_from or config.trainable,
+        "it measures gradients of examples, not of users": config.dataset.group_size,
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise InputError(f"no clip norm from public data: {why}")
 
 
 def clip_norm_from_public(
@@ -85,12 +105,12 @@ def clip_norm_from_public(
         private images', or a quantile that is zero or not finite.
     """
     if not 0 < quantile <= 1:
-        raise InputError(f"public_clip.quantile must be above 0 and at most 1, got {quantile}")
+        raise InputError(f"the quantile must be above 0 and at most 1, got {quantile}")
     if num_steps < 0:
-        raise InputError(f"public_clip.num_steps must be at least 0, got {num_steps}")
+        raise InputError(f"the number of steps must be at least 0, got {num_steps}")
     if public.train.images.shape[-1] != shape[-1]:
         raise InputError(
-            f"public_clip.dataset {public.name} has {public.train.images.shape[-1]} channels, "
+            f"the public data set {public.name} has {public.train.images.shape[-1]} channels, "
             f"the private images have {shape[-1]}"
         )
     module = registry.make_model(ConfigDict(model), public.num_classes)

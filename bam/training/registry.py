@@ -287,14 +287,6 @@ def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
     return feature_map
 
 
-def model_section(config: ConfigDict) -> ConfigDict:
-    """The config's `model`; for the name "auto" a linear model of features, or a small CNN."""
-    section: ConfigDict = config.model.copy_and_resolve_references()
-    if section.name == "auto":
-        section.name = "linear" if config.features.name else "convnet"
-    return section
-
-
 def features_digest(section: ConfigDict) -> str:
     """SHA-256 of the weights that a map of images has; "" of none."""
     return (

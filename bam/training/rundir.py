@@ -23,8 +23,6 @@ class FinishedError(FileExistsError):
 
 # What may differ when a run is resumed: when it is looked at and saved, never what is computed.
 CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
-# What a run settles for itself where the config says "auto", and keeps when it is resumed.
-AUTOMATIC = ("microbatch_size", "convolution")
 METRICS = "metrics.jsonl"
 
 
@@ -136,15 +134,10 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
-    config = config.copy_and_resolve_references()
-    config.model = registry.model_section(config)
     recorded, wanted = flat(recorded), flat(as_json(config))
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
-        settled = key in AUTOMATIC and wanted.get(key) == "auto"
-        settled |= key == "clip_norm" and bool(wanted.get("public_clip.quantile"))
-        same = recorded.get(key) == wanted.get(key)
-        if not (same or settled or key.startswith(CHANGEABLE)):
+        if recorded.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
             return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
 
@@ -154,22 +147,6 @@ def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
     return run.recorded_plan(
         workdir, config.epsilon if registry.is_private(config.method.name) else None
     )
-
-
-def with_recorded(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """A config whose "auto" keys, and whose C if it was measured, are those of a run's folder."""
-    path = workdir / "config.json"
-    return with_settled(config, read_json(path)) if path.exists() else config
-
-
-def with_settled(config: ConfigDict, recorded: JsonObject) -> ConfigDict:
-    """A config whose "auto" keys, and measured C, are what a recorded one has, where it has any."""
-    settled = [key for key in AUTOMATIC if config[key] == "auto"]
-    settled += ["clip_norm"] if config.public_clip.quantile else []
-    config = config.copy_and_resolve_references()
-    with config.ignore_type():
-        config.update({key: recorded.get(key, config[key]) for key in settled})
-    return config
 
 
 def as_json(config: ConfigDict) -> JsonObject:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from bam.files import JsonObject
+from bam.models import layers
 from bam.provenance import git_commit, versions
 from bam.training import devices
 from bam.training.trainer import Trainer
@@ -45,7 +46,8 @@ def summarize(
         "num_params": trainer.num_params,
         "num_frozen": trainer.num_frozen,
         "init_digest": trainer.weights.digest,
-        **{k: trainer.config[k] for k in ("microbatch_size", "convolution", "precision")},
+        **{k: trainer.config[k] for k in ("microbatch_size", "precision")},
+        "convolution": layers.formulation(trainer.config.convolution),
         **trainer.record,
         "clip": trainer.config.clip.name,
         "seed": seed,

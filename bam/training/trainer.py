@@ -24,9 +24,9 @@ from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.models import finetune, layers, losses
+from bam.models import finetune, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.training import devices, diagnostics, examples, loading, public_clip, registry, tuning
+from bam.training import devices, diagnostics, examples, loading, registry
 from bam.training.config import check
 from bam.training.step import TrainState, descend, first_state, step_key
 
@@ -56,8 +56,7 @@ class Trainer:
     """A run's settings and parts, and the functions that they make; it serves any number of seeds.
 
     Attributes:
-      config: the configuration it was built from, with what was chosen for its "auto" keys, and
-        with the C that was measured on public data.
+      config: the configuration it was built from.
       dataset: the data, on the host; of users, see `users.grouped`.
       plan: the privacy plan of a run.
       criterion: the loss of an image, and how outputs are judged.
@@ -275,15 +274,13 @@ def build(
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
-    Before the plan is made nothing is compiled but what chooses a clip norm from public data, and
-    after it only what sets an "auto" key by timing; the functions are compiled when they are first
-    called.
+    It compiles nothing: the functions are compiled when they are first called.
 
     Args:
       config: as `bam/training/config.py` makes it.
       dataset: data in memory, instead of what the config's `dataset` and `features` sections name.
       hardware: devices to share the work; None: all that are visible. The functions can be
-        compiled, not run, for devices that are not there; no config key can be "auto" then.
+        compiled, not run, for devices that are not there.
       log: called with a line on what takes time.
       plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
 
@@ -299,9 +296,7 @@ def build(
     dataset = users.grouped(dataset, config.dataset.group_size)
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
-    config.convolution = layers.formulation(config.convolution)
-    tuning.check_microbatch_size(config.microbatch_size, num_examples)
-    config.model = registry.model_section(config)
+    check_microbatch_size(config.microbatch_size, num_examples)
     module = registry.make_model(config.model, dataset.num_classes)
     model = models.as_functions(
         module,
@@ -318,23 +313,13 @@ def build(
 
     oracle = registry.make_oracle(config.method, loss)
     _check_shapes(config, dataset, criterion, model, oracle)
-    recorded, plan = plan, _planned(config, num_examples, plan)
+    plan = _planned(config, num_examples, plan)
     trained, _ = finetune.split(_shapes(model), config.trainable)
-
-    def bounded() -> tuple[BoundedTransformation, optax.GradientTransformation]:
-        """The clip and the optimizer, which depend on C."""
-        clip_norm = _clip_norm(config, plan)
-        clip = registry.make_clip(config.clip, plan, clip_norm)
-        _check_clip(config.clip.name, clip, plan, trained)
-        sensitivity = clip.sensitivity if plan.private else 0.0
-        return clip, registry.make_optimizer(config.optimizer, plan, clip_norm, sensitivity)
-
-    clip, optimizer = bounded()
-    if plan.private and config.public_clip.quantile and recorded is None:
-        # Only now, because what does not fit costs no measurement.
-        config.clip_norm = public_clip.clip_norm(config, shape)
-        clip, optimizer = bounded()
-    trainer = Trainer(
+    clip_norm = _clip_norm(config, plan)
+    clip = registry.make_clip(config.clip, plan, clip_norm)
+    _check_clip(config.clip.name, clip, plan, trained)
+    sensitivity = clip.sensitivity if plan.private else 0.0
+    return Trainer(
         config=config,
         dataset=dataset,
         plan=plan,
@@ -343,18 +328,24 @@ def build(
         loss=loss,
         oracle=oracle,
         clip=clip,
-        optimizer=optimizer,
+        optimizer=registry.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
         features_digest=registry.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
-    with config.ignore_type():  # a number takes the place of "auto"
-        config.microbatch_size = tuning.microbatch_size(config, model, dataset, trainer.mesh, log)
-    return trainer
 
 
 def _clip_norm(config: ConfigDict, plan: PrivacyPlan) -> float:
     return float(config.clip_norm) if plan.private else math.inf
+
+
+def check_microbatch_size(size: object, num_examples: int) -> None:
+    """Raises InputError for what cannot be a config's `microbatch_size`."""
+    if type(size) is not int or not 1 <= size <= num_examples:
+        raise InputError(
+            f"microbatch_size {size} must be from 1 to the number of training examples, "
+            f"{num_examples}; bam train --config.dry_run --tune times which is fastest"
+        )
 
 
 def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
@@ -428,7 +419,7 @@ def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, train
 
 
 def _shapes(model: models.Model) -> PyTree:
-    return jax.eval_shape(model.init, jax.random.key(0))
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))  # a key is no computation then
 
 
 def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None) -> PrivacyPlan:

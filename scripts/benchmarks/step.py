@@ -16,7 +16,8 @@ from absl import flags
 from bam import models
 from bam.cli import console
 from bam.files import JsonMapping
-from bam.training import arithmetic, trainer
+from bam.models import layers
+from bam.training import arithmetic, trainer, tuning
 from scripts.benchmarks import performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
@@ -73,7 +74,7 @@ def main() -> None:
     results = {
         **{name: flags.FLAGS[name].value for name in settings},
         "microbatch": sizes,
-        "convolution": built.config.convolution,
+        "convolution": layers.formulation(built.config.convolution),
         **{name: row.median for name, row in timings.items()},
         "matmul_gflops": float(np.median(matmul)),
         "dp_sgd_gflops": flops / timings["dp_sgd_ms"].median / 1e6,
@@ -89,9 +90,13 @@ def main() -> None:
 
 def experiment_of(method: str, changes: JsonMapping, batch: int) -> trainer.Trainer:
     """ResNet-9 on random images of CIFAR-10's shape."""
-    size = _MICROBATCH.value or "auto"
-    common = {"model.width": _WIDTH.value, "microbatch_size": size, "precision": _PRECISION.value}
-    return performance.experiment(method, batch, common | dict(changes))
+    common = {"model.width": _WIDTH.value, "precision": _PRECISION.value}
+    experiment = functools.partial(performance.experiment, method, batch)
+    size = _MICROBATCH.value
+    built = experiment(common | {"microbatch_size": size or 1} | dict(changes))
+    if size:
+        return built
+    return experiment(common | {"microbatch_size": tuning.fastest_size(built)} | dict(changes))
 
 
 def _memory(batch: int) -> float:

@@ -67,7 +67,7 @@ def read(
         raise DataError(
             f"{train.paths[0]}: how many classes there are is public and not counted from the "
             "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
-            "--config.dataset.num_classes (of public data: --config.public_clip.num_classes)"
+            "--config.dataset.num_classes (of `bam clip_norm`: --num_classes)"
         )
     shape = shape or train.first_shape()
     streamed = stays(train.num_rows * math.prod(shape))
