@@ -6,12 +6,45 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bam.errors import InputError
 
 ROOT = Path(__file__).resolve().parent
+FLAX = ("parent", "name")  # arguments of every Flax module
+ANY = "**"
+
+
+class Part(NamedTuple):
+    """A row of a table of parts: what makes one that a config names.
+
+    Attributes:
+      make: a function of what bam gives it and of options by name.
+      public_options: those that a release repeats. A config can have no other, beside its table's.
+      words: what PRIVACY.md says of it; "": nothing that whoever trained does not declare.
+    """
+
+    make: Callable[..., Any]
+    public_options: tuple[str, ...] = ()
+    words: str = ""
+
+
+def options_of(function: Any, num_given: int) -> dict[str, Any]:
+    """The options of a function after what bam gives it, with their defaults.
+
+    `inspect.Parameter.empty` is the default of one that must be given. A function that takes any
+    has the option `ANY`, too. None are known of a builtin function without a signature.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[num_given:]
+    except ValueError:
+        return {ANY: None}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    options = {x.name: x.default for x in parameters if x.kind in by_name and x.name not in FLAX}
+    takes_any = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
+    return options | ({ANY: None} if takes_any else {})
 
 
 def imported(what: str, name: str) -> Any:
@@ -51,7 +84,10 @@ def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
     try:
         inspect.signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:  # a builtin function may have no signature
-        raise InputError(f"{what} does not take {options}: {error}") from error
+        known = ", ".join(options_of(function, len(given))) or "none"
+        raise InputError(
+            f"{what} does not take {options}: {error} (its options: {known})"
+        ) from error
     try:
         return function(*given, **options)
     except ValueError as error:

@@ -15,21 +15,22 @@ from absl import flags
 
 from bam import files, models
 from bam.cli import console, options
+from bam.core import clipping
 from bam.data import datasets
 from bam.models import losses
 from bam.privacy import mechanisms
-from bam.training import named_configs, registry
+from bam.training import methods, named_configs, parts
 from bam.training.keys import KEYS
 from scripts.lib import pages
 
 SECTIONS: dict[str, Mapping[str, Any]] = {
-    "method": registry.METHODS,
-    "clip": registry.CLIPS,
+    "method": methods.METHODS,
+    "clip": clipping.CLIPS,
     "mechanism": {name: mechanisms.maker(name) for name in mechanisms.MECHANISMS},
     "model": models.MODELS,
     "loss": losses.LOSSES,
-    "optimizer": registry.OPTIMIZERS,
-    "features": registry.FEATURES,
+    "optimizer": parts.OPTIMIZERS,
+    "features": parts.FEATURES,
     "dataset": dict.fromkeys([*datasets.DATASETS, "folder"], object),
 }
 # Arguments of what sections name that no config sets.
@@ -39,9 +40,9 @@ GIVEN |= {"clip_norm", "sensitivity"}  # of a clip and of an optimizer
 
 def options_of(choice: Any) -> str:
     """The options of what a section can name, with their defaults."""
-    if isinstance(choice, registry.Method):
+    if isinstance(choice, methods.Method):
         return ", ".join(f"`{k}` {shown(v)}" for k, v in choice.options.items())
-    signature = inspect.signature(choice).parameters.items()
+    signature = inspect.signature(getattr(choice, "make", choice)).parameters.items()
     return ", ".join(f"`{k}` {shown(v.default)}".strip() for k, v in signature if k not in GIVEN)
 
 

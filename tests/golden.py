@@ -14,6 +14,7 @@ from bam import files, provenance
 from bam.privacy import ledger, private_training, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import config as base
+from bam.training import parts
 
 FOLDER = Path(__file__).with_name("golden")
 VERSIONS = {"python": "3.11.7", "bam": "0.2.0", "jax": "0.8.0", "dp-accounting": "0.6.0"}
@@ -121,12 +122,14 @@ def summary_of(plan, **changes):
 def facts_of(name):
     """The facts of one of those that `bam train` took."""
     plan = plan_of(name)
+    config = config_of(**CONFIGS[name])
     return statement.facts_of_run(
-        config_of(**CONFIGS[name]),
+        config,
         plan,
         summary_of(plan, **SUMMARIES[name]),
         data="the data set `digits`",
         diagnosed=False,
+        features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam 0.2.0, commit 1d4e5a",
         released="the weights" if name == "banded" else statement.FOLDER,
     )

@@ -21,12 +21,13 @@ from PIL import Image
 import bam
 from bam import extras, files, models
 from bam.cli import console, main, options
+from bam.core import clipping
 from bam.data import datasets
 from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
 from bam.sweep.method_config import method_config
-from bam.training import keys, loop, named_configs, registry
+from bam.training import keys, loop, methods, named_configs, parts
 from configs import digits
 from tests.cases import run_command
 
@@ -252,10 +253,7 @@ def test_asking_for_help_is_no_failure(command):
         assert f"\n  --{flag.name}=" in done.stdout
     assert all(f"\n  {status} " in done.stdout for status in options.STATUSES)
     if "config" in {flag.name for flag in options.COMMANDS[command].flags}:
-        names = {
-            *named_configs.shipped(),
-            *(name for names in keys.NAMES.values() for name in names),
-        }
+        names = {*named_configs.shipped(), *(name for key in keys.KEYS for name in key.names)}
         assert names <= set(re.findall(r"\w+", done.stdout))
 
 
@@ -276,18 +274,18 @@ def test_help_imports_neither_jax_nor_scipy():
 
 
 def test_the_help_has_the_names_of_the_parts_that_there_are():
-    parts = {
-        "method.name": registry.METHODS,
-        "clip.name": registry.CLIPS,
+    tables = {
+        "method.name": methods.METHODS,
+        "clip.name": clipping.CLIPS,
         "mechanism.name": mechanisms.MECHANISMS,
         "model.name": models.MODELS,
         "loss.name": losses.LOSSES,
-        "optimizer.name": registry.OPTIMIZERS,
-        "features.name": registry.FEATURES,
+        "optimizer.name": parts.OPTIMIZERS,
+        "features.name": parts.FEATURES,
         "dataset.name": [*datasets.DATASETS, "folder"],
     }
-    assert {key: set(names) for key, names in keys.NAMES.items()} == {
-        key: set(names) for key, names in parts.items()
+    assert {key.name: set(key.names) for key in keys.KEYS if key.names} == {
+        key: set(names) for key, names in tables.items()
     }
 
 

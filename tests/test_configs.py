@@ -8,7 +8,7 @@ import pytest
 
 import bam
 from bam.core import sampling
-from bam.training import loop, registry
+from bam.training import loop, parts
 from configs import (
     cifar10,
     cifar10_scattering,
@@ -164,7 +164,7 @@ def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():
         accountant="rdp",
     )  # fmt: skip
     for clip_norm in (2.0, 8.0):
-        optimizer = registry.make_optimizer(section, plan, clip_norm, clip_norm)
+        optimizer = parts.make_optimizer(section, plan, clip_norm, clip_norm)
         step, _ = optimizer.update(grads, optimizer.init(grads), grads)
         np.testing.assert_allclose(step, -section.learning_rate * grads / clip_norm, rtol=1e-6)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bam import named
 from bam.data import datasets
-from bam.training import loading, loop, registry
+from bam.training import loading, loop, parts
 from configs import extensions
 from examples import with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
@@ -154,14 +154,14 @@ def test_a_key_that_is_set_is_passed_to_a_function_of_ones_own_be_it_false_or_ze
     name = "{'note': '', 'scale': 0.0, 'shuffle': False, 'skip': 0}"
     assert loading.make_dataset(config.dataset).name == name
 
-    assert registry.make_features(tiny("dp_sgd").features) is None
+    assert parts.make_features(tiny("dp_sgd").features) is None
     images = np.arange(8.0).reshape(1, 2, 4, 1)
     for options, expected in (
         ({}, images[:, :, ::-1]),
         ({"mirror": False}, images / 3),
         ({"mirror": False, "groups": 0}, images),
     ):
-        found = registry.make_features(with_own("features", **options).features)(images)
+        found = parts.make_features(with_own("features", **options).features)(images)
         np.testing.assert_array_equal(found, expected)
 
     config = tiny("dp_sgd")

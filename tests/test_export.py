@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import inspect
 import json
 import math
 import os
@@ -28,7 +27,7 @@ from bam.privacy.plan import Population, PrivacyPlan
 from bam.release import export, page
 from bam.release import records as records_of
 from bam.training import config as base
-from bam.training import loop, registry, rundir, summary
+from bam.training import keys, loop, parts, rundir, summary
 from tests import run_folder, runs
 from tests.cases import (
     assert_same_bits,
@@ -214,7 +213,7 @@ def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finis
 @pytest.mark.thorough
 def test_what_flax_calls_a_kernel_is_of_inputs_by_outputs_in_every_release():
     for name, model in models.MODELS.items():
-        network = models.as_functions(model(3, 8), (32, 32, 1))
+        network = models.as_functions(model.make(3, 8), (32, 32, 1))
         shapes = traverse_util.flatten_dict(jax.eval_shape(network.init, jax.random.key(0)))
         for path, like in shapes.items():
             if path[-1] == "kernel" and like.ndim == 2:
@@ -306,15 +305,24 @@ def test_a_release_repeats_where_c_came_from(run, tmp_path, origin):
 
 
 def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
-    on_list = {f"{s}.{key}" if s else key for s, keys in export.SETTINGS.items() for key in keys}
     for method in base.METHODS:
-        keys = set(rundir.flat(base.get_config(method).to_dict()))
-        assert keys <= on_list | STAY_BEHIND, keys - on_list - STAY_BEHIND
-    assert not on_list & STAY_BEHIND
-    given = {"num_classes", "blocks", "parent", "name"}  # and not by a config
+        config = base.get_config(method).to_dict()
+        public = set(export.public_keys(config))
+        assert set(rundir.flat(config)) <= public | STAY_BEHIND
+        assert not public & STAY_BEHIND
+    given = {"num_classes", "width", "blocks"}  # and not by a row; the width is a key of its own
     for name, network in models.MODELS.items():
-        options = inspect.signature(network).parameters.keys() - given
-        assert options <= set(export.SETTINGS["model"]), f"{name} could not be released"
+        options = named.options_of(network.make, 0).keys() - given
+        assert options == set(network.public_options), f"{name} could not be released"
+
+
+def test_the_options_of_a_part_are_those_of_its_row():
+    for section, part in parts.SECTIONS.items():
+        always = set(keys.in_section(section))
+        for name, row in part.rows.items():
+            options = named.options_of(row.make, part.num_given).keys() - {"blocks", "ascent_mask"}
+            assert options <= always | set(row.public_options), (section, name)
+            assert not {f"{section}.{x}" for x in row.public_options} & STAY_BEHIND
 
 
 def changed(*names, **values):
@@ -685,7 +693,7 @@ def importing_keys(monkeypatch):
 def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
     keys = set(importing_keys(monkeypatch)) | {"features.name"}  # of a run that loads its data
     in_table = {key for key in statement.PARTS if "." in key}
-    assert keys == in_table == {f"{x}.name" for x in registry.RETURNED}
+    assert keys == in_table == {f"{x}.name" for x in parts.SECTIONS}
     for key in in_table:
         must_be = statement.render({"part_of": key, "named": " `nowhere:part`"}, "part")
         assert "`nowhere:part`, which must be: " in must_be

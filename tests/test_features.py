@@ -354,7 +354,7 @@ def test_a_backbones_features_are_what_its_last_layer_sees(weights):
     expected = network.logits(params, (images - 0.3) / 0.2)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert np.abs(expected - network.logits(params, images)).max() > 1e-3  # the constants matter
-    headless = models.MODELS["resnet18"](0, 8).init_with_output
+    headless = models.MODELS["resnet18"].make(0, 8).init_with_output
     assert jax.eval_shape(headless, jax.random.key(0), images)[0].shape == (3, 8 * 2**3)
 
 
@@ -368,7 +368,8 @@ def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weight
     assert result.summary["num_params"] == 192 * 10 + 10
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
-    facts = {"features": "backbone", "features_name": "backbone", "features_digest": digest}
+    facts = {"features": "declared", "features_name": "backbone", "features_digest": digest}
+    facts["features_weights_known"] = True
     assert f"| features of the examples | {statement.render(facts, 'seen')} |" in said
     released = export.load(tmp_path / "out")
     assert released.logits(released.params, np.zeros((2, 1, 1, 192), np.float32)).shape == (2, 10)
@@ -402,8 +403,8 @@ def test_a_release_takes_images_and_says_where_its_features_come_from(tmp_path):
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
     assert facts["features"] == {"name": "scattering", "groups": 9}
     said = (tmp_path / "out" / "PRIVACY.md").read_text()
-    seen = statement.render({"features": "fixed", "features_name": "scattering"}, "seen")
-    assert f"| features of the examples | {seen} |" in said
+    words = "a fixed map of each image alone, made without these data"
+    assert f"| features of the examples | by `scattering`, {words} |" in said
     assert str(tmp_path) not in said
 
 

@@ -151,7 +151,7 @@ def test_a_run_ends_with_the_figures_of_the_weights_that_are_released(kind, tmp_
     built = trainer.build(config_of(kind, **{"checkpoint.every": 1}), data)
     result = loop.train(built, 0, tmp_path)
     outputs = np.asarray(built.evaluate(loop.whole_model(result.state), *data.test)[2])
-    judge = losses.LOSSES[kind]().figures
+    judge = losses.LOSSES[kind].make().figures
     expected = judge(outputs, data.test.labels, ())["figures"]
     assert result.summary["figures"] == expected
     names = {name.partition("/")[0] for name in expected}

@@ -15,7 +15,7 @@ from bam import testing
 from bam.core.noise import next_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
-from bam.training import loop, registry
+from bam.training import loop, parts
 from configs import digits
 from configs.extensions import extended
 from examples import (
@@ -432,7 +432,7 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
     kappa, gamma = 0.7, 0.5
     built, states = disk_steps(kappa)
     example = {"image": jnp.ones((1, 8, 8, 1)), "label": jnp.int32(3)}
-    own = registry.make_oracle(built.config.method, built.model.loss)
+    own = parts.make_oracle(built.config.method, built.model.loss)
     plain = lambda params: jax.grad(built.model.loss)(params, example)  # noqa: E731
     released = []
     for before, after in itertools.pairwise(states[1:]):

@@ -18,7 +18,7 @@ import bam
 from bam.core import clipping, noise, privatize, tracing
 from bam.privacy import mechanisms, selection
 from bam.privacy.plan import Population, PrivacyPlan
-from bam.training import registry
+from bam.training import methods
 from tests.test_every_hand import compilations
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
@@ -265,11 +265,11 @@ WITHIN = {
         },
     ),
     "mechanism random_allocation": Case(mechanisms.maker("random_allocation"), draws, COUNTS),
-    "clip l2": Case(lambda: registry.CLIPS["l2"](PLAN), clipped, {}),
+    "clip l2": Case(lambda: clipping.CLIPS["l2"](PLAN), clipped, {}),
     "clip normalize": Case(
-        lambda gamma: registry.CLIPS["normalize"](PLAN, gamma), clipped, {"gamma": (1.0, 99.0)}
+        lambda gamma: clipping.CLIPS["normalize"].make(PLAN, gamma), clipped, {"gamma": (1.0, 99.0)}
     ),
-    "clip per_layer": Case(lambda: registry.CLIPS["per_layer"](PLAN), clipped, {}),
+    "clip per_layer": Case(lambda: clipping.CLIPS["per_layer"].make(PLAN), clipped, {}),
 }  # fmt: skip
 CASES = {**PUBLIC, **WITHIN}
 PLAN = bam.make_plan(
@@ -386,9 +386,9 @@ def not_walked(names, cases):
 def test_every_public_name_and_argument_is_walked_or_keeps_no_number():
     assert list(not_walked(bam.__all__, PUBLIC)) == []
     assert not set(KEEP_NONE) & set(PUBLIC)
-    makers = {row.make for row in registry.METHODS.values()}
+    makers = {row.make for row in methods.METHODS.values()}
     assert makers <= {bam.dp_sgd, *(case.make for case in PUBLIC.values())}
-    tables = {f"clip {x}" for x in registry.CLIPS} | {
+    tables = {f"clip {x}" for x in clipping.CLIPS} | {
         f"mechanism {x}" for x in mechanisms.MECHANISMS if x != "full_batch"  # `poisson` again
     }  # fmt: skip
     assert tables <= set(WITHIN)

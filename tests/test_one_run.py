@@ -15,7 +15,7 @@ from bam.audit import one_run, whole_run
 from bam.core import sampling
 from bam.privacy import tradeoff
 from bam.training import config as base
-from bam.training import registry
+from bam.training import parts
 from tests import cases
 
 REAL, NUM_CANARIES = 100, 300
@@ -84,7 +84,7 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
 
 @pytest.mark.parametrize("method", ["dp_sat", "bam_sam"])
 def test_every_other_example_has_the_gradient_of_the_users_method(method):
-    own = registry.make_oracle(config_of(method=method).method, loss)
+    own = parts.make_oracle(config_of(method=method).method, loss)
     oracle, params = one_run.with_canaries(own, REAL, 3), cases.mlp_params()
     example = {"image": jnp.ones(3), "label": jnp.asarray(1)}
     for row, is_canary in ((0, False), (REAL - 1, False), (REAL, True), (sampling.PADDING, False)):

@@ -18,7 +18,7 @@ from bam.data import datasets
 from bam.models import finetune
 from bam.privacy import statement
 from bam.release import export
-from bam.training import ahead, loop, registry, rundir
+from bam.training import ahead, examples, loop, parts, rundir
 from bam.training import config as base
 from configs import digits
 from tests import cases
@@ -45,7 +45,7 @@ def tiny(**overrides):
 
 
 def model():
-    module = registry.make_model(tiny().model, 3)
+    module = parts.make_model(tiny().model, 3)
     return models.as_functions(module, (4, 4, 1))
 
 
@@ -131,7 +131,7 @@ def test_with_nothing_frozen_the_program_is_the_same():
     params = jax.eval_shape(model().init, jax.random.key(0))
     assert finetune.split(params, "") == (params, {}) == finetune.split(params, "Dense")
     assert finetune.merge(params, {}) is params
-    example = registry.example_like(tiny(), (4, 4, 1))
+    example = examples.example_like(tiny(), (4, 4, 1))
 
     def program(trainable):
         trained, frozen = finetune.split(params, trainable)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from bam.data.common import DataError
 from bam.features import prior
 from bam.features.extraction import to_features
-from bam.training import registry
+from bam.training import parts
 from scripts import prior as script
 
 RNG = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_whole_numbers_that_are_no_bytes_are_refused():
 
 
 def test_the_packages_weights_are_those_of_its_hash(monkeypatch, tmp_path):
-    assert registry.make_features(ConfigDict({"name": "prior"})) is not None
+    assert parts.make_features(ConfigDict({"name": "prior"})) is not None
     with pytest.raises(DataError, match="other weights"):
         prior.prior(digest="0" * 64)
     damaged = bytearray(prior.FILE.read_bytes())
@@ -93,4 +93,4 @@ def test_the_packages_weights_are_those_of_its_hash(monkeypatch, tmp_path):
         monkeypatch.setattr(prior, "FILE", tmp_path / "prior.safetensors")
         prior.FILE.write_bytes(content)
         with pytest.raises(DataError, match="is not the weights of this release"):
-            registry.make_features(ConfigDict({"name": "prior"}))
+            parts.make_features(ConfigDict({"name": "prior"}))

@@ -9,8 +9,9 @@ import string
 import pytest
 
 import bam
+from bam.core import clipping
 from bam.privacy import statement
-from bam.training import registry
+from bam.training import parts
 from tests import golden
 from tests.cases import recomputed, without_mu
 
@@ -140,12 +141,14 @@ def quick(plan, **changes):
 
 def facts(plan, config=None, diagnosed=False, **summary):
     """Those of a run of that plan, in a folder, with changes of its config and its summary."""
+    config = golden.config_of(**(config or {}))
     return statement.facts_of_run(
-        golden.config_of(**(config or {})),
+        config,
         plan,
         golden.summary_of(plan, **summary),
         data="data",
         diagnosed=diagnosed,
+        features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam",
     )
 
@@ -227,11 +230,19 @@ def test_a_text_that_does_not_stand_leaves_no_line():
 # Facts.
 
 
+def told_of(name):
+    """What a statement has of a map of bam's own."""
+    return {"features": "in words", "features_words": parts.FEATURES[name].words}
+
+
 QUIET = {
     "seeded": False, "diagnosed": False, "holdout": "none", "tests": "at the end",
     "clip_norm_given": "by hand", "own_parts": "none", "weighted": "none", "init": "at random",
-    "features": "none", "frozen": False, "searched": False, "unit": "example", "bound": "l2",
-    "num_examples_given": False, "q_is": "l/N", "is_folder": True, "door": "bam train",
+    "features": "none", "features_words": "",
+    "features_weights_known": False, "frozen": False, "searched": False, "unit": "example",
+    "bound": "in words", "num_examples_given": False, "q_is": "l/N", "is_folder": True,
+    "door": "bam train",
+    "clip_words": clipping.CLIPS["l2"].words,
     "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
 }  # fmt: skip
 
@@ -249,18 +260,23 @@ QUIET = {
         ({"loss__weights": [0.5, 9.5]}, {}, {"weighted": "by a setting"}),
         ({}, {"init_digest": "d"}, {"init": "in a file"}),
         ({}, {"num_frozen": 68, "num_params": 15}, {"frozen": True}),
-        ({"features__name": "scattering"}, {}, {"features": "fixed"}),
-        ({"features__name": "prior"}, {}, {"features": "prior"}),
-        ({"features__name": "backbone"}, {"features_digest": "d"}, {"features": "backbone"}),
-        ({"clip__name": "normalize"}, {}, {"bound": "normalize"}),
-        ({"clip__name": "proved"}, {}, {"bound": "own"}),
+        ({"features__name": "scattering"}, {}, told_of("scattering")),
+        ({"features__name": "prior"}, {}, told_of("prior")),
+        ({"features__name": "new"}, {}, {"features": "declared"}),  # in no row
+        ({"features__name": "backbone"}, {}, {"features": "declared"}),
+        (
+            {"features__name": "backbone"}, {"features_digest": "d"},
+            {"features": "declared", "features_weights_known": True},
+        ),
+        ({"clip__name": "normalize"}, {}, {"clip_words": clipping.CLIPS["normalize"].words}),
+        ({"clip__name": "proved"}, {}, {"bound": "own", "clip_words": ""}),
         ({"method__name": "mine:sgd"}, {}, {"own_parts": "some"}),
-        ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own"}),
+        ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own", "clip_words": ""}),
         ({"optimizer__name": "mine:opt"}, {}, {"own_parts": "some"}),
         ({"dataset__name": "mine:data"}, {}, {"own_parts": "some"}),
         ({"loss__name": "mine:f"}, {}, {"own_parts": "some", "weighted": "by its own loss"}),
         ({"model__name": "mine:net"}, {}, {"own_parts": "some", "init": "by its own model"}),
-        ({"features__name": "mine:map"}, {}, {"own_parts": "some", "features": "own"}),
+        ({"features__name": "mine:map"}, {}, {"own_parts": "some", "features": "declared"}),
         ({}, {"processes": [golden.PROCESS, golden.LATER]}, {"num_codes": "several"}),
     ],
 )  # fmt: skip
@@ -325,5 +341,7 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
 
 
 def test_the_clips_that_have_words_are_bam_s():
-    words = statement.TEXTS["bounded"].choices.keys() - {"own", "proved"}
-    assert words == set(statement.CLIPS) == set(registry.CLIPS)
+    for name, clip in clipping.CLIPS.items():
+        assert f"| {clip.words} | `{name}` |" in statement.text_of(
+            facts(quick(golden.plan_of("own_loop")), {"clip__name": name})
+        )

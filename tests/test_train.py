@@ -21,7 +21,7 @@ from bam.core import oracles, sampling
 from bam.core.seeds import JAX_STREAMS, STREAMS, host_key, seeded_key
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
-from bam.training import loading, loop, registry, rundir, trainer
+from bam.training import keys, loading, loop, parts, rundir, trainer
 from configs import digits
 from tests import runs
 from tests.cases import mostly, refused, tiny_digits
@@ -322,13 +322,13 @@ def test_a_plan_that_cannot_be_gets_one_line_that_names_the_fix(changes, message
 
 
 PARTS = {
-    "model": lambda section: registry.make_model(section, 10),
-    "optimizer": lambda section: registry.make_optimizer(section, bam.make_plan(**PLAN), 1.0, 1.0),
-    "method": lambda section: registry.make_oracle(section, lambda params, example: 0.0),
+    "model": lambda section: parts.make_model(section, 10),
+    "optimizer": lambda section: parts.make_optimizer(section, bam.make_plan(**PLAN), 1.0, 1.0),
+    "method": lambda section: parts.make_oracle(section, lambda params, example: 0.0),
     "dataset": loading.make_dataset,
-    "clip": lambda section: registry.make_clip(section, bam.make_plan(**PLAN), 1.0),
-    "loss": registry.make_loss,
-    "features": registry.make_features,
+    "clip": lambda section: parts.make_clip(section, bam.make_plan(**PLAN), 1.0),
+    "loss": parts.make_loss,
+    "features": parts.make_features,
 }
 
 
@@ -396,12 +396,12 @@ def test_a_model_with_batchnorm_is_refused_and_told_why():
 
 def test_every_integer_has_a_bound_and_every_float_is_a_number():
     """But for the seed, all of whose bits count, and ε, which is the plan's to check."""
-    keys = rundir.flat(tiny_digits("bam_sam").to_dict())
-    numbers = {k: x for k, x in keys.items() if isinstance(x, int | float) and x is not True}
+    flat = rundir.flat(tiny_digits("bam_sam").to_dict())
+    numbers = {k: x for k, x in flat.items() if isinstance(x, int | float) and x is not True}
     numbers = {k: x for k, x in numbers.items() if x is not False and k not in ("seed", "epsilon")}
     assert len(numbers) >= 25
     for key, value in numbers.items():
-        most = base.MOST.get(key, base.MOST_OF_ANY)
+        most = keys.BY_NAME[key].most if key in keys.BY_NAME else keys.MOST_OF_ANY
         for wrong in [most + 1, 10**30] if isinstance(value, int) else [math.nan, math.inf]:
             config = tiny_digits("bam_sam")
             config.update_from_flattened_dict({key: wrong})
@@ -411,7 +411,7 @@ def test_every_integer_has_a_bound_and_every_float_is_a_number():
             assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("section", list(registry.RETURNED))
+@pytest.mark.parametrize("section", list(parts.SECTIONS))
 @pytest.mark.parametrize("name", ["os:system", "os:abort", "builtins:print", "subprocess:run"])
 def test_a_function_of_pythons_own_library_is_not_called(section, name):
     config = tiny_digits()
@@ -419,7 +419,7 @@ def test_a_function_of_pythons_own_library_is_not_called(section, name):
     refused(f"{section} {name} is of Python's own library", PARTS[section], config[section])
 
 
-@pytest.mark.parametrize("section", list(registry.RETURNED))
+@pytest.mark.parametrize("section", list(parts.SECTIONS))
 def test_a_run_is_not_built_of_a_function_of_pythons_own_library(section):
     config = tiny_digits()
     config[section].name = "os:system"

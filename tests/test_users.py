@@ -24,7 +24,7 @@ from bam.privacy import statement
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
-from bam.training import examples, loading, loop, registry, trainer
+from bam.training import examples, loading, loop, trainer
 from tests import runs
 from tests.cases import (
     assert_close,
@@ -228,7 +228,7 @@ def test_every_example_of_a_user_has_views_of_its_own():
     placed = datasets.Split(*map(jnp.asarray, grouped.train))
     made = examples.example_at(config, grouped, placed, jnp.int32(0))
     found = jax.jit(made)(jax.random.key(0), (jnp.int32(0),))
-    like = registry.example_like(config, (4, 4, 1))
+    like = examples.example_like(config, (4, 4, 1))
     assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()
     }

@@ -38,7 +38,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.training import loading, loop, registry
+from bam.training import loading, loop, methods
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 from bam.training.trainer import build as build_trainer
@@ -85,7 +85,7 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     the config is not private, or of users, its noise is correlated over steps, or m is not from 1
     to the number of parameters.
     """
-    if not registry.is_private(config.method.name):
+    if not methods.is_private(config.method.name):
         raise InputError("a non-private run claims no ε to audit")
     if config.num_examples is not None:
         raise InputError("one run is audited of an N that is counted: num_examples must not be set")

@@ -14,7 +14,7 @@ from bam.cli import console, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
-from bam.training import devices, registry, trainer
+from bam.training import devices, methods, trainer
 
 # N and expected batch size: every example in every step, and one in four.
 SETTINGS = ((8, 8), (40, 10))
@@ -28,13 +28,13 @@ BOUNDS: tables.Columns = {
     "ε at least, any mechanism": lambda row: f"{row['empirical_epsilon_lower_any_mechanism']:.2f}",
 }
 COLUMNS: tables.Columns = {
-    "method": lambda row: registry.label(row["method"]),
+    "method": lambda row: methods.label(row["method"]),
     "q": lambda row: f"{row['sampling_prob']:g}",
     **BOUNDS,
     "runs": lambda row: f"2 × {row['num_trials']}",
 }
 ONE_RUN_COLUMNS: tables.Columns = {
-    "run": lambda row: f"{row['dataset']}, {row['model']}, {registry.label(row['method'])}",
+    "run": lambda row: f"{row['dataset']}, {row['model']}, {methods.label(row['method'])}",
     "canaries": lambda row: f"{row['num_canaries']} beside {row['num_examples']}",
     "q": lambda row: f"{row['sampling_prob']:.3g}",
     "T": lambda row: f"{row['num_steps']}",

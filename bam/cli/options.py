@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from bam.training import named_configs
-from bam.training.keys import KEYS, NAMES
+from bam.training.keys import KEYS
 
 WIDTH = 100  # columns of the help
 HELP = {"help", "h", "helpshort", "helpfull"}
@@ -499,11 +499,11 @@ def help_of(name: str) -> str:
             lines += ["", "keys of a config, with their defaults, for --config.KEY=VALUE:"]
             for key in KEYS:
                 lines += _wrapped(str(key), "  ", "    ")
-                if key.name in NAMES:
-                    lines += _wrapped(f"ours: {', '.join(NAMES[key.name])}", "    ", "      ")
+                if key.names:
+                    lines += _wrapped(f"ours: {', '.join(key.names)}", "    ", "      ")
         else:
             lines += ["", "names that keys can have (`bam train --help` lists all keys):"]
-            lines += _rows((key, ", ".join(names)) for key, names in NAMES.items())
+            lines += _rows((key.name, ", ".join(key.names)) for key in KEYS if key.names)
     return "\n".join([*lines, "", *_statuses()])
 
 

@@ -13,7 +13,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import Selection
 from bam.sweep import comparison, private_search, studies
 from bam.sweep.method_config import method_config
-from bam.training import registry
+from bam.training import methods
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,7 +50,7 @@ def sweep(given: flags.FlagValues) -> int:
     if not studies.finished(runs, given.num_seeds):
         return console.STOPPED
     measured = any(row["bias_norm"] is not None for row in rows)
-    if measured and len({registry.full_label(row["method"]) for row in rows}) == len(rows):
+    if measured and len({methods.full_label(row["method"]) for row in rows}) == len(rows):
         try:
             from bam.sweep import plot
         except extras.MissingExtraError:

@@ -6,7 +6,7 @@ is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), an
 quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
 gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
 the engine measures the output, the very integers that it adds, and drops an example that breaks the
-promise. A config finds a transform by its name in `bam.training.registry.CLIPS`.
+promise. A config finds a transform by its name in `CLIPS`.
 
 A bound is read when a transform is made, and cannot be changed: noise is scaled to it once, while
 the transform is traced again for each new shape.
@@ -384,6 +384,37 @@ def is_within(summand: PyTree, limit: float) -> Bool[Array, ""]:
     """
     length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
     return jnp.isfinite(length) & (length <= limit * (1 + ROUNDING) / 2)
+
+
+class Clip(NamedTuple):
+    """A row of `CLIPS`: all that is known of a clip that a config names.
+
+    Attributes:
+      make: `(plan, clip_norm, **options) -> BoundedTransformation`; none of ours reads the plan.
+      words: what PRIVACY.md says that a gradient is; "": that its norm is at most S.
+      public_options: those of `make` that a release repeats. A config can have no other.
+    """
+
+    make: Callable[..., BoundedTransformation]
+    words: str
+    public_options: tuple[str, ...] = ()
+
+
+CLIPS = {
+    "l2": Clip(
+        lambda plan, clip_norm: clip_by_l2_norm(clip_norm),
+        "scaled down to an L2 norm of at most C",
+    ),
+    "normalize": Clip(
+        lambda plan, clip_norm, gamma=0.01: normalize(clip_norm, gamma),
+        "scaled, up or down, to an L2 norm of at most C",
+        public_options=("gamma",),
+    ),
+    "per_layer": Clip(
+        lambda plan, clip_norm: clip_per_layer(clip_norm),
+        "scaled down layer by layer, all together to an L2 norm of at most C",
+    ),
+}
 
 
 def _proved(

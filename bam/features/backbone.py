@@ -40,14 +40,14 @@ def backbone(
     like = jax.eval_shape(whole.init, jax.random.key(0))
     named = finetune.load(weights, "^head", like)
     params = finetune.begin({}, named)
-    headless = models.MODELS[model](0, 64)
+    headless = models.MODELS[model].make(0, 64)
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
         n, *_, channels = images.shape
         pixels = jax.image.resize(images, (n, size, size, channels), "bilinear")
         if channels == 1:
             pixels = jnp.broadcast_to(pixels, (n, *shape))
-        outputs: Array = headless.apply({"params": params}, (pixels - mean) / std)  # type: ignore[assignment]
+        outputs: Array = headless.apply({"params": params}, (pixels - mean) / std)
         return outputs[:, None, None]
 
     return features

@@ -4,11 +4,11 @@ Everything outside this package knows a model as a `Model`: three pure functions
 """
 
 import functools
-from collections.abc import Callable
 
 from bam import named
 from bam.errors import InputError
 from bam.extras import needs
+from bam.named import Part
 
 with needs("train"):  # here for every module of this package
     import flax.linen as nn
@@ -25,21 +25,23 @@ __all__ = [
     "MODELS", "PRECISIONS", "Model", "Network", "as_functions", "create",
 ]  # fmt: skip
 
-# name -> Flax module from (number of classes, width, **its own options)
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "convnet": ConvNet,
-    "deep_residual": DeepResidual,
-    "lenet5": lambda num_classes, width: LeNet5(num_classes),
-    "linear": lambda num_classes, width: Linear(num_classes),
-    "resnet18": ResNet,
-    "resnet50": functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),
-    "resnet9": ResNet9,
-    "tanh_cnn": TanhCNN,
-    "vit_ti16": vit(192, 3),
-    "vit_s16": vit(384, 6),
-    "vit_b16": vit(768, 12),
-    "wide_resnet": WideResNet,
-    "wide_resnet_bam": WideResNetBam,
+# Each makes a Flax module of (number of classes, width, **its own options).
+MODELS = {
+    "convnet": Part(ConvNet),
+    "deep_residual": Part(DeepResidual, ("depth",)),
+    "lenet5": Part(lambda num_classes, width: LeNet5(num_classes)),
+    "linear": Part(lambda num_classes, width: Linear(num_classes)),
+    "resnet18": Part(ResNet, ("bottleneck",)),
+    "resnet50": Part(
+        functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True), ("bottleneck",)
+    ),
+    "resnet9": Part(ResNet9, ("scale_norm", "weight_standardisation", "norm_last", "symmetries")),
+    "tanh_cnn": Part(TanhCNN),
+    "vit_ti16": Part(vit(192, 3), ("depth",)),
+    "vit_s16": Part(vit(384, 6), ("depth",)),
+    "vit_b16": Part(vit(768, 12), ("depth",)),
+    "wide_resnet": Part(WideResNet, ("depth", "weight_standardisation", "shortcut_norm_first")),
+    "wide_resnet_bam": Part(WideResNetBam, ("depth", "scale_norm", "weight_standardisation")),
 }
 
 
@@ -63,5 +65,7 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
             f"unknown model.weight_standardisation {how!r}; choose from "
             f"{', '.join(WEIGHT_STANDARDISATIONS)}"
         )
-    module: nn.Module = named.call(f"model {name}", MODELS[name], num_classes, width, **options)
+    module: nn.Module = named.call(
+        f"model {name}", MODELS[name].make, num_classes, width, **options
+    )
     return module

@@ -18,6 +18,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models.figures import classification, multilabel, regression
+from bam.named import Part
 
 
 class Loss(NamedTuple):
@@ -144,11 +145,11 @@ def per_pixel(weights: Any = None) -> Loss:
     )
 
 
-LOSSES: dict[str, Callable[..., Loss]] = {
-    "binary": binary,
-    "cross_entropy": cross_entropy,
-    "per_pixel": per_pixel,
-    "squared_error": squared_error,
+LOSSES = {
+    "binary": Part(binary),
+    "cross_entropy": Part(cross_entropy),
+    "per_pixel": Part(per_pixel),
+    "squared_error": Part(squared_error),
 }
 
 

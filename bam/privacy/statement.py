@@ -14,6 +14,7 @@ from importlib import resources
 from string import Template
 from typing import NamedTuple
 
+from bam.core import clipping
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
 from bam.privacy.mechanisms import BEST_OF_TRIALS
@@ -23,7 +24,6 @@ from bam.privacy.tradeoff import most_power
 
 # How often a test accuses wrongly, where the best test is stated.
 FALSE_ALARMS = (0.001, 0.01, 0.05)
-CLIPS = ("l2", "normalize", "per_layer")  # whose bound the template has in words
 FOLDER = "this folder"  # what is released, if it is what `bam export` writes
 
 
@@ -113,19 +113,21 @@ def facts_of_run(
     *,
     diagnosed: bool,
     own_parts: Mapping[str, str] | None = None,
+    features_words: str = "",
     **words: str,
 ) -> JsonObject:
     """The facts of a finished run of `bam train`.
 
     `config` has the settings that may be published; `summary` is `summary.json`; `diagnosed`:
     whether the records hold figures of training examples; `own_parts` are those of
-    `training_facts`, None: of `config`; `words` are its `data`, `exported_by` and `released`.
+    `training_facts`, None: of `config`; `features_words` say of a map of ours what whoever trained
+    need not declare; `words` are its `data`, `exported_by` and `released`.
     """
     parts = parts_of(config) if own_parts is None else own_parts
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     return {
         **training_facts(plan, summary, own_parts=parts, clip=names["clip"], **words),
-        **looked_at(config, summary, diagnosed, searched=is_searched(plan)),
+        **looked_at(config, summary, diagnosed, is_searched(plan), features_words),
         "door": "bam train",
         "method": names["method"],
     }
@@ -178,6 +180,7 @@ def training_facts(
     """
     shares, is_proved = shares_of(record), "oracle" in own_parts and "clip" not in own_parts
     std = plan.noise_multiplier * record["sensitivity"]
+    row = clipping.CLIPS.get(str(clip))  # a stranger's record may have a list there
     return {
         **_plan_facts(plan),
         "clip_norm": record["clip_norm"],
@@ -197,7 +200,8 @@ def training_facts(
         "steps_begun": record.get("steps_begun", NOT_RECORDED),
         "steps_taken": record.get("steps_taken", NOT_RECORDED),
         "clip": clip,
-        "bound": "proved" if is_proved else clip if clip in CLIPS else "own",
+        "bound": "proved" if is_proved else "in words" if row and row.words else "own",
+        "clip_words": row.words if row else "",
         "own_parts": "some" if own_parts else "none",
         "parts": "; ".join(_part(key, name) for key, name in own_parts.items()),
         "num_codes": "one" if len(shares) == 1 else "several",
@@ -345,7 +349,11 @@ def _process_facts(process: JsonMapping) -> JsonObject:
 
 
 def looked_at(
-    config: JsonMapping, summary: JsonMapping, diagnosed: bool, searched: bool
+    config: JsonMapping,
+    summary: JsonMapping,
+    diagnosed: bool,
+    searched: bool,
+    features_words: str = "",
 ) -> JsonObject:
     """What was looked at that ε does not cover, in a run of `bam train`."""
     holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
@@ -365,8 +373,10 @@ def looked_at(
         "weights": list(weights or ()),
         "init": "at random",
         "frozen": bool(num_frozen),
-        "features": "fixed" if features else "none",
+        "features": "in words" if features_words else "declared" if features else "none",
         "features_name": features,
+        "features_words": features_words,
+        "features_weights_known": False,
     }
     if origin is None:
         facts["clip_norm_given"] = "not told"
@@ -380,12 +390,8 @@ def looked_at(
         facts |= {"init": "by its own model", "model": network}
     if num_frozen:
         facts |= {"num_frozen": num_frozen, "num_weights": num_frozen + summary["num_params"]}
-    if ":" in features:
-        facts["features"] = "own"
-    elif features == "prior":
-        facts["features"] = "prior"
-    elif features and (digest := summary.get("features_digest")):
-        facts |= {"features": "backbone", "features_digest": digest}
+    if ":" not in features and (digest := summary.get("features_digest")):
+        facts |= {"features_weights_known": True, "features_digest": digest}
     return facts
 
 

@@ -31,6 +31,8 @@ from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
 from bam.release.load import NOT_OF, Released, Shapes, build, check_shapes, load
 from bam.release.records import Run, read
+from bam.training import parts
+from bam.training.keys import BY_NAME
 
 with needs("train"):
     import safetensors.numpy
@@ -40,33 +42,6 @@ __all__ = ["CHOSEN", "Released", "export", "load"]
 
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
-# The settings that a release states, by section of the config. What is not here stays behind: the
-# seed, paths, what timing chose, options of a user's own functions, any key yet to come.
-SETTINGS = {
-    "": (
-        "epsilon", "delta", "accountant", "clip_norm", "clip_norm_from", "expected_batch_size",
-        "num_epochs", "num_steps", "spare_steps", "precision", "input_clip_norm", "ema_decay",
-        "trainable", "init_fresh", "num_examples",
-    ),
-    "clip": ("name", "gamma"),
-    "mechanism": (
-        "name", "bands", "trials_mean", "trials_shape", "score_noise_multiplier",
-    ),
-    "method": ("name", "radius", "mix", "penalty", "ascent_views", "ascent_params"),
-    "lora": ("rank", "targets"),
-    "loss": ("name", "weights"),
-    "model": (
-        "name", "width", "depth", "scale_norm", "weight_standardisation", "norm_last",
-        "shortcut_norm_first", "symmetries", "bottleneck",
-    ),
-    "dataset": ("name", "source", "holdout", "num_classes", "group_size"),
-    "features": ("name", "groups", "whiten", "mirror", "model", "size", "mean", "std", "digest"),
-    "augment": ("views", "shift", "flip", "mixtures"),
-    "optimizer": ("name", "learning_rate", "momentum", "per_clip_norm"),
-    "eval": ("every",),
-    "checkpoint": ("every",),
-    "diagnostics": ("every", "num_examples"),
-}  # fmt: skip
 # Numbers, and names or expressions without a folder in them.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
 
@@ -189,7 +164,7 @@ def made_by() -> str:
 def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -> str:
     """The text of `PRIVACY.md` of a finished run."""
     # Of a data set of one's own the name is not told.
-    parts = {
+    named = {
         key: name if _is_plain(name) and key != "dataset.name" else ""
         for key, name in statement.parts_of(run.config).items()
     }
@@ -199,11 +174,25 @@ def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -
         run.summary,
         data=data_in_words(run),
         diagnosed=run.diagnosed,
-        own_parts=one_line(parts),
+        own_parts=one_line(named),
+        features_words=parts.words("features", run.config.get("features", {}).get("name", "")),
         exported_by=exported_by,
         released=released,
     )
     return statement.text_of(facts)
+
+
+def public_keys(config: JsonObject) -> list[str]:
+    """The keys of a config that a release repeats: those of the table, and options of our parts.
+
+    What is not there stays behind: the seed, paths, how fast it was computed, options of a user's
+    own functions, any key yet to come.
+    """
+    public = [key.name for key in BY_NAME.values() if key.public]
+    for section in parts.SECTIONS:
+        name = config.get(section, {}).get("name", "")
+        public += [f"{section}.{option}" for option in parts.public_options(section, name)]
+    return public
 
 
 def settings(run: Run) -> JsonObject:
@@ -212,10 +201,13 @@ def settings(run: Run) -> JsonObject:
     Of a data set of one's own neither name nor folder is.
     """
     stated: JsonObject = {}
-    for section, keys in SETTINGS.items():
+    for name in public_keys(run.config):
+        section, _, key = name.rpartition(".")
         values = run.config.get(section, {}) if section else run.config
-        plain = {key: values[key] for key in keys if key in values and _is_plain(values[key])}
-        stated |= {section: plain} if section else plain
+        if section and section in run.config:
+            stated.setdefault(section, {})
+        if key in values and _is_plain(values[key]):
+            (stated[section] if section else stated)[key] = values[key]
     stated["dataset"]["name"] = _known_name(run) or "folder"
     return stated
 
@@ -244,8 +236,9 @@ def _model_facts(run: Run) -> JsonObject:
     """What it takes to make the network again; public, all of it."""
     section = run.config["model"]
     own = ":" in section["name"]
+    public = public_keys(run.config)
     unknown = [
-        k for k, v in section.items() if not (_is_plain(v) if own else k in SETTINGS["model"])
+        k for k, v in section.items() if not (_is_plain(v) if own else f"model.{k}" in public)
     ]
     if unknown:
         raise InputError(f"a release cannot describe a model with {', '.join(unknown)}")
@@ -262,7 +255,7 @@ def _model_facts(run: Run) -> JsonObject:
         "features": {
             k: v
             for k, v in run.config.get("features", {}).items()
-            if k in SETTINGS["features"] and v is not None
+            if f"features.{k}" in public and v is not None
         }
         | (
             {"digest": run.summary["features_digest"]}

@@ -23,7 +23,7 @@ from bam.extras import MissingExtraError, needs
 from bam.features import extraction
 from bam.files import JsonObject, as_object, read_bytes, user_path
 from bam.models import pretrained
-from bam.training import registry
+from bam.training import parts
 
 with needs("train"):
     from flax import traverse_util
@@ -184,7 +184,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
             f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
             f"own_model={section.name}"
         )
-    module = registry.make_model(section, facts["num_classes"])
+    module = parts.make_model(section, facts["num_classes"])
     # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
     model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
     none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
@@ -197,7 +197,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
     if section["name"] == "prior":
         section = {"digest": "none named", **section}
     elsewhere = ":" in section["name"] or section["name"] == "backbone"  # not in the release
-    feature_map = None if elsewhere else registry.make_features(ConfigDict(section))
+    feature_map = None if elsewhere else parts.make_features(ConfigDict(section))
 
     def prepare(images: Images) -> Float[Array, "... k"]:
         if feature_map is not None:

@@ -19,7 +19,7 @@ from bam.release import export, plots
 from bam.release.plots import Chart
 from bam.release.records import NOT_PRIVATE, RECORDED, Run
 from bam.training import config as base
-from bam.training import registry
+from bam.training import methods
 from bam.training.rundir import as_json, divergence, flat
 
 with needs("train"):
@@ -47,7 +47,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     A public one leaves out everything that was computed from data and is not covered by ε, and
     every setting that a release does not state.
     """
-    about = registry.label(one_line(run.config["method"]["name"]))
+    about = methods.label(one_line(run.config["method"]["name"]))
     if run.summary:
         about += f" on {export.data_in_words(run).replace('`', '')}"
     # ε tells of the steps that the plan pays for, or so far of those begun.

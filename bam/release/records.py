@@ -13,7 +13,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import CHOSEN
 from bam.privacy.statement import is_searched
 from bam.training import config as base
-from bam.training import registry
+from bam.training import methods
 from bam.training.rundir import as_json, read_rows
 
 # What a run records for its release.
@@ -48,7 +48,7 @@ class Run:
     @property
     def private(self) -> bool:
         """Whether it has a finite ε, by its plan and its method; a stranger's need not agree."""
-        return self.plan.private and registry.is_private(self.config["method"]["name"])
+        return self.plan.private and methods.is_private(self.config["method"]["name"])
 
     @property
     def nominal(self) -> bool:

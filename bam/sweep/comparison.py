@@ -23,7 +23,7 @@ from bam.files import JsonObject
 from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, Run, with_seeds
-from bam.training import devices, registry, rundir, trainer
+from bam.training import devices, keys, parts, rundir, trainer
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -35,8 +35,6 @@ SUMMARY = (
 )  # fmt: skip
 # What every row has of the diagnostics; a ‖bias‖ is never shown without what it is made of.
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
-# Keys of a config that say where a machine has its data.
-PATHS = ("dataset.path", "dataset.groups", "features.cache", "init_from")
 PERCENT = ("accuracy", "balanced_accuracy", "recall")
 SEARCHING = 1000  # the first seed of runs that settings are chosen by: no final run has it
 
@@ -252,7 +250,7 @@ def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
     Names are those of `summary.json`: of `figures`, and what begins with `test_` there. InputError,
     with the names that there are, for one that a loss of bam does not have.
     """
-    losses = {config.loss.name: registry.make_loss(config.loss) for config in groups.values()}
+    losses = {config.loss.name: parts.make_loss(config.loss) for config in groups.values()}
     if not metric:
         return "accuracy" if all(loss.right for loss in losses.values()) else "loss"
     metric = metric.removeprefix("test_")
@@ -314,7 +312,7 @@ def row(study: Study, label: str, runs: Runs) -> JsonObject:
         pair = measures, values(runs[str(baseline)], metric)
         gain = paired_difference(*(pair[::-1] if metric in LOWER_IS_BETTER else pair))
     config = study.groups[label].copy_and_resolve_references()
-    config.update_from_flattened_dict({key: "" for key in PATHS})
+    config.update_from_flattened_dict({key: "" for key in keys.PATHS})
     config.seed = None
     return {
         "label": label,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
-from bam.training import named_configs, registry
+from bam.training import methods, named_configs
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -27,7 +27,7 @@ def method_config(
         the file's own code raises.
     """
     name, colon, number = method.partition(":")
-    strength = registry.METHODS[name].strength if name in registry.METHODS else ""
+    strength = methods.METHODS[name].strength if name in methods.METHODS else ""
     if colon and not strength:
         raise InputError(f"{method}: {name} takes no strength")
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}

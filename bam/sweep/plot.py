@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.sweep.comparison import Runs
-from bam.training import registry
+from bam.training.methods import full_label, strength
 
 with needs("plots"):
     import matplotlib
@@ -67,15 +67,15 @@ def style_of(method: str) -> JsonObject:
 
 
 def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
-    """Line styles of methods that are drawn together, by `registry.full_label`.
+    """Line styles of methods that are drawn together, by `full_label`.
 
     A method has its colour; of several strengths the stronger are darker, each with a marker.
     """
     looks = {}
     for method in methods:
-        label, look = registry.full_label(method), style_of(method["name"])
-        same = sorted((m for m in methods if m["name"] == method["name"]), key=registry.strength)
-        order = list(dict.fromkeys(map(registry.full_label, same)))
+        label, look = full_label(method), style_of(method["name"])
+        same = sorted((m for m in methods if m["name"] == method["name"]), key=strength)
+        order = list(dict.fromkeys(map(full_label, same)))
         if len(order) > 1:
             rank = order.index(label)
             white = 0.6 * (1 - (rank + 1) / len(order))
@@ -148,7 +148,7 @@ def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:
     for quantity, heading in COMPARED.items():
         lines = []
         for row in rows:
-            label = registry.full_label(row["method"])
+            label = full_label(row["method"])
             steps, values = over_seeds([r.rows for r in runs[row["label"]].values()], quantity)
             if steps:
                 lines.append(mean_line(label, steps, values, looks[label]))

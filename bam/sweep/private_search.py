@@ -26,12 +26,13 @@ from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
 from bam.sweep import runs
 from bam.training import loop, rundir, score
+from bam.training.keys import CHANGEABLE
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-# What a trial's config says that no other's does; further figures would help nobody.
-FIXED = {"accountant", "eval.every", "diagnostics.every"}
+# What every trial's config says; further figures would help nobody.
+FIXED = {"accountant": "rdp", "eval.every": 0, "diagnostics.every": 0}
 TRIALS = "trials.json"  # what was drawn: the settings of the trials, and so their number
 ACCOUNTANTS = ("rdp", "pld")
 COSTS: tables.Columns = {
@@ -50,7 +51,7 @@ def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> Config
     if config.loss.name != "cross_entropy":
         raise InputError("--private counts images that are classified right: loss cross_entropy")
     trial = config.copy_and_resolve_references()
-    trial.accountant, trial.eval.every, trial.diagnostics.every = "rdp", 0, 0
+    trial.update_from_flattened_dict(FIXED)
     if trial.mechanism.name != "poisson":
         raise InputError(
             f"a choice among runs is accounted for Poisson batches, not {trial.mechanism.name}"
@@ -195,9 +196,7 @@ def _drawn(
         "data": datasets.fingerprint(bytes.fromhex(data_key), *data),
         "settings": list(configs),
         "configs": {
-            name: {
-                key: value for key, value in config.items() if not key.startswith(rundir.CHANGEABLE)
-            }
+            name: {key: value for key, value in config.items() if key not in CHANGEABLE}
             for name, config in configs.items()
         },
         "plan": trainer.plan.to_json(),

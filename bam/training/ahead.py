@@ -26,7 +26,7 @@ from bam.extras import needs
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, layers
-from bam.training import arithmetic, loading, registry, trainer
+from bam.training import arithmetic, examples, loading, parts, trainer
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -126,7 +126,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     config = config.copy_and_resolve_references()
     config.convolution = config.convolution or layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset, size)
-    if feature_map := registry.make_features(config.features):
+    if feature_map := parts.make_features(config.features):
         dataset = extraction.blank(dataset, feature_map)
     try:
         built, program, seconds = compile_step(config, dataset, hardware)
@@ -204,12 +204,12 @@ def num_bytes_held(program: PyTree) -> int:
 
 def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
-    module = registry.make_model(config.model, dataset.num_classes)
+    module = parts.make_model(config.model, dataset.num_classes)
     shape = dataset.train.images.shape[1:]
     model = trainer.models.as_functions(module, shape, convolution="xla")
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
-    gradient = registry.make_gradient(config.method, model.loss)
-    example = registry.example_like(config, shape)
+    gradient = parts.make_gradient(config.method, model.loss)
+    example = examples.example_like(config, shape)
     return config.expected_batch_size * arithmetic.matrix_flops(gradient, *weights, example)
 
 

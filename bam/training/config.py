@@ -10,15 +10,13 @@ import math
 from bam.data import augment
 from bam.errors import InputError
 from bam.extras import needs
-from bam.training import registry
-from bam.training.keys import KEYS, MOST_OF_ANY
+from bam.training import methods
+from bam.training.keys import BY_NAME, KEYS, Key
 
 with needs("train"):
     from ml_collections import ConfigDict, config_dict
 
-METHODS = tuple(registry.METHODS)
-MOST = {key.name: key.most for key in KEYS} | {"model.depth": 2**16}
-BOUNDED_LATER = ("epsilon", "mechanism.trials_shape")  # whose own check says what they can be
+METHODS = tuple(methods.METHODS)
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -32,7 +30,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
             config[section] = ConfigDict()
         default = config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
         (config[section] if section else config)[name] = default
-    config.method.update({"name": method, **registry.METHODS[method].options})
+    config.method.update({"name": method, **methods.METHODS[method].options})
     config.lock()
     return config
 
@@ -41,13 +39,13 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
     """Sets the strength of the config's method if it is given, by method, as `dp_sat=0.086` (ρ)."""
     name = config.method.name
     if name in strengths:
-        config.method[registry.METHODS[name].strength] = strengths[name]
+        config.method[methods.METHODS[name].strength] = strengths[name]
 
 
 def check(config: ConfigDict) -> None:
     """Raises InputError, in one line, for values that no part of a run checks by itself."""
     _check_numbers(config)
-    if config.epsilon == math.inf and registry.is_private(config.method.name):
+    if config.epsilon == math.inf and methods.is_private(config.method.name):
         raise InputError(
             f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
             "say --config=FILE:non_private"
@@ -101,16 +99,15 @@ def _check_numbers(config: ConfigDict) -> None:
     for key, value in values.items():
         if isinstance(value, bool) or key == "seed" or key.partition(".")[0] in own:
             continue
-        most = MOST.get(key, MOST_OF_ANY)
-        if isinstance(value, int) and value > most:
-            raise InputError(f"{key} must be at most {most}, got {value}")
-        if isinstance(value, float) and key not in BOUNDED_LATER and not math.isfinite(value):
+        row = BY_NAME.get(key, Key(key, None, ""))
+        if isinstance(value, int) and value > row.most:
+            raise InputError(f"{key} must be at most {row.most}, got {value}")
+        if isinstance(value, float) and not (row.unbounded or math.isfinite(value)):
             raise InputError(f"{key} must be finite, got {value}")
-    for key, _, _, _, least, _ in KEYS:
-        value = values.get(key)
-        if least is None or value is None:
+    for row in KEYS:
+        value = values.get(row.name)
+        if row.least is None or value is None:
             continue
-        if key == "num_epochs" and config.num_steps:
-            least = 0
+        least = 0 if row.name == "num_epochs" and config.num_steps else row.least
         if value < least:
-            raise InputError(f"{key} must be at least {least}, got {value}")
+            raise InputError(f"{row.name} must be at least {least}, got {value}")

@@ -70,3 +70,28 @@ def example_at(
         return example | {"image": inputs, "label": labels}
 
     return at
+
+
+def example_like(
+    config: ConfigDict,
+    shape: tuple[int, ...],
+    label: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((), jnp.int32),  # noqa: B008
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
+    inputs = num_inputs(config)
+    each = (inputs,) if config.dataset.group_size else ()
+    present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
+    return {
+        "image": jax.ShapeDtypeStruct((inputs, *shape), jnp.float32),
+        "label": jax.ShapeDtypeStruct((*each, *label.shape), label.dtype),
+        "key": jax.eval_shape(lambda: jax.random.key(0)),
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+        "row": jax.ShapeDtypeStruct((), jnp.int32),
+        **present,
+    }
+
+
+def num_inputs(config: ConfigDict) -> int:
+    """How many inputs a network is given at once: of a user, those of k examples."""
+    inputs_each = config.augment.views + config.augment.mixtures
+    return int(inputs_each * max(1, config.dataset.group_size))

@@ -6,15 +6,14 @@ from bam import files
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
-from bam.features import extraction
+from bam.features import extraction, prior
 from bam.files import JsonObject
-from bam.training import devices, registry
+from bam.models import finetune
+from bam.training import devices, keys, parts
 
 with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
 
-# Keys of every `dataset` section that a function of one's own is given, too, if they are set.
-COMMON = ("source", "path", "num_classes")
 MEMORIES = ("auto", "device", "stream")
 SAID = 2**28  # bytes of images from which on it is said where they are
 
@@ -32,7 +31,7 @@ def make_dataset(
     """
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
-    described["digest"] = registry.features_digest(described["features"])
+    described["digest"] = features_digest(described["features"])
     wanted = FrozenConfigDict(described)
     if wanted not in kept_datasets:
         dataset = _dataset(wanted, log)
@@ -52,8 +51,8 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     memory = options.pop("memory", "auto")
     if ":" in name:
         # Of the keys that every data set has, "" and 0 say that they are not set.
-        is_set = {k: v for k, v in options.items() if v or k not in COMMON}
-        loaded = registry.make("dataset", {}, {"name": name} | is_set)
+        is_set = {k: v for k, v in options.items() if v or k not in keys.in_section("dataset")}
+        loaded = parts.make("dataset", {"name": name} | is_set)
         datasets.check(loaded)
     else:
         loaded = datasets.load(name, **options, stays=_stays(memory, options, log))
@@ -63,14 +62,14 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     if groups:
         has_columns = name == "folder" or options.get("source") == "parquet"
         loaded = users.with_ids(loaded, groups, folder if has_columns else None)
-    feature_map = registry.make_features(wanted.features)
+    feature_map = parts.make_features(wanted.features)
     if feature_map is None:
         return datasets.hold_out(loaded, holdout)
     if wanted.features.get("cache"):
         folder = files.user_path(wanted.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    facts = registry.set_keys(wanted.features, "cache")
+    facts = parts.set_keys(wanted.features, "cache")
     if wanted.digest:
         facts["weights"] = wanted.digest
     extracted = extraction.extract(loaded, feature_map, facts, folder, log)
@@ -107,3 +106,10 @@ def unprotected_users(section: ConfigDict) -> list[str]:
     named = users.column(datasets.folder_of(section.name, section.source, section.path))
     way = ": these data name users, and --config.dataset.group_size=K protects all of each"
     return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"]
+
+
+def features_digest(section: ConfigDict) -> str:
+    """SHA-256 of the weights that a map of images has; "" of none."""
+    return (
+        prior.SHA256 if section.get("name") == "prior" else finetune.digest(section.get("weights"))
+    )

@@ -17,7 +17,7 @@ from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.training import loading, registry
+from bam.training import loading, methods, parts
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -74,7 +74,7 @@ def check(config: ConfigDict, public: PublicData) -> None:
     if same_name or same_path:
         raise InputError(f"the public data set {public.name!r} is the private data set")
     refused = {
-        "method non_private clips nothing": not registry.is_private(config.method.name),
+        "method non_private clips nothing": not methods.is_private(config.method.name),
         "it measures the cross-entropy, and no other loss": config.loss.name != "cross_entropy",
         "it reads images, not features": config.features.name,
         "it trains all of a model from scratch": config.init_from or config.trainable,
@@ -113,7 +113,7 @@ def clip_norm_from_public(
             f"the public data set {public.name} has {public.train.images.shape[-1]} channels, "
             f"the private images have {shape[-1]}"
         )
-    module = registry.make_model(ConfigDict(model), public.num_classes)
+    module = parts.make_model(ConfigDict(model), public.num_classes)
     init, _, loss = models.as_functions(module, shape)
     images, labels = (jnp.asarray(x) for x in public.train[:2])
 

@@ -10,7 +10,8 @@ from bam.extras import needs
 from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
 from bam.privacy import run
 from bam.privacy.plan import PrivacyPlan
-from bam.training import registry
+from bam.training import methods
+from bam.training.keys import CHANGEABLE
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -21,8 +22,6 @@ class FinishedError(FileExistsError):
     """A folder holds a finished run."""
 
 
-# What may differ when a run is resumed: when it is looked at and saved, never what is computed.
-CHANGEABLE = ("eval.", "checkpoint.", "diagnostics.", "dry_run")
 METRICS = "metrics.jsonl"
 
 
@@ -114,7 +113,7 @@ def divergence(row: JsonObject) -> str:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a folder whose run is finished, or differs in a key that is not `CHANGEABLE`."""
+    """Refuses a folder whose run is finished, or differs in a key that is not changeable."""
     if not (workdir / "config.json").exists():
         ledger = workdir / "steps_begun"
         if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):
@@ -133,11 +132,11 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
-    """The first key, not `CHANGEABLE`, in which a recorded config differs; "" if none does."""
+    """The first key that is not changeable, in which a recorded config differs; "" if none does."""
     recorded, wanted = flat(recorded), flat(as_json(config))
     # Names first: with another method other keys differ, too, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
-        if recorded.get(key) != wanted.get(key) and not key.startswith(CHANGEABLE):
+        if recorded.get(key) != wanted.get(key) and key not in CHANGEABLE:
             return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
     return ""
 
@@ -145,7 +144,7 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
 def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
     """The plan that an unfinished run of a config goes on by, see `bam.privacy.run`."""
     return run.recorded_plan(
-        workdir, config.epsilon if registry.is_private(config.method.name) else None
+        workdir, config.epsilon if methods.is_private(config.method.name) else None
     )
 
 

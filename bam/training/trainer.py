@@ -26,7 +26,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.training import devices, diagnostics, examples, loading, registry
+from bam.training import devices, diagnostics, examples, loading, methods, parts
 from bam.training.config import check
 from bam.training.step import TrainState, descend, first_state, step_key
 
@@ -196,7 +196,7 @@ class Trainer:
             )
 
         own = means_of(self.oracle)
-        if registry.is_plain(self.config.method.name):
+        if methods.is_plain(self.config.method.name):
             return own, own
         return own, means_of(oracles.dp_sgd(self.loss))
 
@@ -291,13 +291,13 @@ def build(
     check(config)
     if dataset is None:
         dataset = loading.make_dataset(config.dataset, config.features, log)
-    criterion = registry.make_loss(config.loss)
+    criterion = parts.make_loss(config.loss)
     datasets.check(dataset, criterion.check)
     dataset = users.grouped(dataset, config.dataset.group_size)
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
-    module = registry.make_model(config.model, dataset.num_classes)
+    module = parts.make_model(config.model, dataset.num_classes)
     model = models.as_functions(
         module,
         shape,
@@ -311,12 +311,12 @@ def build(
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         return model.loss(finetune.merge(params, example["frozen"]), example)
 
-    oracle = registry.make_oracle(config.method, loss)
+    oracle = parts.make_oracle(config.method, loss)
     _check_shapes(config, dataset, criterion, model, oracle)
     plan = _planned(config, num_examples, plan)
     trained, _ = finetune.split(_shapes(model), config.trainable)
     clip_norm = _clip_norm(config, plan)
-    clip = registry.make_clip(config.clip, plan, clip_norm)
+    clip = parts.make_clip(config.clip, plan, clip_norm)
     _check_clip(config.clip.name, clip, plan, trained)
     sensitivity = clip.sensitivity if plan.private else 0.0
     return Trainer(
@@ -328,9 +328,9 @@ def build(
         loss=loss,
         oracle=oracle,
         clip=clip,
-        optimizer=registry.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
+        optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
-        features_digest=registry.features_digest(config.features),
+        features_digest=loading.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
 
@@ -379,9 +379,9 @@ def _check_shapes(
                 "float32 or bfloat16 is needed, and JAX without 64 bits"
             )
     label = examples.label_of(dataset)
-    example = registry.example_like(config, dataset.train.images.shape[-3:], label)
+    example = examples.example_like(config, dataset.train.images.shape[-3:], label)
     logits = jax.eval_shape(model.logits, params, example["image"])
-    inputs, like = registry.num_inputs(config), logits.shape[1:-1]
+    inputs, like = examples.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
         raise InputError(
             f"model {config.model.name} makes logits {logits.shape} of {inputs} "
@@ -427,7 +427,7 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
 
     InputError, in one line, if any other fact of that is not the config's and the data's.
     """
-    private = registry.is_private(config.method.name)
+    private = methods.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
@@ -442,7 +442,7 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
         group_size=config.dataset.group_size,
         num_examples_given=config.num_examples is not None,
     )
-    mechanism = registry.set_keys(config.mechanism, "")
+    mechanism = parts.set_keys(config.mechanism, "")
     plan = recorded or make_plan(
         num_examples=population,
         target_epsilon=config.epsilon if private else math.inf,

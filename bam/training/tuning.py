@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from bam.core import clipping, engine, processes
 from bam.errors import InputError
 from bam.models import finetune
-from bam.training import devices, examples, registry
+from bam.training import devices, examples
 from bam.training.trainer import Trainer
 
 WORTH_IT = 0.95  # a larger size is taken if an example needs no more than this share of the time
@@ -50,7 +50,7 @@ def _seconds(trainer: Trainer, size: int) -> float:
     """Seconds of an example in the sum that a step spends its time on; infinite: no memory."""
     mesh, dataset = trainer.mesh, trainer.dataset
     shape, label = dataset.train.images.shape[-3:], examples.label_of(dataset)
-    like = registry.example_like(trainer.config, shape, label)
+    like = examples.example_like(trainer.config, shape, label)
     num_examples = max(8, 2 * size) * (mesh.size if mesh else 1)  # two microbatches each, or more
     how: Any = {"microbatch_size": size, "mesh": mesh}
     blank = {name: jnp.ones((num_examples, *x.shape), x.dtype) for name, x in like.items()}

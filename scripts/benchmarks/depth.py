@@ -21,7 +21,7 @@ from bam.core import oracles
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.plot import plt
-from bam.training import ahead, devices, diagnostics, registry
+from bam.training import ahead, devices, diagnostics, methods
 from scripts.benchmarks import timing
 from scripts.benchmarks.performance import LABELS
 
@@ -42,8 +42,8 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
-METHODS = {name: row for name, row in registry.METHODS.items() if registry.is_private(name)} | {
-    "bam_reverse": registry.Method(
+METHODS = {name: row for name, row in methods.METHODS.items() if methods.is_private(name)} | {
+    "bam_reverse": methods.Method(
         reverse_over_reverse,
         LABELS["bam_reverse"],
         strength="penalty",

@@ -13,7 +13,8 @@ from bam import files, tables
 from bam.cli import console
 from bam.data import datasets
 from bam.files import JsonMapping, JsonObject
-from bam.training import registry, trainer
+from bam.training import trainer
+from bam.training.methods import label
 from configs import cifar10
 from scripts.benchmarks import timing
 from scripts.lib import pages
@@ -157,7 +158,7 @@ def _depth(rows: Sequence[JsonMapping]) -> str:
         ]
         for depth in depths
     ]
-    labels = [f"{LABELS.get(method, registry.label(method))}, ms" for method in methods]
+    labels = [f"{LABELS.get(method, label(method))}, ms" for method in methods]
     compiling = ("DP-SGD: compilation, s", "BAM-exact: compilation, s")
     return _table(("layers", *labels, *compiling), lines)
 

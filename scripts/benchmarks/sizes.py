@@ -15,7 +15,7 @@ from absl import flags
 from bam import files, models, tables
 from bam.cli import console
 from bam.files import JsonObject
-from bam.training import ahead, registry
+from bam.training import ahead, methods
 from scripts.benchmarks import performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
@@ -37,7 +37,7 @@ SETTINGS = (
     ("dp_sgd", "xla", 4, 16), ("bam_sam", "matmul", 64, 16),
 )  # fmt: skip
 COLUMNS: tables.Columns = {
-    "method": lambda row: registry.label(row["method"]),
+    "method": lambda row: methods.label(row["method"]),
     "views": lambda row: str(row["views"]),
     "convolution": lambda row: row["convolution"],
     "microbatch": lambda row: str(row["microbatch"]),

@@ -20,7 +20,7 @@ from bam.cli import console
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
-from bam.training import diagnostics, loop, registry
+from bam.training import diagnostics, loop, methods
 from scripts.lib import many_runs
 
 _FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
@@ -70,7 +70,7 @@ class Series(NamedTuple):
     @property
     def label(self) -> str:
         """What legends and tables call it."""
-        return registry.full_label(self.method)
+        return methods.full_label(self.method)
 
 
 def _series(name: str) -> Series:

@@ -17,7 +17,7 @@ from bam.sweep import plot
 from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
 from bam.sweep.runs import Run
-from bam.training import registry
+from bam.training.methods import label
 from scripts.lib import many_runs
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
@@ -101,7 +101,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 [row["target_epsilon"] * sidestep for row in chosen],
                 [row[quantity]["mean"] for row in chosen],
                 [row[quantity]["half_width"] for row in chosen],
-                registry.label(method),
+                label(method),
                 plot.style_of(method),
             )
         epsilons = {row["target_epsilon"] for row in rows}

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from bam.sweep import plot
-from bam.training import registry
+from bam.training.methods import strength
 from tests.cases import run_command
 
 
@@ -46,4 +46,4 @@ def test_stronger_methods_are_darker_and_every_line_has_a_style_of_its_own():
     assert list(styles) == ["BAM (SAM), λ = 0.1", "BAM (SAM), λ = 0.01", "DP-SGD"]
     assert sum(styles["BAM (SAM), λ = 0.1"]["color"]) < sum(styles["BAM (SAM), λ = 0.01"]["color"])
     assert len({str(style) for style in styles.values()}) == 3
-    assert registry.strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1
+    assert strength({"name": "bam_sam", "radius": 0.2, "mix": 0.5}) == 0.1

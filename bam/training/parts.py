@@ -1,0 +1,215 @@
+"""The parts of an experiment that a config names, and the table of methods.
+
+A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
+built; the section's other keys are passed to it by name. Whatever it is given besides them is
+public, so what it makes of that needs no accounting; a map of images sees each of them alone, and
+must not have been made from any of the private ones (`bam.features.extraction`):
+
+================ ================================================= ============================
+section          your function                                     returns
+================ ================================================= ============================
+`method`         `(loss_fn, **options)`                            `bam.Oracle`
+`clip`           `(plan, clip_norm, **options)`                    `bam.BoundedTransformation`
+`optimizer`      `(plan, clip_norm, sensitivity, **options)`       any optax transform
+`model`          `(num_classes, **options)`                        a Flax module, or functions
+`dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
+`features`       `(**options)`, those that are set                 a map of images, row by row
+`loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
+================ ================================================= ============================
+
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C and `sensitivity` the S of
+the clip; of a run that is not private C is `inf` and S is 0.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import optax
+from jaxtyping import PyTree
+
+from bam import models, named
+from bam.core import clipping, oracles, pytree
+from bam.core.clipping import BoundedTransformation
+from bam.core.pytree import Grads, Params
+from bam.data import datasets
+from bam.errors import InputError
+from bam.extras import needs
+from bam.features import extraction, prior
+from bam.features.backbone import backbone
+from bam.features.scattering import scattering
+from bam.files import JsonObject
+from bam.models import finetune, losses
+from bam.named import Part
+from bam.privacy.plan import PrivacyPlan
+from bam.training.methods import METHODS, Method
+
+with needs("train"):
+    from ml_collections import ConfigDict
+
+FEATURES = {
+    "backbone": Part(backbone),  # of weights that nobody but their owner knows the origin of
+    "prior": Part(
+        prior.prior, ("digest",), "a fixed map of each image alone, learned from drawn images"
+    ),
+    "scattering": Part(
+        scattering, words="a fixed map of each image alone, made without these data"
+    ),
+}
+
+
+def _sgd(
+    plan: PrivacyPlan,
+    clip_norm: float,
+    sensitivity: float,
+    learning_rate: float,
+    momentum: float = 0.0,
+    per_clip_norm: bool = False,
+) -> optax.GradientTransformation:
+    """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
+
+    So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
+    """
+    sgd = optax.sgd(learning_rate, momentum or None)
+    if per_clip_norm and not 0 < clip_norm < math.inf:
+        raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
+    return optax.chain(optax.scale(1 / clip_norm), sgd) if per_clip_norm else sgd
+
+
+OPTIMIZERS = {
+    "nadam": Part(lambda plan, clip_norm, sensitivity, learning_rate: optax.nadam(learning_rate)),
+    "adam": Part(lambda plan, clip_norm, sensitivity, learning_rate: optax.adam(learning_rate)),
+    "sgd": Part(_sgd, ("momentum", "per_clip_norm")),
+}
+
+
+class Section(NamedTuple):
+    """A section of a config that names a part.
+
+    Attributes:
+      rows: what is ours, by name.
+      num_given: arguments that a part's function is given, before its options.
+      returned: what is used of what it returns.
+    """
+
+    rows: Mapping[str, Part | Method | clipping.Clip]
+    num_given: int
+    returned: tuple[str, ...]
+
+
+REQUIRED = tuple(x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults)
+SECTIONS = {
+    "method": Section(METHODS, 1, ("ascend", "grad")),
+    "clip": Section(clipping.CLIPS, 2, ("init", "update")),
+    "optimizer": Section(OPTIMIZERS, 3, ("init", "update")),
+    "loss": Section(losses.LOSSES, 0, ("of_output", "check")),
+    "model": Section(models.MODELS, 1, ()),  # see `bam.models.as_functions`
+    "dataset": Section({}, 0, REQUIRED),
+    "features": Section(FEATURES, 0, ("__call__",)),
+}
+
+
+def public_options(section: str, name: str) -> tuple[str, ...]:
+    """The options of a part of ours that a release repeats; none of any other part."""
+    row = SECTIONS[section].rows.get(str(name)) if section in SECTIONS else None
+    return row.public_options if row else ()
+
+
+def words(section: str, name: str) -> str:
+    """What PRIVACY.md says of a part of ours; "" of any other."""
+    row = SECTIONS[section].rows.get(str(name))
+    return "" if row is None or isinstance(row, Method) else row.words
+
+
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+    """The oracle that a config's `method` section describes.
+
+    That of "non_private" is DP-SGD's, to be used without clipping and noise. InputError for an
+    unknown name, missing or surplus parameters, or values out of range.
+    """
+    options = {k: v for k, v in method.items() if k != "ascent_params"}
+    if method.get("ascent_params"):
+        options["ascent_mask"] = pytree.matching(method.ascent_params)
+    oracle: oracles.Oracle = make("method", options, loss_fn)
+    return oracle
+
+
+def make_gradient(
+    method: ConfigDict, loss_fn: oracles.LossFn
+) -> Callable[[Params, Params, PyTree], Grads]:
+    """`(trained, frozen, example) -> gradient` of the trained parameters, as in a first step."""
+
+    def gradient(trained: Params, frozen: Params, example: PyTree) -> Grads:
+        oracle = make_oracle(method, finetune.with_frozen(loss_fn, frozen))
+        return oracle.grad(oracle.ascend(trained, optax.tree.zeros_like(trained)), example)
+
+    return gradient
+
+
+def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> BoundedTransformation:
+    """The per-example transform that a config's `clip` section describes, of finite sensitivity.
+
+    Of a run that is not private it is one that bounds nothing. InputError as `make_oracle`, for a C
+    that cannot be, or if the transform declares no finite bound.
+    """
+    if not plan.private:
+        return clipping.clip_by_l2_norm(math.inf)
+    if not 0 < clip_norm < math.inf:
+        raise InputError(f"clip_norm must be a positive finite number, got {clip_norm}")
+    clip = clipping.as_declared(make("clip", section.to_dict(), plan, clip_norm))
+    clipping.sensitivity_of(clip)
+    return clip
+
+
+def make_optimizer(
+    section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: float
+) -> optax.GradientTransformation:
+    """What follows the noise, as a config's `optimizer` section says: post-processing."""
+    public = (plan, clip_norm, sensitivity)
+    optimizer: optax.GradientTransformation = make("optimizer", section.to_dict(), *public)
+    return optimizer
+
+
+def make_model(section: ConfigDict, num_classes: int) -> models.Network:
+    """The network that a config's `model` section describes, from batches of inputs to logits."""
+    if ":" not in section.name:
+        return models.create(num_classes=num_classes, **section)
+    network: models.Network = make("model", section.to_dict(), num_classes)
+    return network
+
+
+def make_loss(section: ConfigDict) -> losses.Loss:
+    """The loss that a config's `loss` section describes."""
+    loss: losses.Loss = make("loss", set_keys(section, ""))
+    return loss
+
+
+def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
+    """The map of images that a config's `features` section describes; None: pixels as they are."""
+    options = set_keys(section, "cache")
+    if not any(options.values()):  # neither a name nor anything that needs one
+        return None
+    feature_map: extraction.FeatureMap = make("features", {"name": "", **options})
+    return feature_map
+
+
+def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
+    """What is set of a section, be it False, 0 or "": all but None and the key to leave out."""
+    return {k: v for k, v in section.items() if v is not None and k != left_out}
+
+
+def make(section: str, options: JsonObject, *given: Any) -> Any:
+    """What a section names makes of what it is given and the section's options."""
+    name, rows = options.pop("name"), SECTIONS[section].rows
+    if ":" not in name and name not in rows:
+        raise InputError(
+            f"unknown {section} {name!r}; choose from {', '.join(rows)}, or MODULE:FUNCTION"
+        )
+    maker = named.imported(section, name) if ":" in name else rows[name].make
+    part = named.call(f"{section} {name}", maker, *given, **options)
+    if missing := [x for x in SECTIONS[section].returned if not hasattr(part, x)]:
+        raise InputError(
+            f"{section} {name} returns a {type(part).__name__}, without {', '.join(missing)}: see "
+            "the table in bam/training/parts.py"
+        )
+    return part
