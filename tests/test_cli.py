@@ -71,7 +71,11 @@ NO_KEY = "error: the config has no key"
             "--config.optimiser.name=sgd",
             f"{NO_KEY} 'optimiser.name': did you mean optimizer.name?\n",
         ),
-        ("--config.method.radus=1", f"{NO_KEY} 'method.radus': did you mean method.radius?\n"),
+        (
+            "--config.method.radus=1",
+            "error: method bam_sam has no option 'radus': did you mean method.radius? its options: "
+            "ascent_params, ascent_views, mix, radius\n",
+        ),
         (
             "--config.learning_rate=1",
             f"{NO_KEY} 'learning_rate': did you mean optimizer.learning_rate?\n",

@@ -2,12 +2,21 @@
 
 import json
 
+import pytest
+from absl import flags
+
 import bam
+from bam.cli import console, options
+from bam.cli.main import main
 from bam.core import clipping
 from bam.core.clipping import Clip
+from bam.errors import InputError
 from bam.privacy import statement
 from bam.release import export
+from bam.sweep import comparison
+from bam.sweep.method_config import method_config
 from bam.training import keys, loop, parts
+from configs import cifar10, digits
 from tests.cases import refused
 from tests.runs import own_data, tiny
 
@@ -52,6 +61,162 @@ def test_a_clip_without_words_is_said_to_be_bounded_by_s_and_no_option_is_told(
 def test_a_clip_that_is_in_no_table_is_refused():
     refused("unknown clip 'shrunk'; choose from l2, normalize", loop.build, tiny(
         **{"clip.name": "shrunk"}), own_data())  # fmt: skip
+
+
+# Options follow the part that is named.
+
+
+def parsed(*arguments):
+    """The config of a command line of `bam train`."""
+    values = flags.FlagValues()
+    options.define(values, options.COMMANDS["train"].flags)
+    argv = [f"--config{x}" if x[0] in ".=" else x for x in arguments]
+    console.parse(values, argv, "bam train")
+    return values.config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "section", "expected"),
+    [
+        (
+            ("=digits:dp_sgd", ".model.name=resnet9", ".model.symmetries=2"),
+            "model",
+            {"name": "resnet9", "width": 16, "symmetries": 2},
+        ),
+        (
+            ("=digits:dp_sgd", ".model.symmetries=2", ".model.name=resnet9"),  # in any order
+            "model",
+            {"name": "resnet9", "width": 16, "symmetries": 2},
+        ),
+        (
+            ("=cifar10:dp_sgd", ".model.norm_last=true"),  # the config names the part
+            "model",
+            {**cifar10.get_config("dp_sgd").model.to_dict(), "norm_last": True},
+        ),
+        (
+            ("=cifar10:dp_sgd", ".model.name=linear"),  # which has none of these options
+            "model",
+            {"name": "linear", "width": 64},
+        ),
+        (
+            ("=digits:dp_sgd", ".method.name=bam_sam", ".method.radius=0.02"),
+            "method",
+            {"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 0,
+             "ascent_params": ""},
+        ),
+        (
+            ("=digits:bam_exact", ".method.name=dp_sgd"),
+            "method",
+            {"name": "dp_sgd"},
+        ),
+        (
+            ("=digits:dp_sgd", ".model.name", "resnet9", ".model.symmetries", "4"),
+            "model",
+            {"name": "resnet9", "width": 16, "symmetries": 4},
+        ),
+        (
+            ("=digits:dp_sgd", ".clip.name=normalize", ".clip.gamma=0.1"),
+            "clip",
+            {"name": "normalize", "gamma": 0.1},
+        ),
+        (
+            ("=digits:dp_sgd", ".optimizer.name=sgd", ".optimizer.momentum=0.9"),
+            "optimizer",
+            {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+        ),
+        (  # a function of one's own
+            ("=digits:dp_sgd", ".clip.name=examples.dp_psac:clip", ".clip.r=0.1"),
+            "clip",
+            {"name": "examples.dp_psac:clip", "r": 0.1},
+        ),
+        (
+            ("=digits:bam_exact", ".method.name=examples.penalty_schedule:oracle",
+             ".method.radius=0.02", ".method.last_step=50"),
+            "method",
+            {"name": "examples.penalty_schedule:oracle", "radius": 0.02, "last_step": 50},
+        ),
+        (  # one that takes any
+            ("=digits:dp_sgd", ".model.name=tests.cases:three_logits", ".model.x=some"),
+            "model",
+            {"name": "tests.cases:three_logits", "width": 16, "x": "some"},
+        ),
+        (
+            ("=digits:dp_sgd", ".model.name=tests.test_parts:without_width"),
+            "model",
+            {"name": "tests.test_parts:without_width"},
+        ),
+    ],
+)  # fmt: skip
+def test_options_follow_the_part_that_is_named(arguments, section, expected):
+    assert parsed(*arguments)[section].to_dict() == expected
+
+
+def without_width(num_classes, depth: int = 3):
+    """A network of one's own that has no width."""
+    raise AssertionError("it is not made by a command line")
+
+
+def test_a_config_that_sets_no_option_is_as_it_was():
+    assert parsed("=digits:bam_sam", ".epsilon=3.0") == digits.get_config("bam_sam")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("=digits:dp_sgd", ".model.symmetries=2"),
+            "model convnet has no option 'symmetries': its options: width",
+        ),
+        (
+            ("=digits:dp_sgd", ".model.name=resnet9", ".model.symetries=2"),
+            "model resnet9 has no option 'symetries': did you mean model.symmetries? its options: "
+            "norm_last, scale_norm, symmetries, weight_standardisation, width",
+        ),
+        (
+            ("=digits:dp_sgd", ".method.radius=0.05"),
+            "method dp_sgd has no option 'radius': its options: none",
+        ),
+        (
+            ("=digits:dp_sgd", ".clip.gamma=0.05"),
+            "clip l2 has no option 'gamma': its options: none",
+        ),
+        (
+            ("=digits:dp_sgd", ".model.name=tests.test_parts:without_width", ".model.width=2"),
+            "model tests.test_parts:without_width has no option 'width': did you mean "
+            "model.depth? its options: depth",
+        ),
+    ],
+)
+def test_an_option_that_the_part_lacks_is_refused_in_a_line_that_lists_its_options(
+    arguments, message, capsys
+):
+    flagged = [f"--config{x}" for x in arguments]
+    assert main(["train", *flagged, "--config.dry_run"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_sweep_sets_options_of_the_parts_that_its_settings_name():
+    study = comparison.grid(
+        digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"], "model.name": ["resnet9"]}
+    )
+    assert [x.model.symmetries for x in study.groups.values()] == [1, 2]
+    with pytest.raises(InputError, match="model convnet has no option 'symmetries': its options"):
+        comparison.grid(digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"]})
+
+
+def test_options_of_a_sweeps_command_line_follow_the_part_for_every_method():
+    given = {"model.name": "resnet9", "model.symmetries": 2, "method.radius": 0.5}
+    for method in ("dp_sgd", "bam_sam"):
+        config = method_config("configs/digits.py", method, given)
+        assert config.model.symmetries == 2
+        assert config.method.get("radius") == (0.5 if method == "bam_sam" else None)
+
+
+def test_a_build_refuses_a_surplus_option_and_lists_those_that_there_are():
+    config = tiny()
+    with config.unlocked():
+        config.model.symmetries = 2
+    refused(r"model linear does not take .* \(its options: none\)", loop.build, config, own_data())
 
 
 # The table of keys.

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import itertools
 import logging
 import math
 import os
@@ -289,7 +290,10 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
         """Loads a config, and refuses keys that it has not before any is set."""
 
         def parse(self, value: str) -> ConfigDict:
+            from bam.training.config import add_options
+
             config = named_configs.load(value)
+            add_options(config, dict(_overrides(args)))
             for key, text in _overrides(args):
                 _check_key(config, key, text)
             config.lock()
@@ -310,10 +314,14 @@ def config_given(values: flags.FlagValues) -> tuple[str, JsonObject]:
     return file, config_flags.get_override_values(flag)
 
 
-def _overrides(args: Iterable[str]) -> list[tuple[str, str]]:
+def _overrides(args: Sequence[str]) -> list[tuple[str, str]]:
     """The keys that `--config.KEY` sets, and to which text."""
-    matches = (re.match(r"--?(?:no)?config\.([^=]*)=?(.*)", argument) for argument in args)
-    return [(match[1], match[2]) for match in matches if match]
+    overrides = []
+    for argument, after in itertools.zip_longest(args, [*args][1:], fillvalue="-"):
+        if match := re.match(r"--?(?:no)?config\.([^=]*)(=?)(.*)", argument):
+            in_two = not match[2] and not after.startswith("-")  # --config.KEY VALUE
+            overrides.append((match[1], after if in_two else match[3]))
+    return overrides
 
 
 def _check_key(config: Any, key: str, text: str) -> None:

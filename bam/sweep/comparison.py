@@ -24,6 +24,7 @@ from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, Run, with_seeds
 from bam.training import devices, keys, parts, rundir, trainer
+from bam.training.config import add_options
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -199,6 +200,7 @@ def grid(
     for method, values in itertools.product(methods, itertools.product(*settings.values())):
         chosen = dict(zip(settings, values, strict=True))
         config = config_of(method)
+        add_options(config, chosen)
         for key, value in chosen.items():
             set_key(config, key, value)
         config.dataset.holdout = holdout

@@ -6,6 +6,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
 from bam.training import methods, named_configs
+from bam.training.config import add_options
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -34,6 +35,7 @@ def method_config(
     if set_twice := sorted(keys & set(overrides)):
         raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
     config = named_configs.load(f"{file}:{name}")
+    add_options(config, {k: x for k, x in overrides.items() if not k.startswith("method.")})
     for key, value in overrides.items():
         if key.startswith("method.") and key.removeprefix("method.") not in config.method:
             continue

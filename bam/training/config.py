@@ -5,13 +5,17 @@ data set's config starts from `get_config(method)` here and sets its own values.
 listed there does not exist: assigning it is an error, on the command line too.
 """
 
+import difflib
+import inspect
 import math
+from collections.abc import Mapping
 
 from bam.data import augment
 from bam.errors import InputError
 from bam.extras import needs
-from bam.training import methods
-from bam.training.keys import BY_NAME, KEYS, Key
+from bam.named import ANY
+from bam.training import methods, parts
+from bam.training.keys import BY_NAME, KEYS, Key, in_section
 
 with needs("train"):
     from ml_collections import ConfigDict, config_dict
@@ -33,6 +37,59 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.method.update({"name": method, **methods.METHODS[method].options})
     config.lock()
     return config
+
+
+def add_options(config: ConfigDict, given: Mapping[str, object]) -> None:
+    """Makes room in a config for keys that a command line sets: options follow their part.
+
+    Where a part is named, its section gets a method's options, and loses those of the part before
+    that it lacks. An option of the part that a section names is added, at its default, if it is
+    given.
+
+    Args:
+      config: of a run.
+      given: KEY or SECTION.KEY -> value; values other than names are not read.
+
+    Raises:
+      InputError: for an option that the part lacks; the line lists those that it has.
+    """
+    for section in parts.SECTIONS:
+        name = given.get(f"{section}.name")
+        if isinstance(name, str) and name and section in config and name != config[section].name:
+            _name_part(config[section], section, name)
+    for key in given:
+        section, _, option = key.partition(".")
+        has_parts = section in parts.SECTIONS and section in config
+        if option and has_parts and option not in config[section]:
+            _add_option(config[section], section, option)
+
+
+def _name_part(options: ConfigDict, section: str, name: str) -> None:
+    known, always = parts.options_of(section, name), in_section(section)
+    if ":" in name and parts.SECTIONS[section].passes_all and ANY not in known:
+        always = ("name",)
+    with options.unlocked():
+        for option in [x for x in options if not (x in always or x in known or ANY in known)]:
+            del options[option]
+        options.name = name
+        if name in methods.METHODS and section == "method":  # a config has all of its options
+            options.update({x: default for x, default in known.items() if x not in options})
+
+
+def _add_option(options: ConfigDict, section: str, option: str) -> None:
+    known = parts.options_of(section, options.name)
+    if option not in known and ANY not in known:
+        has = sorted({*known, *options} - {"name"})
+        near = difflib.get_close_matches(option, has, 1)
+        hint = f"did you mean {section}.{near[0]}? " if near else ""
+        raise InputError(
+            f"{section} {options.name or 'without a name'} has no option {option!r}: {hint}its "
+            f"options: {', '.join(has) or 'none'}"
+        )
+    default = known.get(option)
+    has_type = default is not None and default is not inspect.Parameter.empty
+    with options.unlocked():
+        options[option] = default if has_type else config_dict.placeholder(object)
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:

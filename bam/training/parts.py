@@ -90,11 +90,13 @@ class Section(NamedTuple):
       rows: what is ours, by name.
       num_given: arguments that a part's function is given, before its options.
       returned: what is used of what it returns.
+      passes_all: whether the keys that it always has are passed, too, where they are not set.
     """
 
     rows: Mapping[str, Part | Method | clipping.Clip]
     num_given: int
     returned: tuple[str, ...]
+    passes_all: bool = True
 
 
 REQUIRED = tuple(x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults)
@@ -102,10 +104,10 @@ SECTIONS = {
     "method": Section(METHODS, 1, ("ascend", "grad")),
     "clip": Section(clipping.CLIPS, 2, ("init", "update")),
     "optimizer": Section(OPTIMIZERS, 3, ("init", "update")),
-    "loss": Section(losses.LOSSES, 0, ("of_output", "check")),
+    "loss": Section(losses.LOSSES, 0, ("of_output", "check"), passes_all=False),
     "model": Section(models.MODELS, 1, ()),  # see `bam.models.as_functions`
-    "dataset": Section({}, 0, REQUIRED),
-    "features": Section(FEATURES, 0, ("__call__",)),
+    "dataset": Section({}, 0, REQUIRED, passes_all=False),
+    "features": Section(FEATURES, 0, ("__call__",), passes_all=False),
 }
 
 
@@ -119,6 +121,20 @@ def words(section: str, name: str) -> str:
     """What PRIVACY.md says of a part of ours; "" of any other."""
     row = SECTIONS[section].rows.get(str(name))
     return "" if row is None or isinstance(row, Method) else row.words
+
+
+def options_of(section: str, name: str) -> dict[str, Any]:
+    """The options of a part beside its section's keys, with their defaults: `named.options_of`."""
+    part = SECTIONS[section]
+    if ":" in name:
+        return named.options_of(named.imported(section, name), part.num_given)
+    row = part.rows.get(name)
+    if row is None:
+        return {}
+    if isinstance(row, Method):
+        return dict(row.options)
+    known = named.options_of(row.make, part.num_given)
+    return {x: known[x] for x in row.public_options}
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
