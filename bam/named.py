@@ -21,14 +21,23 @@ class Part(NamedTuple):
     """A row of a table of parts: what makes one that a config names.
 
     Attributes:
-      make: a function of what bam gives it and of options by name.
+      source: a function of what bam gives it and of options by name; or its MODULE:FUNCTION, which
+        is imported when the part is chosen.
       public_options: those that a release repeats. A config can have no other, beside its table's.
       words: what PRIVACY.md says of it; "": nothing that whoever trained does not declare.
     """
 
-    make: Callable[..., Any]
+    source: Callable[..., Any] | str
     public_options: tuple[str, ...] = ()
     words: str = ""
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """The function."""
+        if not isinstance(self.source, str):
+            return self.source
+        function: Callable[..., Any] = imported("part", self.source)
+        return function
 
 
 def options_of(function: Any, num_given: int) -> dict[str, Any]:

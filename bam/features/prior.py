@@ -29,6 +29,7 @@ from jaxtyping import Array, Float
 
 from bam.data.common import DataError
 from bam.extras import needs
+from bam.features import PRIOR_SHA256
 from bam.features.extraction import FeatureMap
 from bam.features.scattering import scattering
 
@@ -36,7 +37,6 @@ with needs("train"):
     import safetensors.numpy
 
 FILE = Path(__file__).with_name("prior.safetensors")
-SHA256 = "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # of FILE
 SIDE, LEAST, MOST = 32, 28, 256
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
@@ -62,9 +62,9 @@ def prior(digest: str = "") -> FeatureMap:
       (1, 1, 1, 7696)
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != SHA256:
+    if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
         raise DataError(f"{FILE} is not the weights of this release: it is damaged")
-    if digest not in ("", SHA256):
+    if digest not in ("", PRIOR_SHA256):
         raise DataError(f"the model has other weights of features.name=prior: {digest}")
     return with_weights(safetensors.numpy.load(content))
 

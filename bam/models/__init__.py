@@ -3,8 +3,6 @@
 Everything outside this package knows a model as a `Model`: three pure functions.
 """
 
-import functools
-
 from bam import named
 from bam.errors import InputError
 from bam.extras import needs
@@ -15,33 +13,35 @@ with needs("train"):  # here for every module of this package
 
 from bam.models.functions import PRECISIONS, Model, Network, as_functions
 from bam.models.layers import WEIGHT_STANDARDISATIONS
-from bam.models.resnet import ResNet
-from bam.models.resnet9 import ResNet9
-from bam.models.small import ConvNet, DeepResidual, LeNet5, Linear, TanhCNN
-from bam.models.vision_transformer import vit
-from bam.models.wide_resnet import WideResNet, WideResNetBam
 
 __all__ = [
     "MODELS", "PRECISIONS", "Model", "Network", "as_functions", "create",
 ]  # fmt: skip
 
-# Each makes a Flax module of (number of classes, width, **its own options).
+# Each makes a Flax module of (number of classes, width, **its own options), and is imported when it
+# is named.
 MODELS = {
-    "convnet": Part(ConvNet),
-    "deep_residual": Part(DeepResidual, ("depth",)),
-    "lenet5": Part(lambda num_classes, width: LeNet5(num_classes)),
-    "linear": Part(lambda num_classes, width: Linear(num_classes)),
-    "resnet18": Part(ResNet, ("bottleneck",)),
-    "resnet50": Part(
-        functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True), ("bottleneck",)
+    "convnet": Part("bam.models.small:ConvNet"),
+    "deep_residual": Part("bam.models.small:DeepResidual", ("depth",)),
+    "lenet5": Part("bam.models.small:LeNet5"),
+    "linear": Part("bam.models.small:Linear"),
+    "resnet18": Part("bam.models.resnet:ResNet", ("bottleneck",)),
+    "resnet50": Part("bam.models.resnet:resnet50", ("bottleneck",)),
+    "resnet9": Part(
+        "bam.models.resnet9:ResNet9",
+        ("scale_norm", "weight_standardisation", "norm_last", "symmetries"),
     ),
-    "resnet9": Part(ResNet9, ("scale_norm", "weight_standardisation", "norm_last", "symmetries")),
-    "tanh_cnn": Part(TanhCNN),
-    "vit_ti16": Part(vit(192, 3), ("depth",)),
-    "vit_s16": Part(vit(384, 6), ("depth",)),
-    "vit_b16": Part(vit(768, 12), ("depth",)),
-    "wide_resnet": Part(WideResNet, ("depth", "weight_standardisation", "shortcut_norm_first")),
-    "wide_resnet_bam": Part(WideResNetBam, ("depth", "scale_norm", "weight_standardisation")),
+    "tanh_cnn": Part("bam.models.small:TanhCNN"),
+    "vit_ti16": Part("bam.models.vision_transformer:vit_ti16", ("depth",)),
+    "vit_s16": Part("bam.models.vision_transformer:vit_s16", ("depth",)),
+    "vit_b16": Part("bam.models.vision_transformer:vit_b16", ("depth",)),
+    "wide_resnet": Part(
+        "bam.models.wide_resnet:WideResNet",
+        ("depth", "weight_standardisation", "shortcut_norm_first"),
+    ),
+    "wide_resnet_bam": Part(
+        "bam.models.wide_resnet:WideResNetBam", ("depth", "scale_norm", "weight_standardisation")
+    ),
 }
 
 

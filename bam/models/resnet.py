@@ -1,5 +1,6 @@
 """ResNet-18 and ResNet-50 with GroupNorm, with the arithmetic of timm's weights."""
 
+import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -65,3 +66,6 @@ class _ConvNorm(nn.Module):
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
         conv = Conv(self.features, self.kernel_size, self.stride, symmetric=True, name="conv")
         return group_norm(32, self.features, name="norm")(conv(x))
+
+
+resnet50 = functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True)

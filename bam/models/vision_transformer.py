@@ -78,3 +78,6 @@ def vit(features: int, num_heads: int) -> Callable[..., nn.Module]:
         return VisionTransformer(num_classes, features, num_heads, depth)
 
     return make
+
+
+vit_ti16, vit_s16, vit_b16 = vit(192, 3), vit(384, 6), vit(768, 12)

@@ -6,7 +6,7 @@ from bam import files
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
-from bam.features import extraction, prior
+from bam.features import PRIOR_SHA256, extraction
 from bam.files import JsonObject
 from bam.models import finetune
 from bam.training import devices, keys, parts
@@ -110,6 +110,5 @@ def unprotected_users(section: ConfigDict) -> list[str]:
 
 def features_digest(section: ConfigDict) -> str:
     """SHA-256 of the weights that a map of images has; "" of none."""
-    return (
-        prior.SHA256 if section.get("name") == "prior" else finetune.digest(section.get("weights"))
-    )
+    is_prior = section.get("name") == "prior"
+    return PRIOR_SHA256 if is_prior else finetune.digest(section.get("weights"))

@@ -35,9 +35,7 @@ from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
-from bam.features import extraction, prior
-from bam.features.backbone import backbone
-from bam.features.scattering import scattering
+from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.named import Part
@@ -47,13 +45,16 @@ from bam.training.methods import METHODS, Method
 with needs("train"):
     from ml_collections import ConfigDict
 
-FEATURES = {
-    "backbone": Part(backbone),  # of weights that nobody but their owner knows the origin of
+FEATURES = {  # each is imported when it is named
+    "backbone": Part("bam.features.backbone:backbone"),  # of weights whose owner knows their origin
     "prior": Part(
-        prior.prior, ("digest",), "a fixed map of each image alone, learned from drawn images"
+        "bam.features.prior:prior",
+        ("digest",),
+        "a fixed map of each image alone, learned from drawn images",
     ),
     "scattering": Part(
-        scattering, words="a fixed map of each image alone, made without these data"
+        "bam.features.scattering:scattering",
+        words="a fixed map of each image alone, made without these data",
     ),
 }
 
