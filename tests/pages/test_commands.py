@@ -44,7 +44,7 @@ def flags_of(module: str, seen: tuple[str, ...] = ()) -> set[str]:
         raise ModuleNotFoundError(module)
     source = Path(found.origin).read_text(encoding="utf-8")
     names = {name for match in DEFINED.findall(source) for name in match if name}
-    if "options.MANY_RUNS" in source:
+    if "import many_runs" in source:  # which defines them
         names |= defined(options.MANY_RUNS)
     for adopted in re.findall(r"adopt_module_key_flags\((\w+)\)", source):
         for of in re.findall(rf"from ([\w.]+) import [^\n]*\b{adopted}\b", source):
