@@ -176,9 +176,8 @@ FAULTS = (
         "resumed_training", "ledger"),
     _fault("can_go_on_before_counted",
         "A run can go on in a folder whose ledger lacks the steps that it took before.",
-        "privacy/run", "while counted.begun < self.steps_begun:  # before the run had a folder",
-        "while begins and (files.write_json(folder / PLAN, record)\n"
-        "                or counted.begun < self.steps_begun):",
+        "privacy/run", "for _ in range(self.step):  # before the run had a folder",
+        "for _ in range(begins and (files.write_json(folder / PLAN, record) or self.step)):",
         "resumed_training"),
     _fault("period_not_ended",
         "A run that goes on does not count the rest of a period.",
