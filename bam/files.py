@@ -199,6 +199,7 @@ def lock(folder: Path) -> IO[str]:
     import fcntl  # which `import bam` does without: Windows has none
 
     path = folder / "lock"
+    check_replaceable(path)  # a pipe would be waited for
     with contextlib.ExitStack() as on_error:
         file = on_error.enter_context(path.open("a"))
         with contextlib.suppress(BlockingIOError, FileNotFoundError):

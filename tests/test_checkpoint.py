@@ -119,6 +119,28 @@ def test_half_a_line_left_by_a_kill_is_cleaned_away(experiment, stopped):
     assert [row["step"] for row in result.rows] == [1, 2, 3]
 
 
+def test_rows_that_are_no_text_are_refused_in_one_line(experiment, stopped):
+    (stopped / "metrics.jsonl").write_bytes(b'{"step": 1, "\xff": 1}\n')
+    refused(r"metrics\.jsonl is damaged: not JSON", loop.train, experiment, 0, stopped)
+
+
+@pytest.mark.parametrize("name", ["lock", "data_key", "metrics.jsonl", "checkpoints/2.npz"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(experiment, stopped, name):
+    path = stopped / name
+    path.rename(stopped / "away")
+    os.mkfifo(path)
+    opened = lambda: os.close(os.open(path, os.O_RDWR))  # noqa: E731
+    waiting = threading.Timer(20, opened)  # whoever waited goes on, and fails
+    waiting.start()
+    with pytest.raises((OSError, ValueError), match=rf"{path.name}.*(no ordinary file|read)"):
+        loop.train(experiment, 0, stopped)
+    assert waiting.is_alive()
+    waiting.cancel()
+    path.unlink()
+    (stopped / "away").rename(path)
+    assert loop.train(experiment, 0, stopped).rows[-1]["step"] == 3  # the control
+
+
 def test_without_a_checkpoint_a_broken_off_run_starts_again(experiment, stopped):
     shutil.rmtree(stopped / "checkpoints")
     whole = loop.train(experiment, 0)

@@ -123,3 +123,16 @@ def test_a_file_system_that_forces_no_folders_is_written_to_all_the_same(monkeyp
     with pytest.raises(OSError, match="No space left"):
         files.write_json(tmp_path / "a.json", {"a": 2})
     assert files.read_json(tmp_path / "a.json") == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["lock", "steps_begun"])
+def test_a_pipe_is_no_lock_and_no_ledger_and_is_not_waited_for(tmp_path, name):
+    use = {
+        "lock": lambda folder: files.lock(folder).close(),
+        "steps_begun": lambda folder: ledger.create(folder / name),
+    }[name]
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PermissionError, match=rf"{name} cannot be written: it is no ordinary file"):
+        use(tmp_path)
+    (tmp_path / name).unlink()
+    use(tmp_path)  # the control

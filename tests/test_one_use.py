@@ -563,7 +563,7 @@ def test_a_folder_in_place_of_the_ledger_is_one_line(tmp_path):
     private.close()
     (tmp_path / "steps_begun").unlink()
     (tmp_path / "steps_begun").mkdir()
-    refused("steps_begun is damaged: it is a folder", lambda: resume(tmp_path))
+    refused("steps_begun is damaged: it is no ordinary file", lambda: resume(tmp_path))
 
 
 def test_a_statement_names_the_code_of_every_process_that_took_steps(tmp_path, monkeypatch):

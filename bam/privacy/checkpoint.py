@@ -111,6 +111,8 @@ def read(
     )
     arrays = []
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise damaged
         # NumPy itself would leave a damaged file open.
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             facts = json.loads(file["arr_0"].tobytes())

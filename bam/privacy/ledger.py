@@ -43,6 +43,7 @@ def create(path: Path) -> None:
 
     Raises InputError for one that has steps: they are of a run that is not known any more.
     """
+    files.check_replaceable(path)
     if path.exists() and path.stat().st_size:
         raise InputError(f"{path} has steps of a run without a plan.json; choose another folder")
     path.touch()
@@ -76,8 +77,8 @@ class Ledger:
         self.begun = step
         if path is None:
             return
-        if path.is_dir():
-            raise InputError(f"{path} is damaged: it is a folder; choose another one for the run")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError(f"{path} is damaged: it is no ordinary file; choose another folder")
         written = path.stat().st_size if path.exists() else -1
         written = int(processes.from_first(np.int32(written)))
         if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut

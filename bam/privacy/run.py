@@ -288,7 +288,7 @@ class PrivateRun:
             path = folder / "data_key"
             if not path.exists():
                 files.write_text(path, secrets.token_hex(32), mode=0o600)
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = files.read_bytes(path).decode(errors="replace")
             if not re.fullmatch("[0-9a-f]{64}", text):
                 raise InputError(f"{path} is damaged: choose another folder")
             key = bytes.fromhex(text)

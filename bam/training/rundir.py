@@ -7,7 +7,15 @@ from pathlib import Path
 from bam.core import processes
 from bam.errors import InputError
 from bam.extras import needs
-from bam.files import JsonObject, as_object, read_json, to_disk, write_json, write_text
+from bam.files import (
+    JsonObject,
+    as_object,
+    check_replaceable,
+    read_json,
+    to_disk,
+    write_json,
+    write_text,
+)
 from bam.privacy import run
 from bam.privacy.plan import PrivacyPlan
 from bam.training import methods
@@ -95,8 +103,9 @@ class RunFiles:
 def read_rows(workdir: Path) -> list[JsonObject]:
     """The rows of a run's `metrics.jsonl`, without one that a killed process has half written."""
     path = workdir / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [as_object(line, path) for line in lines if line.endswith("}")]
+    check_replaceable(path)  # a pipe would be waited for
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [as_object(line, path) for line in lines if line.endswith(b"}")]
 
 
 def finite(row: JsonObject) -> JsonObject:
