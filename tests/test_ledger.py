@@ -539,6 +539,7 @@ def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_c
         (whole[:-9], "is damaged"),
         ("{}\n", "is damaged"),
         ("\0" * 99, "is damaged"),
+        ("[" * 100_000, "is damaged"),
         (whole.replace('"first_step": 1', '"first_step": 0'), "is damaged"),
     ):
         path.unlink(missing_ok=True)

@@ -218,7 +218,7 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
     if path.exists():
         try:
             rows = [json.loads(line) for line in files.read_bytes(path).splitlines()]
-        except ValueError:
+        except (ValueError, RecursionError):
             rows = None
     unknown = "what took this run's steps is not known; put the file back, or choose another folder"
     if not are_processes(rows):
