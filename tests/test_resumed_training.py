@@ -143,6 +143,13 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder
     assert contents(folder) == before
 
 
+def test_a_file_named_by_no_number_is_no_checkpoint(folder):
+    (folder / "checkpoints" / "\u00b2.npz").write_bytes(b"")  # a digit that int() does not read
+    private, *_ = resume(folder)
+    assert private.steps_begun == 6
+    private.close()
+
+
 def test_without_its_newest_checkpoint_a_training_goes_on_from_the_one_before(folder):
     newest(folder).write_bytes(b"")
     with pytest.raises(ValueError, match="move it away to resume from the one before it"):

@@ -33,7 +33,7 @@ FACTS = {
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint in a folder, which need not exist; None if it has none."""
-    saved = [path for path in folder.glob("*.npz") if path.stem.isdigit()]
+    saved = [path for path in folder.glob("*.npz") if path.stem.isdecimal()]
     return max(saved, key=_step, default=None)
 
 
@@ -76,7 +76,7 @@ def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
     Raises OSError, as on a full disk; earlier ones stay.
     """
     path = folder / f"{facts['step']}.npz"
-    earlier = sorted((x for x in folder.glob("*.npz") if x.stem.isdigit()), key=_step)
+    earlier = sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
     for partial in folder.glob("*.partial"):  # one that a crash left
         partial.unlink(missing_ok=True)
     facts = facts | {"leaves": _described(tree)}
