@@ -122,7 +122,7 @@ def renamed(folder):
     ("damage", "message"),
     [
         (lambda folder: (folder / "plan.json").unlink(), "holds no training that was saved"),
-        (damaged("plan.json", lambda x: x[:-40]), r"plan\.json is damaged"),
+        (damaged("plan.json", lambda x: x[:-40]), r"^[^:]*plan\.json is damaged: not JSON$"),
         (damaged("checkpoint", lambda x: x[:-40]), r"4\.npz could not be read: if it is damaged"),
         (damaged("checkpoint", lambda x: b""), r"4\.npz could not be read: if it is damaged"),
         (damaged("checkpoint", lambda x: x[:200] + b"X" + x[201:]), "could not be read"),

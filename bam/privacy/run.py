@@ -53,8 +53,9 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
     path = folder / PLAN
     if not path.exists():
         return None
+    record = files.read_json(path)
     try:
-        plan = PrivacyPlan.from_json(files.read_json(path))
+        plan = PrivacyPlan.from_json(record)
         if target_epsilon is not None:
             plan.check_target(target_epsilon)
         plan.check_epsilon()
