@@ -243,6 +243,30 @@ def test_a_direction_that_cannot_be_taken_is_refused(make):
 # DP-SAT.
 
 
+@pytest.mark.parametrize("method", [bam.bam_sam, bam.bam_exact])
+def test_a_mask_that_is_a_module_and_can_be_called_is_a_tree(method):
+    @jax.tree_util.register_pytree_node_class
+    class Line(list):
+        def __call__(self, x):
+            return self[0] @ x + self[1]
+
+        def tree_flatten(self):
+            return tuple(self), None
+
+        @classmethod
+        def tree_unflatten(cls, structure, leaves):
+            return cls(leaves)
+
+    line, x = Line([jnp.ones(3), jnp.array(0.5)]), jnp.arange(3.0)
+    mask = Line([True, False])
+    by_tree, by_function, everywhere = (
+        method(lambda f, x: f(x) ** 2, 0.1, ascent_mask=m).grad(line, x)
+        for m in (mask, lambda params: mask, None)
+    )
+    cases.assert_same_bits(by_tree, by_function)
+    assert not np.array_equal(by_tree[0], everywhere[0])
+
+
 def test_dp_sat_shifts_by_the_radius_along_the_previous_private_gradient():
     oracle = bam.dp_sat(cases.quadratic, radius=0.5)
     shifted = oracle.ascend(jnp.array([1.0, 1.0]), jnp.array([30.0, 40.0]))

@@ -261,14 +261,14 @@ def _choose(
     """The leaves where `mask` is True, and a function that puts others in their place."""
     leaves = jax.tree.leaves(params)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
-    mask = _flags(mask(params)) if callable(mask) else mask
+    mask = _flags(mask(params)) if _is_function(mask) else mask
     if mask is None:
         mask = jax.tree.unflatten(structure, [True] * len(leaves))
     flags = jax.tree.leaves(mask)
     if jax.tree.structure(mask) != structure or not any(flags):
         raise InputError(
-            "ascent_mask must be a tree of bools with the structure of the parameters, at least "
-            f"one of them True; got {mask}"
+            "ascent_mask must be a tree of bools with the structure of the parameters (None for "
+            f"what is not trained), at least one of them True; got {mask}"
         )
 
     def put_back(chosen: list[Array]) -> Params:
@@ -284,7 +284,9 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
     if num_views == 0:
         return example
     if not isinstance(example, dict) or "image" not in example:
-        raise InputError('ascent_views needs examples that are dicts with views in "image"')
+        raise InputError(
+            'ascent_views needs examples, not users, that are dicts with views in "image"'
+        )
     if example["image"].shape[0] < num_views:
         raise InputError(
             f"ascent_views = {num_views}, but an example has {example['image'].shape[0]} views"
@@ -312,8 +314,13 @@ def _num_views(ascent_views: int) -> int:
     return views
 
 
+def _is_function(mask: AscentMask) -> bool:
+    """Whether a mask is a function; a module of bools is a tree, though it can be called."""
+    return callable(mask) and not any(isinstance(x, bool) for x in jax.tree.leaves(mask))
+
+
 def _flags(mask: AscentMask) -> AscentMask:
     """A copy of a tree of bools; a function, or None, as it is."""
-    if callable(mask):
+    if _is_function(mask):
         return mask
     return jax.tree.map(lambda flag: scalars.flag("ascent_mask", flag), mask)
