@@ -203,7 +203,7 @@ def test_a_plan_spends_at_most_its_target_and_all_of_it_at_the_last_step():
 KEYS = (  # of a plan in the plan.json of a run: other programs read them
     "accountant adjacency delta epsilon expected_batch_size group_size mechanism "
     "mechanism_options noise_multiplier num_examples num_examples_given num_steps overflow "
-    "sampling_prob selection spare_steps unit"
+    "sampling_prob spare_steps unit"
 )
 
 

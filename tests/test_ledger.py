@@ -312,6 +312,12 @@ def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
     assert contents(killed) == before
 
 
+def test_metrics_whose_steps_begun_are_no_numbers_are_refused_in_one_line(steps, killed):
+    path = killed / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"steps_begun": 4', '"steps_begun": "x"'))
+    refused("steps_begun is no number", lambda: steps.run(killed))
+
+
 def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(steps, tmp_path):
     with pytest.raises(KilledError):
         steps.run(tmp_path, kill=("shown", 2))

@@ -340,6 +340,11 @@ def test_users_and_names_that_cannot_be_are_refused_in_one_line(changes, message
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+def test_a_trainable_that_is_no_text_is_refused_in_one_line():
+    cases.refused("trainable must be a regular expression, got None", training, trainable=None)
+
+
 def test_data_with_another_number_of_rows_than_there_are_ids_are_refused():
     with pytest.raises(ValueError, match="the plan is for 60 rows of users"):
         training(**USERS).batches(DATA[:59])

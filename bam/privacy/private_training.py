@@ -160,6 +160,8 @@ class PrivateTraining:
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._num_devices = self._mesh.size if self._mesh else 1
         self._clip = clip
+        if not isinstance(trainable, str):
+            raise InputError(f"trainable must be a regular expression, got {trainable!r}")
         self._trainable, chosen = trainable, pytree.matching(trainable)
         self._trained_of = functools.partial(_part, chosen)
         population = Population(num_examples, group_size, num_examples_given)

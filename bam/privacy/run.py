@@ -306,7 +306,9 @@ class PrivateRun:
         checkpoint.check(self._without_secrets(tree), self._noise_key())
 
     def save(self, tree: PyTree) -> None:
-        """Saves a pytree with the step that its noise is of; all or nothing, and no secret key.
+        """Saves a pytree, all or nothing, and no secret key.
+
+        The step is that of the tree's state of noise, which may be older than the last one drawn.
 
         Raises InputError for a leaf that is no array of numbers, or a key of noise; OSError if it
         cannot be written.

@@ -104,6 +104,7 @@ def train(
             files.begin()
         if run.lost:
             log(lost_in_words(run.plan, run.lost, run.end))
+        # Without a seed, `restore` gives the noise the run's own key, in place of this seed's.
         state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
@@ -112,9 +113,9 @@ def train(
         watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged)
         if not run.is_resumed:  # there is the bias to measure
             watch.look(state)
-        # Counted and drawn while the devices compute the step before.
-        rows_of_steps = feed.batches(run.batch, range(run.step + 1, run.end + 1))
-        for _, rows in zip(run.steps(), rows_of_steps, strict=False):
+        batches = feed.batches(run.batch, range(run.step + 1, run.end + 1))
+        for _ in run.steps():  # counted, and its batch drawn, while the devices compute the last
+            rows = next(batches)
             jax.block_until_ready(state.step)
             state = trainer.take_step(state, *rows)
             watch.look(state)

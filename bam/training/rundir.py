@@ -54,7 +54,10 @@ class RunFiles:
     def steps_begun(self) -> int:
         """The most steps begun that a row of the metrics knows of."""
         rows = read_rows(self._workdir) if self._workdir else []
-        return max((row.get("steps_begun", 0) for row in rows), default=0)
+        counts = [row.get("steps_begun", 0) for row in rows]
+        if not all(type(x) is int for x in counts):
+            raise InputError(f"{self._workdir}/{METRICS} is damaged: steps_begun is no number")
+        return max(counts, default=0)
 
     def begin(self) -> None:
         """Writes the config into a folder that this process alone has; raises as `__init__`."""
