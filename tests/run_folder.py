@@ -1,6 +1,8 @@
 """What a run's folder holds, for tests: its ledger, its checkpoints, its rows and its processes."""
 
+import contextlib
 import json
+import resource
 import struct
 
 import numpy as np
@@ -71,3 +73,14 @@ def releases(folder):
             shown |= {(event.step, loss) for loss in losses if event.step > 0}
             data = data[length + 16 :]
     return shown
+
+
+@contextlib.contextmanager
+def no_file_beyond(num_bytes):
+    """What a full disk does, done to this process alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

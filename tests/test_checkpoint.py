@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import pickle
-import resource
 import shutil
 import threading
 import time
@@ -24,7 +23,7 @@ from bam.privacy import checkpoint, run
 from bam.training import loop, rundir
 from tests import own_loop
 from tests.cases import assert_same_bits, refused, stop_after, tiny_digits
-from tests.run_folder import contents, facts_of, newest, saved_steps
+from tests.run_folder import contents, facts_of, newest, no_file_beyond, saved_steps
 
 NUM_STEPS = 3
 
@@ -373,17 +372,6 @@ def test_two_threads_that_save_one_run_save_whole_checkpoints(tmp_path, monkeypa
     assert not list((tmp_path / "run").rglob("*.partial"))
     monkeypatch.setattr(run.threading, "RLock", contextlib.nullcontext)  # the control
     assert saved_by_two(tmp_path / "other") != []
-
-
-@contextlib.contextmanager
-def no_file_beyond(num_bytes):
-    """What a full disk does, done to this process alone."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_without_room_for_a_checkpoint_nothing_is_begun_and_nothing_is_lost(
