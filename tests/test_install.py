@@ -118,7 +118,7 @@ def test_the_readmes_library_snippet_runs_with_the_wheel_and_what_it_requires_al
     assert Path(place).is_relative_to(core.parents[1])
     assert lines == [
         "flax is not installed: pip install '.[train]' in a clone of bam",
-        "flax is not installed: pip install '.[train]' in a clone of bam",
+        "ml_collections is not installed: pip install '.[train]' in a clone of bam",
         "sklearn is not installed: pip install '.[train]' in a clone of bam",
         "PIL is not installed: pip install '.[data]' in a clone of bam",
     ]
