@@ -35,6 +35,7 @@ from tests.cases import (
     recomputed,
     refused,
     run_command,
+    tiny_digits,
     without_mu,
 )
 from tests.runs import OWN_NAME, OWN_PATH, SEED, own_data, tiny
@@ -703,6 +704,21 @@ def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
         assert "`nowhere:part`, which must be: " in must_be
         assert facts_of(**{key.replace(".", "__"): "nowhere:part"})["parts"] == must_be
     assert facts_of()["parts"] == ""  # the control
+
+
+def test_a_release_of_low_rank_factors_holds_the_product_in_the_layer_that_has_them(tmp_path):
+    config = tiny_digits("dp_sgd", num_steps=2, checkpoint__every=1, trainable="lora|Conv_1")
+    config.model.update({"name": "convnet", "width": 4})
+    config.lora.update({"rank": 2, "targets": "Dense"})
+    trained = loop.train(loop.build(config), None, tmp_path / "run")
+    export.export(tmp_path / "run", tmp_path / "out")
+    whole = traverse_util.flatten_dict(loop.whole_model(trained.state), sep="/")
+    with np.load(tmp_path / "out" / "weights.npz") as released:
+        assert {*released.files} == whole.keys()
+        for name, x in whole.items():
+            np.testing.assert_array_equal(released[name], x)
+        alone = trained.state.frozen["Dense_0"]["kernel"]  # the control: W without A B
+        assert not np.array_equal(released["Dense_0/kernel"], alone)
 
 
 def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp_path):
