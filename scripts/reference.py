@@ -26,7 +26,7 @@ from scripts.lib import pages
 SECTIONS: dict[str, Mapping[str, Any]] = {
     "method": methods.METHODS,
     "clip": clipping.CLIPS,
-    "mechanism": {name: mechanisms.maker(name) for name in mechanisms.MECHANISMS},
+    "mechanism": mechanisms.MECHANISMS,
     "model": models.MODELS,
     "loss": losses.LOSSES,
     "optimizer": parts.OPTIMIZERS,

@@ -17,7 +17,7 @@ def begun(folder):
 
 
 def saved_steps(folder):
-    """Of its checkpoints, the oldest first."""
+    """The steps of its checkpoints, the oldest first."""
     return sorted(int(x.stem) for x in (folder / "checkpoints").glob("*.npz"))
 
 

@@ -23,7 +23,7 @@ SHARED = {
     "bam.provenance",
     "bam.tables",
 }  # of every folder but the core; import each other alone
-# Of the commands, what any command line is made of: the scripts have such, too.
+# What any command line is made of, for the commands and for scripts.
 COMMAND_LINES = {"console", "main", "options", "screen"}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import bam
 from bam.core import clipping, noise, privatize, tracing
-from bam.privacy import mechanisms, selection
+from bam.privacy import mechanisms, random_allocation, selection
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import methods
 from tests.test_every_hand import compilations
@@ -264,7 +264,7 @@ WITHIN = {
             "score_noise_multiplier": (9.0, 5.0),
         },
     ),
-    "mechanism random_allocation": Case(mechanisms.maker("random_allocation"), draws, COUNTS),
+    "mechanism random_allocation": Case(random_allocation.random_allocation, draws, COUNTS),
     "clip l2": Case(lambda: clipping.CLIPS["l2"](PLAN), clipped, {}),
     "clip normalize": Case(
         lambda gamma: clipping.CLIPS["normalize"].make(PLAN, gamma), clipped, {"gamma": (1.0, 99.0)}

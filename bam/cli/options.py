@@ -148,7 +148,7 @@ bam clip_norm --config=mnist:dp_sgd --public=folder --path=DATA --num_classes=10
 
 C is a quantile of the gradients' norms of the config's model, trained from scratch on the public
 data for some steps without privacy. It prints the flags that give a run this C and record where it
-came from. Of the private data it reads the format alone. Nobody but you can say that the other data
+came from. It reads the private data's format alone. Nobody but you can say that the other data
 are public: they must share no example with the private ones.
 """,
         (

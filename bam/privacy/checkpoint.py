@@ -33,8 +33,13 @@ FACTS = {
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint in a folder, which need not exist; None if it has none."""
-    saved = [path for path in folder.glob("*.npz") if path.stem.isdecimal()]
-    return max(saved, key=_step, default=None)
+    saved = _saved(folder)
+    return saved[-1] if saved else None
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the oldest first."""
+    return sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
 
 
 def _step(path: Path) -> int:
@@ -76,7 +81,7 @@ def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
     Raises OSError, as on a full disk; earlier ones stay.
     """
     path = folder / f"{facts['step']}.npz"
-    earlier = sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
+    earlier = _saved(folder)
     for partial in folder.glob("*.partial"):  # one that a crash left
         partial.unlink(missing_ok=True)
     facts = facts | {"leaves": _described(tree)}

@@ -6,7 +6,6 @@ can speak of another mechanism than the one that ran. Neighbours are those of `A
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from bam.core import sampling, scalars
 from bam.core import strategy as strategies
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
+from bam.named import Part
 from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
@@ -164,15 +164,9 @@ def make(
       InputError: for an unknown name, or a batch size or options that the mechanism cannot have.
     """
     given = read_options(options or {})
-    return named.call(f"mechanism {name}", maker(name), num_examples, batch_size, **given)
-
-
-def maker(name: str) -> Callable[..., Mechanism]:
-    """The function `(N, l, **options)` of a name in `MECHANISMS`; InputError for an unknown one."""
     check_name(name)
-    module, _, function = MECHANISMS[name].partition(":")
-    make_mechanism: Callable[..., Mechanism] = getattr(importlib.import_module(module), function)
-    return make_mechanism
+    row = MECHANISMS[name]
+    return named.call(f"mechanism {name}", row.make, num_examples, batch_size, **given)
 
 
 def check_plan(name: str, unit: str, private: bool, accountant: str) -> None:
@@ -272,11 +266,11 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     )
 
 
-# Name -> MODULE:FUNCTION. Those with an accountant of their own are imported when they are named.
+# Those with an accountant of their own are imported when they are named.
 MECHANISMS = {
-    "poisson": "bam.privacy.mechanisms:poisson",
-    "banded": "bam.privacy.mechanisms:banded",
-    "full_batch": "bam.privacy.mechanisms:full_batch",
-    "random_allocation": "bam.privacy.random_allocation:random_allocation",
-    BEST_OF_TRIALS: "bam.privacy.selection:best_of_trials",
+    "poisson": Part(poisson),
+    "banded": Part(banded),
+    "full_batch": Part(full_batch),
+    "random_allocation": Part("bam.privacy.random_allocation:random_allocation"),
+    BEST_OF_TRIALS: Part("bam.privacy.selection:best_of_trials"),
 }

@@ -485,10 +485,10 @@ class PrivateTraining:
     @property
     def _digests(self) -> Callable[[bytes], JsonObject] | None:
         """A digest of the users' names, row by row."""
-        content = repr(self._ids.tolist()).encode(errors="surrogatepass")
-        digest = lambda key: hmac.new(key, content, "sha256").hexdigest()  # noqa: E731
         if self._groups is None:
             return None
+        content = repr(self._ids.tolist()).encode(errors="surrogatepass")
+        digest = lambda key: hmac.new(key, content, "sha256").hexdigest()  # noqa: E731
         return lambda key: {"groups, or in another order": digest(key)}
 
     @classmethod

@@ -119,7 +119,7 @@ def best_of_trials(
         one,
         batches=f"{one.batches}, for the best of a random number of such runs, "
         f"{trials.trials_mean:g} on average",
-        # Of all trials' draws none may outgrow its rows.
+        # No draw of any trial may outgrow its rows.
         capacity=lambda probability: one.capacity(probability / trials.trials_mean),
         event=lambda sigma, num_steps: TrialsDpEvent(trials, sigma, one.sampling_prob, num_steps),
     )
