@@ -12,7 +12,6 @@ A bound is read when a transform is made, and cannot be changed: noise is scaled
 the transform is traced again for each new shape.
 """
 
-import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -24,7 +23,9 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
+from bam.core.closure import Closure, as_closure
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number
 from bam.errors import InputError
 
 # What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
@@ -38,9 +39,8 @@ SMALLEST_CLIP_NORM = 1e-12
 class _Promise(NamedTuple):
     """What a `BoundedTransformation` was made of, beside its `init`."""
 
-    update: Callable[..., tuple[PyTree, PyTree]]
-    sensitivity: float
-    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None
+    bound: Closure  # of no arguments: S
+    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None
     is_proved: bool = False
 
 
@@ -76,32 +76,33 @@ class BoundedTransformation(optax.GradientTransformation):
         cls,
         init: Callable[..., PyTree],
         update: Callable[..., tuple[PyTree, PyTree]],
-        sensitivity: float,
+        sensitivity: Number,
         finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
     ) -> "BoundedTransformation":
         """Makes the pair `(init, update)` and attaches the bound."""
-        bound = scalars.real("sensitivity", sensitivity)
-        if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
-            raise InputError(
-                f"sensitivity must be 0 or at least {SMALLEST_CLIP_NORM}, got {sensitivity}"
-            )
+        bound = _checked("sensitivity", sensitivity)
+        return cls._of(init, update, _Promise(Closure(_itself, (), (bound,)), finish))
 
-        # Another function than that of a transform with the same `update` and another bound.
-        @functools.wraps(update)
-        def bounded_update(*args: Any, **options: Any) -> tuple[PyTree, PyTree]:
-            return update(*args, **options)
-
-        _promises[bounded_update] = _Promise(update, bound, finish)
-        return super().__new__(cls, init, bounded_update)
+    @classmethod
+    def _of(
+        cls, init: Callable[..., PyTree], update: Callable[..., Any], promise: _Promise
+    ) -> "BoundedTransformation":
+        # Another object than that of a transform with the same `update` and another bound.
+        of_its_own = Closure(update)
+        if isinstance(update, Closure):
+            of_its_own = Closure(update.fn, update.structure, update.numbers)
+        _promises[of_its_own] = promise
+        return super().__new__(cls, init, of_its_own)
 
     def _replace(self, **changed: Any) -> optax.GradientTransformation:
         """A pair of functions that declares no bound: it was another pair's."""
         return optax.GradientTransformation(*self)._replace(**changed)
 
     @property
-    def sensitivity(self) -> float:
+    def sensitivity(self) -> Number:
         """S; an AttributeError where none was declared."""
-        return _promise_of(self).sensitivity
+        bound: Number = _promise_of(self).bound()
+        return bound
 
     @property
     def finish(self) -> Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None:
@@ -113,10 +114,20 @@ class BoundedTransformation(optax.GradientTransformation):
         """Whether the bound is proved."""
         return _promise_of(self).is_proved
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """All that it was made of: where these are equal, so is what two of them do."""
-        return (self.init, *_promise_of(self))
+    def _flatten(self) -> tuple[tuple[PyTree, ...], bool]:
+        promise = _promise_of(self)
+        if promise.is_proved:  # S is computed of the numbers that the update has
+            return (self.update, Closure(promise.bound.fn)), True
+        finish = promise.finish and as_closure(promise.finish)
+        return (as_closure(self.init), self.update, promise.bound, finish), False
+
+    @classmethod
+    def _unflatten(cls, is_proved: bool, parts: tuple[Any, ...]) -> "BoundedTransformation":
+        if is_proved:
+            update, bound = parts
+            return _proved(update, bound.fn)
+        init, update, bound, finish = parts
+        return cls._of(init, update, _Promise(bound, finish))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         """Refuses another bound: noise may already be scaled to this one."""
@@ -142,6 +153,11 @@ class BoundedTransformation(optax.GradientTransformation):
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
 
+jax.tree_util.register_pytree_node(
+    BoundedTransformation, BoundedTransformation._flatten, BoundedTransformation._unflatten
+)
+
+
 def _promise_of(clip: BoundedTransformation) -> _Promise:
     if clip.update not in _promises:
         raise AttributeError("these functions were not given a bound: make another clip")
@@ -158,7 +174,7 @@ def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> t
     return (mean, state) if own is None else own(mean, state)
 
 
-def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
+def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
     r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
 
     The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
@@ -191,16 +207,17 @@ def clip_by_l2_norm(clip_norm: float) -> BoundedTransformation:
       >>> print(clipped["w"], clip.sensitivity)
       [0.6 0.8] 1.0
     """
-    bound = _clip_norm(clip_norm)
-
-    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
-        norm = pytree.l2_norm(grads)
-        return _clip(grads, norm, bound, jnp.isfinite(norm)), state
-
-    return _proved(update, bound)
+    return _proved(Closure(_clip_whole, (), (_checked("clip_norm", clip_norm),)), _in_range)
 
 
-def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
+def _clip_whole(
+    clip_norm: Number, grads: Grads, state: PyTree, params: PyTree = None
+) -> tuple[Grads, PyTree]:
+    norm = pytree.l2_norm(grads)
+    return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
+
+
+def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
     r"""Automatic clipping: every gradient is scaled to norm just below C.
 
     $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
@@ -224,21 +241,30 @@ def normalize(clip_norm: float, gamma: float = 0.01) -> BoundedTransformation:
       >>> [round(float(x), 4) for x in clipped]
       [0.3, 0.4]
     """
-    bound, floor = _clip_norm(clip_norm), scalars.real("gamma", gamma)
-    if math.isinf(bound):
+    bound, floor = _checked("clip_norm", clip_norm), scalars.argument("gamma", gamma)
+    if scalars.is_known(bound) and math.isinf(bound):
         raise InputError("clip_norm must be finite for normalize, got inf")
-    if not SMALLEST_CLIP_NORM <= floor < math.inf:
+    if scalars.is_known(floor) and not SMALLEST_CLIP_NORM <= floor < math.inf:
         raise InputError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
-
-    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
-        norm = pytree.l2_norm(grads)
-        # In two steps: for a large C and a small norm their quotient could overflow.
-        return _scale(grads, 1 / (norm + floor), jnp.isfinite(norm), bound), state
-
-    return _proved(update, bound)
+    return _proved(Closure(_normalize, (), (bound, floor)), _bound_of_normalize)
 
 
-def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
+def _normalize(
+    clip_norm: Number, gamma: Number, grads: Grads, state: PyTree, params: PyTree = None
+) -> tuple[Grads, PyTree]:
+    norm = pytree.l2_norm(grads)
+    # In two steps: for a large C and a small norm their quotient could overflow.
+    return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
+
+
+def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
+    if scalars.is_known(clip_norm, gamma):
+        return clip_norm
+    right = (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
+    return jnp.where(right, _in_range(clip_norm), jnp.nan)
+
+
+def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     r"""Clips each leaf of the gradient (each parameter array) to a bound of its own.
 
     $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
@@ -261,28 +287,33 @@ def clip_per_layer(clip_norm: float | PyTree[float]) -> BoundedTransformation:
       >>> print(clipped["w"], clipped["b"])
       [0.6 0.8] [1.]
     """
-    bounds = tuple(map(_clip_norm, jax.tree.leaves(clip_norm)))
-    structure: jax.tree_util.PyTreeDef = jax.tree.structure(clip_norm)
-    shared = jax.tree_util.all_leaves([clip_norm])
+    bounds = [_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm)]
+    tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
+    tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
+    return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)), _bound_of_leaves)
 
-    def update(grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
-        num_leaves = max(1, len(jax.tree.leaves(grads)))
-        share = bounds[0] / math.sqrt(num_leaves) if shared else None
-        leaf_bounds: PyTree = (
-            jax.tree.map(lambda _: share, grads)
-            if shared
-            else jax.tree.unflatten(structure, bounds)
-        )
-        if str(jax.tree.structure(leaf_bounds)) != str(jax.tree.structure(grads)):
-            raise InputError("clip_norm is neither a number nor a tree of them like the gradient's")
-        finite = jnp.isfinite(pytree.l2_norm(grads))
 
-        def clip_leaf(g: Array, bound: float) -> Array:
-            return _clip(g, pytree.l2_norm(g), bound, finite)
+def _clip_leaves(
+    tree: str, bounds: list[Number], grads: Grads, state: PyTree, params: PyTree = None
+) -> tuple[Grads, PyTree]:
+    leaves = jax.tree.leaves(grads)
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(grads)
+    if tree == str(None):
+        bounds = [bounds[0] / math.sqrt(max(1, len(leaves)))] * len(leaves)
+    elif tree != str(structure):
+        raise InputError("clip_norm is neither a number nor a tree of them like the gradient's")
+    finite = jnp.isfinite(pytree.l2_norm(grads))
+    clipped = [
+        _clip(g, pytree.l2_norm(g), bound, finite) for g, bound in zip(leaves, bounds, strict=True)
+    ]
+    return jax.tree.unflatten(structure, clipped), state
 
-        return jax.tree.map(clip_leaf, grads, leaf_bounds), state
 
-    return _proved(update, math.hypot(*bounds))
+def _bound_of_leaves(tree: str, bounds: list[Number]) -> Number:
+    if scalars.is_known(*bounds):
+        return math.hypot(*bounds)
+    right = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
+    return jnp.where(right, jnp.sqrt(sum(jnp.square(x) for x in bounds)), jnp.nan)
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
@@ -304,15 +335,39 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
-    last, chained = as_declared(transforms[-1]), optax.chain(*transforms)
+    last = as_declared(transforms[-1])
+    if len(transforms) == 1:
+        return last
+    # Not proved: the last may scale other numbers than those whose norm it takes.
+    parts = (*(_as_closures(x) for x in transforms[:-1]), last)
+    return BoundedTransformation(
+        Closure(_init_chained, (), parts),
+        Closure(_update_chained, (len(parts),), parts),
+        last.sensitivity,
+        Closure(_finish_last, (), (last,)),
+    )
 
-    def finish_last(mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
-        private_grad, last_state = finish(last, mean, state[-1])
-        return private_grad, (*state[:-1], last_state)
 
-    bounded = BoundedTransformation(chained.init, chained.update, last.sensitivity, finish_last)
-    # Of several, the last may scale other numbers than those whose norm it takes.
-    return _as_proved(bounded) if last.is_proved and len(transforms) == 1 else bounded
+def _as_closures(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    if isinstance(transform, BoundedTransformation):
+        return transform
+    return optax.GradientTransformation(*map(as_closure, transform))
+
+
+def _init_chained(*parts: Any) -> PyTree:
+    *transforms, params = parts
+    return optax.chain(*transforms).init(params)
+
+
+def _update_chained(num: int, *args: Any) -> tuple[PyTree, PyTree]:
+    return optax.chain(*args[:num]).update(*args[num:])
+
+
+def _finish_last(
+    last: BoundedTransformation, mean: PyTree, state: tuple[PyTree, ...]
+) -> tuple[Grads, PyTree]:
+    private_grad, last_state = finish(last, mean, state[-1])
+    return private_grad, (*state[:-1], last_state)
 
 
 def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
@@ -332,10 +387,13 @@ def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
     return BoundedTransformation(clip.init, clip.update, sensitivity, getattr(clip, "finish", None))
 
 
-def sensitivity_of(clip: optax.GradientTransformation) -> float:
-    """A transform's declared L2 sensitivity, at least 0; an InputError if none, or infinite."""
+def sensitivity_of(clip: optax.GradientTransformation) -> Number:
+    """A transform's declared L2 sensitivity, at least 0; an InputError if none, or infinite.
+
+    One that JAX traces may be NaN or infinite: then the noised sum is NaN.
+    """
     sensitivity = as_declared(clip).sensitivity
-    if not math.isfinite(sensitivity):
+    if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
         raise InputError(
             f"this per-example transform is not bounded (sensitivity {sensitivity}): "
             "noise cannot hide it, so give a finite clip norm"
@@ -354,7 +412,7 @@ class Bound(NamedTuple):
     """
 
     summand: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
-    sensitivity: float
+    sensitivity: Number
     is_proved: bool
 
 
@@ -377,13 +435,14 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
     return Bound(summand, sensitivity, clip.is_proved)
 
 
-def is_within(summand: PyTree, limit: float) -> Bool[Array, ""]:
+def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:
     """Whether a summand, of floats or integers, has an L2 norm of at most `limit` · (1 + 1e-5).
 
-    The computed norm may be off by a relative 5e-6, so it must be at most `limit` · (1 + 5e-6).
+    The computed norm may be off by a relative 5e-6, and `limit`, where it is traced, by ten
+    roundings, 1e-6 at most: so it must be at most `limit` · (1 + 4e-6).
     """
     length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
-    return jnp.isfinite(length) & (length <= limit * (1 + ROUNDING) / 2)
+    return jnp.isfinite(length) & (length <= limit * (1 + 4e-6))
 
 
 class Clip(NamedTuple):
@@ -417,27 +476,41 @@ CLIPS = {
 }
 
 
-def _proved(
-    update: Callable[..., tuple[PyTree, PyTree]], sensitivity: float
-) -> BoundedTransformation:
-    """A transform without state, whose docstring proves its bound."""
-    return _as_proved(BoundedTransformation(lambda params: optax.EmptyState(), update, sensitivity))
+def _proved(update: Closure, bound: Callable[..., Any]) -> BoundedTransformation:
+    """A transform without state, whose docstring proves its bound.
+
+    That is computed of the very numbers of the update: nobody can have others beside it.
+    """
+    own = Closure(bound, update.structure, update.numbers)
+    return BoundedTransformation._of(_no_state, update, _Promise(own, is_proved=True))
 
 
-def _as_proved(bounded: BoundedTransformation) -> BoundedTransformation:
-    _promises[bounded.update] = _promise_of(bounded)._replace(is_proved=True)
-    return bounded
+def _no_state(params: PyTree) -> optax.EmptyState:
+    return optax.EmptyState()
 
 
-def _clip_norm(clip_norm: float) -> float:
-    """The number that C is now; InputError if it cannot be one."""
-    bound = scalars.real("clip_norm", clip_norm)
-    if not (bound == 0 or bound >= SMALLEST_CLIP_NORM):
-        raise InputError(f"clip_norm must be 0 or at least {SMALLEST_CLIP_NORM}, got {clip_norm}")
+def _itself(number: Any) -> Any:
+    return number
+
+
+def _is_clip_norm(value: Any) -> Any:
+    return (value == 0) | (value >= SMALLEST_CLIP_NORM)
+
+
+def _in_range(value: Number) -> Number:
+    """A bound; NaN where it is traced and cannot be one."""
+    return value if scalars.is_known(value) else jnp.where(_is_clip_norm(value), value, jnp.nan)
+
+
+def _checked(name: str, value: Any) -> Number:
+    """A bound as it is now; InputError if it cannot be one."""
+    bound = scalars.argument(name, value)
+    if scalars.is_known(bound) and not _is_clip_norm(bound):
+        raise InputError(f"{name} must be 0 or at least {SMALLEST_CLIP_NORM}, got {value}")
     return bound
 
 
-def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
+def _clip(grads: Grads, norm: Array, bound: Number, keep: Array) -> Grads:
     """Scales `grads` of the given norm to norm at most `bound`; zeros where `keep` is False.
 
     A bound of 0 gives zeros even where squares underflow and the norm reads 0.
@@ -445,7 +518,7 @@ def _clip(grads: Grads, norm: Array, bound: float, keep: Array) -> Grads:
     return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
 
 
-def _scale(grads: Grads, scale: Array, keep: Array, factor: float = 1.0) -> Grads:
+def _scale(grads: Grads, scale: Array, keep: Array, factor: Number = 1.0) -> Grads:
     """Returns `factor · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
 
     A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because

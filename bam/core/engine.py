@@ -16,16 +16,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from bam.core import grid, places, pytree, scalars
 from bam.core.chacha import check_step
 from bam.core.clipping import Bound, as_declared, bound_of, is_within
+from bam.core.closure import as_closure
 from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
@@ -100,38 +101,32 @@ def clipped_sum(
     """
     clip, microbatch_size = as_declared(clip), scalars.count("microbatch_size", microbatch_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
+    if noise is not None and scalars.is_known(noise.std) and noise.std == 0:
+        noise = None
     if noise is not None:
         check_step(noise.step)
         check_keys(noise.key, noise.step)
+        num_rows = max(1, *(len(x) if jnp.ndim(x) else 1 for x in jax.tree.leaves(batch)))
+        size = min(microbatch_size, num_rows)
+        microbatch_size = grid.fitting_size(size, clip.sensitivity, noise.std, num_rows)
     total = compiled_once(
-        _clipped_sum,
-        grad_fn=grad_fn,
-        clip=clip,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
-        std=noise and noise.std,
+        _clipped_sum, as_closure(grad_fn), clip, microbatch_size=microbatch_size, mesh=mesh
     )
-    drawn = noise and (noise.key, noise.step, noise.drawn)
-    return total(params, batch, mask, drawn, clip_state)
+    return total(params, batch, mask, noise, clip_state)
 
 
 def _clipped_sum(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
     params: Params,
     batch: PyTree,
     mask: Array | None,
-    drawn: tuple[Array, Array, Array | None] | None,
+    noise: GaussianNoise | None,
     clip_state: PyTree,
     *,
-    grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
-    std: float | None,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
-    noise = None
-    if drawn is not None and std is not None:
-        key, step, entries = drawn
-        noise = GaussianNoise(key, std, step, entries)
     return per_example_sum(
         grad_fn,
         params,
@@ -161,16 +156,18 @@ def plain_sum(
     float32 or wider.
     """
     microbatch_size = scalars.count("microbatch_size", microbatch_size)
-    total = compiled_once(_plain_sum, loss_fn=loss_fn, microbatch_size=microbatch_size, mesh=mesh)
+    total = compiled_once(
+        _plain_sum, as_closure(loss_fn), microbatch_size=microbatch_size, mesh=mesh
+    )
     return total(params, batch, mask)
 
 
 def _plain_sum(
+    loss_fn: Callable[[Params, PyTree], Float[Array, ""]],
     params: Params,
     batch: PyTree,
     mask: Array | None,
     *,
-    loss_fn: Callable[[Params, PyTree], Float[Array, ""]],
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> Grads:
@@ -221,16 +218,18 @@ def per_example_sum(
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
-    most_rows = None
-    if noise is None or noise.std == 0:
+    most_rows: int | Array | None = None
+    is_right: bool | Array = True
+    if noise is None or (scalars.is_known(noise.std) and noise.std == 0):
         noise = None
     elif bound is None:
         raise InputError("noise needs a bound on what it is to hide")
     else:
         check_step(noise.step)
         noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
-        most_rows = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
-        size = min(size, most_rows)
+        most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
+        size = grid.fitting_size(size, bound.sensitivity, noise.std, num_rows)
+        is_right &= most_rows >= size
     row_at = None
     if noise is not None and draw_places and num_rows:
         row_at = places.drawn(noise, mask, size, mesh.size if mesh else 1)
@@ -243,17 +242,18 @@ def per_example_sum(
     )
     if bound is not None:
         pytree.check_has_arrays(like, "gradient is")
+        is_right &= jnp.logical_not(jnp.isnan(bound.sensitivity))
     how = _Sum(value_fn, bound, like, size, most_rows)
     total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
     if noise is not None:
-        total = jax.tree.map(
-            lambda x, t: grid.to_float(grid.carried(t), noise.spacing, x.dtype),
-            like,
-            total,
-        )
+        widest = jnp.result_type(*jax.tree.leaves(like))
+        total = grid.to_float(grid.carried(total), noise.spacing, widest)
         # What follows must not be merged into this rounding, or it would depend on what follows.
-        total = jax.lax.optimization_barrier(total)
+        total = jax.lax.optimization_barrier(jnp.where(is_right, total, jnp.nan))
         total = with_noise_of_its_own(total, noise.key, noise.step)
+        total = pytree.from_vector(total, like)
+    elif bound is not None:
+        total = jax.tree.map(lambda x: jnp.where(is_right, x, jnp.nan), total)
     if row_at is not None:  # back to where the rows stand in the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
     return total, numbers
@@ -267,14 +267,15 @@ class _Sum(NamedTuple):
       bound: the same.
       like: the shapes and dtypes of a summand.
       size: rows of a microbatch.
-      most_rows: rows whose integers 32 bits hold the sum of; None: floats are summed.
+      most_rows: rows whose integers 32 bits hold the sum of, a number that no row has a say in;
+        None: floats are summed.
     """
 
     value_fn: Callable[[Params, PyTree], PyTree]
     bound: Bound | None
     like: PyTree
     size: int
-    most_rows: int | None
+    most_rows: int | Int32[Array, ""] | None
 
 
 def _sum_on_devices(
@@ -338,8 +339,8 @@ def _sum_microbatches(
 ) -> tuple[PyTree, Array]:
     """Sums as many microbatches as hold a real row; the numbers, one for each padded row.
 
-    With noise the sum is a tree of `Total`s: integers, carried over to their high part after every
-    `most_rows` rows.
+    With noise the sum is a `Total` of all entries, `[entries]`: integers, carried over to their
+    high part after every `most_rows` rows.
     """
     num_rows, size = mask.shape[0], how.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
@@ -360,22 +361,21 @@ def _sum_microbatches(
         total = optax.tree.zeros_like(how.like)
         return loop(0, num_microbatches, add_microbatch, (total, numbers))
 
-    # The sum of so many microbatches is sure to fit 32 bits; then its high bits are put aside.
-    per_carry = how.most_rows // size
+    # The sum of so many microbatches is sure to fit 32 bits; then it is put aside.
+    per_carry = jnp.maximum(1, how.most_rows // size).astype(num_microbatches.dtype)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
-        high, low, numbers = carry
+        total, numbers = carry
         begin = part * per_carry
         end = jnp.minimum(begin + per_carry, num_microbatches)
-        low, numbers = loop(begin, end, add_microbatch, (low, numbers))
-        high = jax.tree.map(lambda h, x: h + (x >> grid.LIMB_BITS), high, low)
-        return high, jax.tree.map(lambda x: x & grid.LIMB_MASK, low), numbers
+        some, numbers = loop(begin, end, add_microbatch, (none, numbers))
+        return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), numbers
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
+    zero = jnp.zeros(pytree.num_params(none), jnp.int32)
     num_parts = (num_microbatches + per_carry - 1) // per_carry
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
-    high, low, numbers = carries(0, num_parts, add_and_carry, (zero, zero, numbers))
-    return jax.tree.map(grid.Total, high, low), numbers
+    return carries(0, num_parts, add_and_carry, (grid.Total(zero, zero), numbers))
 
 
 def _add_microbatch(
@@ -413,7 +413,8 @@ def _add_microbatch(
     carry = total, jnp.zeros(size, jnp.result_type(float))
     if bound is None:
         return add(summands(values), carry)
-    if bound.is_proved or math.isinf(bound.sensitivity):
+    unbounded = scalars.is_known(bound.sensitivity) and math.isinf(bound.sensitivity)
+    if bound.is_proved or unbounded:
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
     # The numbers that are measured are those that are added: both read them from memory.
     measured = by_row(functools.partial(_measured, bound, spacing))
@@ -423,7 +424,7 @@ def _add_microbatch(
 
 
 def _summand(
-    bound: Bound | None, spacing: float | None, params: Params, value: PyTree
+    bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
     """What one example adds, float32 or wider or in multiples of a spacing, and its number."""
     terms, number = value if bound is None else bound.summand(params, value)
@@ -438,10 +439,10 @@ def _summand(
 
 
 def _measured(
-    bound: Bound, spacing: float | None, _: Params, terms: PyTree, norm: Float[Array, ""]
+    bound: Bound, spacing: Any, _: Params, terms: PyTree, norm: Float[Array, ""]
 ) -> tuple[PyTree, Float[Array, ""]]:
     """The same where it keeps the bound; otherwise zeros and NaN."""
-    within = is_within(terms, bound.sensitivity / (spacing or 1))
+    within = is_within(terms, bound.sensitivity / (1 if spacing is None else spacing))
     kept = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)
     return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
 

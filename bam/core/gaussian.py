@@ -9,16 +9,16 @@ and reaches ±10.7 standard deviations.
 import dataclasses
 import decimal
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int32, Integer, UInt32
+from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
-from bam.core import scalars
-from bam.core.chacha import Stream, blocks, nonce
+from bam.core import closure, scalars
+from bam.core.chacha import Stream, blocks, check_step
+from bam.core.scalars import Number
 from bam.errors import InputError
 
 # Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
@@ -31,22 +31,22 @@ FINE_STD = decimal.Decimal(18 * COARSE) / 10
 # Rounding a Gaussian adds 1/12 to its variance.
 COARSE_STD = (((NOISE_STD**2 + decimal.Decimal(1) / 12) - FINE_STD**2) / COARSE**2).sqrt()
 SLOT_BITS, TABLE_BITS = 15, 111  # of the random number that looks an entry up; of all of it
+PLANES, TIE_PLANES = 3, 4  # words of 32 bits: of a draw, and of one that they leave undecided
 MOST_BLOCKS = 2**12  # of 16 words each, computed at once: they fit a processor's cache
 
 # So that neither the noise nor its spacing overflows or underflows 32-bit floats.
 LEAST_STD, MOST_STD = 1e-30, 1e30
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["key", "step", "drawn"], meta_fields=["std"]
-)
+@closure.register(numbers=("key", "std", "step", "drawn"))
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
     """Noise for one sum, drawn where it is added; or before, if it depends on earlier noise.
 
     Attributes:
       key: `[8]` words, see `bam.core.seeds`.
-      std: standard deviation of every entry, of the fresh part if `drawn`; 0 is none.
+      std: standard deviation of every entry, of the fresh part if `drawn`; 0 is none. Where JAX
+        traces it, the sum is NaN unless it is positive and in range.
       step: an integer from 0 to 2^32 - 1, with this key of no other sum.
       drawn: `[entries]`, the noise in multiples of the spacing; None: independent, of the key.
 
@@ -55,18 +55,18 @@ class GaussianNoise:
     """
 
     key: UInt32[Array, "8"]
-    std: float
+    std: Number
     step: Integer[Array, ""] | int = 0
     drawn: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "std", scalars.real("std", self.std))
+        object.__setattr__(self, "std", scalars.argument("std", self.std))
         for name in ("key", "step", "drawn"):
             object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
         check_std(self.std)
 
     @property
-    def spacing(self) -> float:
+    def spacing(self) -> Number:
         """Of the grid that the noise lies on."""
         return spacing_of(self.std)
 
@@ -88,20 +88,21 @@ class GaussianNoise:
         num_blocks = min(MOST_BLOCKS, -(-max(1, num_entries) // (8 * 16)))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
+        check_step(self.step)
         return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)
 
 
-def check_std(std: float) -> None:
+def check_std(std: Number) -> None:
     """InputError for a standard deviation that floats do not hold: negative, tiny, huge or NaN."""
-    if not (std == 0 or LEAST_STD <= std <= MOST_STD):
+    if scalars.is_known(std) and not (std == 0 or LEAST_STD <= std <= MOST_STD):
         raise InputError(
             f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
             f"32-bit floats hold, got {std}: choose a clip norm nearer to 1"
         )
 
 
-def spacing_of(noise_std: float) -> float:
-    """The spacing of the grid that noise of a standard deviation lies on."""
+def spacing_of(noise_std: Number) -> Number:
+    """The spacing of the grid that noise of a standard deviation lies on: a power of 2 below it."""
     return noise_std / NOISE_STD
 
 
@@ -121,32 +122,53 @@ def gaussian(
     """
 
     def draw_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
-        def words(stream: Stream, num: int) -> UInt32[Array, "num some 16 blocks"]:
-            first = (num * num_blocks * some)[:, None]
-            numbers = (first + jnp.arange(num * num_blocks, dtype=jnp.uint32)[None]).ravel()
-            drawn = blocks(key, numbers, nonce(stream, step))
-            return drawn.reshape(16, len(some), num, num_blocks).transpose(2, 1, 0, 3)
+        shape, tables = (16, len(some), num_blocks), alias_tables()
 
-        coarse, fine, both = words(Stream.NOISE, 3)
-        chosen = choose_slots(coarse, both >> 17), choose_slots(fine, both & (2**15 - 1))
-        tables = alias_tables()
-        tied = functools.reduce(
-            jnp.logical_or,
-            (
+        def words(plane: Array) -> UInt32[Array, "16 some blocks"]:
+            # The planes of a stream lie one after the other in each tile.
+            is_tie = plane >= PLANES
+            stream = jnp.where(is_tie, int(Stream.NOISE_TIES), int(Stream.NOISE))
+            num = jnp.where(is_tie, TIE_PLANES, PLANES).astype(jnp.uint32)
+            place = num * some + (plane - jnp.where(is_tie, PLANES, 0)).astype(jnp.uint32)
+            numbers = place[:, None] * np.uint32(num_blocks) + jnp.arange(
+                num_blocks, dtype=jnp.uint32
+            )
+            return blocks(key, numbers.ravel(), (step, stream, 0)).reshape(shape)
+
+        def chosen(planes: Array) -> tuple[Choice, Choice]:
+            coarse, fine, both = planes[:PLANES]
+            return choose_slots(coarse, both >> 17), choose_slots(fine, both & (2**15 - 1))
+
+        def is_tied(planes: Array) -> Bool[Array, ""]:
+            ties = [
                 jnp.any(_entry(t.first, c.slot) == c.first)
-                for t, c in zip(tables, chosen, strict=True)
-            ),
+                for t, c in zip(tables, chosen(planes), strict=True)
+            ]
+            return ties[0] | ties[1]
+
+        # One loop, so that ChaCha20 is compiled once, whether there are ties or not.
+        def add_plane(state: PyTree) -> PyTree:
+            plane, planes, tied = state
+            planes = planes.at[plane].set(words(plane))
+            tied = jax.lax.cond(plane == PLANES - 1, is_tied, lambda _: tied, planes)
+            return plane + 1, planes, tied
+
+        planes = jnp.zeros((PLANES + TIE_PLANES, *shape), jnp.uint32)
+        start = jnp.zeros((), jnp.int32), planes, jnp.zeros((), bool)
+        _, planes, tied = jax.lax.while_loop(
+            lambda state: state[0] < PLANES + TIE_PLANES * state[2], add_plane, start
         )
 
-        def draw(rests: Sequence[tuple[Array, ...]]) -> Int32[Array, "some 16 blocks"]:
-            a, b = (look_up(t, c, r) for t, c, r in zip(tables, chosen, rests, strict=True))
+        def draw(with_ties: bool) -> Int32[Array, "16 some blocks"]:
+            ties = tuple(planes[PLANES:]) if with_ties else ()
+            a, b = (
+                look_up(t, c, rest)
+                for t, c, rest in zip(tables, chosen(planes), (ties[:2], ties[2:]), strict=True)
+            )
             return COARSE * a + b
 
-        def draw_with_ties() -> Int32[Array, "some 16 blocks"]:
-            rest = words(Stream.NOISE_TIES, 4)
-            return draw([(rest[0], rest[1]), (rest[2], rest[3])])
-
-        return jax.lax.cond(tied, draw_with_ties, lambda: draw([(), ()])).ravel()
+        drawn = jax.lax.cond(tied, lambda: draw(True), lambda: draw(False))
+        return drawn.swapaxes(0, 1).ravel()
 
     if len(tiles) * num_blocks <= MOST_BLOCKS:
         return draw_tiles(tiles)

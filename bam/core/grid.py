@@ -18,15 +18,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, PyTree
+from jaxtyping import Array, Bool, Float, Int32
 
+from bam.core import scalars
 from bam.core import strategy as strategies
 from bam.core.clipping import ROUNDING
-from bam.core.gaussian import GaussianNoise, spacing_of
+from bam.core.gaussian import LEAST_STD, MOST_STD, GaussianNoise, check_std, spacing_of
+from bam.core.scalars import Number
 from bam.errors import InputError
 
 LIMB_BITS = 16
 LIMB_MASK = 2**LIMB_BITS - 1
+# Integers that are sure to fit: an entry of one row, the sum that is carried over, and all rows.
+MOST_OF_ROW, MOST_OF_SUM, MOST_OF_ALL = 2**29, 2**31 - 2**LIMB_BITS, 2**46
 
 
 class Total(NamedTuple):
@@ -36,10 +40,10 @@ class Total(NamedTuple):
     low: Int32[Array, "..."]  # from 0 to 2^16 - 1 once the total is `carried`
 
 
-def cut(x: Float[Array, "..."], spacing: float) -> Int32[Array, "..."]:
+def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
     """Entries below 2^31 spacings in integer multiples of it, rounded towards zero: no norm grows.
 
-    Or by a relative 1e-7 at most: x / spacing is rounded to float32 first.
+    Or by a relative 2e-7 at most: 1 / spacing and its product with x are rounded to float32 first.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 
@@ -49,46 +53,72 @@ def carried(total: Total) -> Total:
     return Total(total.high + (total.low >> LIMB_BITS), total.low & LIMB_MASK)
 
 
-def to_float(total: Total, spacing: float, dtype: np.dtype) -> Float[Array, "..."]:
+def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..."]:
     """A total as a number in float32 or float64; equal totals, if `carried`, give equal floats."""
     whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return whole * jnp.asarray(spacing, dtype)
 
 
-def rows_per_sum(sensitivity: float, noise_std: float, batch_size: int) -> int:
-    """How many rows' integers 32 bits surely hold the sum of."""
-    if not math.isfinite(sensitivity):
-        raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
-    most = math.ceil(sensitivity * ROUNDING / spacing_of(noise_std)) + 1  # of one entry
-    if most > 2**29 or most * batch_size > 2**46:
-        raise InputError(
-            f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
-            f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
-        )
-    return (2**31 - 2**LIMB_BITS) // most
+def rows_per_sum(
+    sensitivity: Number, noise_std: Number, batch_size: int
+) -> tuple[int | Int32[Array, ""], bool | Bool[Array, ""]]:
+    """How many rows' integers 32 bits surely hold the sum of, and whether these numbers are right.
 
-
-def add_share(noise: GaussianNoise, total: PyTree, device: Array | int, num_devices: int) -> PyTree:
-    """Adds one device's share of the noise to its own share of a sum.
-
-    The shares of all devices are the noise of the whole sum: entry i of all leaves in order has
-    draw number i. The tree of `Total`s that is returned is not `carried`.
+    InputError for numbers that cannot be; where JAX traces one of them it is False instead. Right
+    are bounds that are finite, and noise that 32-bit floats hold and that can hide a row.
     """
-    leaves: list[Total] = jax.tree.leaves(total, is_leaf=_is_total)
-    sizes = [leaf.low.size for leaf in leaves]
-    drawn = noise.share(sum(sizes), device, num_devices)
+    if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
+        raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
+    check_std(noise_std)
+    if scalars.is_known(sensitivity, noise_std):
+        most = math.ceil(sensitivity * ROUNDING / spacing_of(noise_std)) + 1  # of one entry
+        if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
+            raise InputError(
+                f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
+                f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
+            )
+        return MOST_OF_SUM // most, True
+    # The same in 32-bit floats, with room for their rounding.
+    of_row = sensitivity * (1 + 2 * (ROUNDING - 1)) / spacing_of(noise_std)
+    is_right = (
+        jnp.isfinite(of_row)
+        & (sensitivity >= 0)
+        & (noise_std >= LEAST_STD)
+        & (noise_std <= MOST_STD)
+        & (of_row <= MOST_OF_ROW)
+        & (of_row * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
+    )
+    known = jnp.where(is_right, of_row, MOST_OF_ROW)
+    return MOST_OF_SUM // (jnp.ceil(known).astype(jnp.int32) + 2), is_right
+
+
+def fitting_size(
+    microbatch_size: int, sensitivity: Number, noise_std: Number, batch_size: int
+) -> int:
+    """Rows of a microbatch whose integers 32 bits surely hold the sum of: as many as asked, or 2^k.
+
+    Of few sizes, since each is a program of its own. Where JAX traces one of the numbers, it is as
+    many as asked, and the sum is NaN if they do not fit. InputError as `rows_per_sum`.
+    """
+    num_rows, _ = rows_per_sum(sensitivity, noise_std, batch_size)
+    if not isinstance(num_rows, int) or num_rows >= microbatch_size:
+        return microbatch_size
+    return 2 ** (num_rows.bit_length() - 1)
+
+
+def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devices: int) -> Total:
+    """Adds one device's share of the noise to its own share of a sum, `[entries]`.
+
+    The shares of all devices are the noise of the whole sum: entry i has draw number i. The total
+    that is returned is not `carried`.
+    """
+    num_entries = total.low.size
+    drawn = noise.share(num_entries, device, num_devices)
     if num_devices > 1:
         zeros = jnp.zeros(num_devices * len(drawn), jnp.int32)
         drawn = jax.lax.dynamic_update_slice_in_dim(zeros, drawn, device * len(drawn), 0)
-    noised = []
-    for leaf, begin in zip(leaves, np.cumsum([0, *sizes]), strict=False):
-        own = jax.lax.slice_in_dim(drawn, begin, begin + leaf.low.size).reshape(leaf.low.shape)
-        noised.append(Total(leaf.high + (own >> LIMB_BITS), leaf.low + (own & LIMB_MASK)))
-    return jax.tree.unflatten(jax.tree.structure(total, is_leaf=_is_total), noised)
-
-
-def _is_total(x: object) -> bool:
-    return isinstance(x, Total)
+    drawn = drawn[:num_entries]
+    return Total(total.high + (drawn >> LIMB_BITS), total.low + (drawn & LIMB_MASK))
 
 
 def correlated(

@@ -29,6 +29,7 @@ from bam.core.chacha import check_step
 from bam.core.clipping import ROUNDING, sensitivity_of
 from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Params
+from bam.core.scalars import Number
 from bam.core.seeds import check_key
 from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
@@ -36,6 +37,7 @@ from bam.errors import InputError
 
 # With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
+MOST_ROUNDING = 0.5  # of correlated noise: the share of it that may go to its own rounding
 
 
 class GaussianNoiseState(NamedTuple):
@@ -84,30 +86,36 @@ def renewed(state: NoiseState, key: Array) -> NoiseState:
 
 def next_noise(
     state: NoiseState,
-    noise_multiplier: float,
-    sensitivity: float,
+    noise_multiplier: Number,
+    sensitivity: Number,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> tuple[GaussianNoise, NoiseState]:
     r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
 
     Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
     which is what norms may be off by. A step has random words of its own (`chacha.py`), so what is
-    fresh is independent across steps; within one it is across entries.
+    fresh is independent across steps; within one it is across entries. Where JAX traces σ, one
+    below 0.01 gives a deviation of NaN.
 
     With a strategy of b > 1 numbers (`strategy.py`) noise is correlated: $n = C^{-1} z$, where z
     is what is fresh. Its rounding moves d entries in b − 1 rows by less than a multiple each, all
     in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
     """
-    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
-    sensitivity, strategy = scalars.real("sensitivity", sensitivity), numbers(strategy)
+    noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
+    sensitivity, strategy = scalars.argument("sensitivity", sensitivity), numbers(strategy)
     std = noise_multiplier * sensitivity * ROUNDING
-    if not isinstance(state, CorrelatedNoiseState) or std == 0:
+    if not scalars.is_known(noise_multiplier):
+        std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
+    none = scalars.is_known(std) and std == 0
+    if not isinstance(state, CorrelatedNoiseState) or none:
         return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
     # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
-    share = noise_multiplier * rounded / gaussian.NOISE_STD
-    if share > 0.5:
+    share = noise_multiplier * (rounded / gaussian.NOISE_STD)
+    if not scalars.is_known(share):
+        std = jnp.where(share <= MOST_ROUNDING, std, jnp.nan)
+    elif share > MOST_ROUNDING:
         raise InputError(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
@@ -120,7 +128,7 @@ def next_noise(
 
 def gaussian_noise(
     clip: optax.GradientTransformation,
-    noise_multiplier: float,
+    noise_multiplier: Number,
     key: UInt32[Array, "8"],
     step: Integer[Array, ""] | int = 0,
 ) -> GaussianNoise:
@@ -144,25 +152,26 @@ def gaussian_noise(
       1.00001
     """
     sensitivity = sensitivity_of(clip)
-    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
+    noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
     check_noise(noise_multiplier, sensitivity)
     check_key(key)
     check_step(step)
-    if noise_multiplier == 0:
+    if scalars.is_known(noise_multiplier) and noise_multiplier == 0:
         raise InputError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
     check_keys(key, step)
     state = GaussianNoiseState(key, jnp.array(step, jnp.uint32))
     return next_noise(state, noise_multiplier, sensitivity)[0]
 
 
-def check_noise(noise_multiplier: float, sensitivity: float) -> None:
-    """Raises InputError for σ or S that cannot be."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise InputError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
-    if 0 < noise_multiplier < LEAST_NOISE_MULTIPLIER:
+def check_noise(noise_multiplier: Number, sensitivity: Number) -> None:
+    """Raises InputError for σ or S that cannot be; of what JAX traces nothing is known."""
+    sigma, known = noise_multiplier, scalars.is_known
+    if known(sigma) and not (math.isfinite(sigma) and sigma >= 0):
+        raise InputError(f"noise_multiplier must be finite and at least 0, got {sigma}")
+    if known(sigma) and 0 < sigma < LEAST_NOISE_MULTIPLIER:
         raise InputError(
-            f"noise_multiplier {noise_multiplier} hides nothing: use 0 for none, or at least "
+            f"noise_multiplier {sigma} hides nothing: use 0 for none, or at least "
             f"{LEAST_NOISE_MULTIPLIER}"
         )
-    if not (math.isfinite(sensitivity) and sensitivity >= 0):
+    if known(sensitivity) and not (math.isfinite(sensitivity) and sensitivity >= 0):
         raise InputError(f"sensitivity must be finite and at least 0, got {sensitivity}")

@@ -19,14 +19,16 @@ example's influence exactly as in DP-SGD: the four methods have the same privacy
 import functools
 import math
 from collections.abc import Callable
-from typing import Concatenate, NamedTuple, ParamSpec, TypeAlias
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
+from bam.core.closure import Closure
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number
 from bam.core.tracing import at_own_weights
 from bam.errors import InputError
 
@@ -68,10 +70,14 @@ def method(
 
     @functools.wraps(make)
     def made(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
+        oracle = make(loss_fn, *args, **options)
+        if oracle.with_loss is not None:
+            return oracle
+
         def with_loss(change: Callable[[LossFn], LossFn]) -> Oracle:
             return made(change(loss_fn), *args, **options)
 
-        return make(loss_fn, *args, **options)._replace(with_loss=with_loss)
+        return oracle._replace(with_loss=with_loss)
 
     return made
 
@@ -97,7 +103,6 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     return loss
 
 
-@method
 def dp_sgd(loss_fn: LossFn) -> Oracle:
     r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
 
@@ -109,11 +114,15 @@ def dp_sgd(loss_fn: LossFn) -> Oracle:
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.0, 0.0]
     """
-    return Oracle(ascend=_stay, grad=jax.grad(loss_fn))
+    return _oracle(loss_fn, Closure(_stay), _plain_gradient)
 
 
-@method
-def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
+def _plain_gradient(loss_fn: LossFn, params: Params, example: PyTree) -> Grads:
+    gradient: Grads = jax.grad(loss_fn)(params, example)
+    return gradient
+
+
+def dp_sat(loss_fn: LossFn, radius: Number) -> Oracle:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
     $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
@@ -131,20 +140,21 @@ def dp_sat(loss_fn: LossFn, radius: float) -> Oracle:
       [2.0, 0.5]
     """
     radius = _non_negative("radius", radius)
-
-    def ascend(params: Params, previous_private_grad: Grads | None) -> Params:
-        if previous_private_grad is None or radius == 0:
-            return params
-        return pytree.shift(params, radius, pytree.unit(previous_private_grad))
-
-    return Oracle(ascend=ascend, grad=jax.grad(loss_fn))
+    if _is_exactly(0, radius):
+        return dp_sgd(loss_fn)
+    return _oracle(loss_fn, Closure(_shift_along, (), (radius,)), _plain_gradient)
 
 
-@method
+def _shift_along(radius: Number, params: Params, previous_private_grad: Grads | None) -> Params:
+    if previous_private_grad is None:
+        return params
+    return pytree.shift(params, radius, pytree.unit(previous_private_grad))
+
+
 def bam_sam(
     loss_fn: LossFn,
-    radius: float,
-    mix: float = 1.0,
+    radius: Number,
+    mix: Number = 1.0,
     *,
     ascent_views: int = 0,
     ascent_mask: AscentMask = None,
@@ -179,36 +189,70 @@ def bam_sam(
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.5, 0.0]
     """
-    radius, mix = _non_negative("radius", radius), scalars.real("mix", mix)
-    ascent_views, ascent_mask = _num_views(ascent_views), _flags(ascent_mask)
-    if not 0 <= mix <= 1:
+    radius, mix = _non_negative("radius", radius), scalars.argument("mix", mix)
+    if scalars.is_known(mix) and not 0 <= mix <= 1:
         raise InputError(f"mix must be between 0 and 1, got {mix}")
-    if radius == 0 or mix == 0:
+    cheaper = _num_views(ascent_views), _flags(ascent_mask)
+    if _is_exactly(0, radius) or _is_exactly(0, mix):
         return dp_sgd(loss_fn)
+    if _is_exactly(1, mix):
+        return _oracle(loss_fn, Closure(_stay), _gradient_ahead, (*cheaper,), (radius,))
+    return _oracle(loss_fn, Closure(_stay), _mixed_gradient, (*cheaper,), (radius, mix))
+
+
+def _gradient_ahead(
+    ascent_views: int,
+    ascent_mask: AscentMask,
+    loss_fn: LossFn,
+    radius: Number,
+    params: Params,
+    example: PyTree,
+) -> Grads:
+    return _here_and_ahead(loss_fn, ascent_views, ascent_mask, radius, params, example)[1]
+
+
+def _mixed_gradient(
+    ascent_views: int,
+    ascent_mask: AscentMask,
+    loss_fn: LossFn,
+    radius: Number,
+    mix: Number,
+    params: Params,
+    example: PyTree,
+) -> Grads:
+    where = loss_fn, ascent_views, ascent_mask
+    here, ahead = _here_and_ahead(*where, radius, params, example)
+    if here is None:
+        here = jax.grad(loss_fn)(params, example)
+    right = (mix >= 0) & (mix <= 1)  # of a number that was traced
+    mix = jnp.where(right, mix, jnp.nan)
+    return jax.tree.map(lambda g0, gr: ((1 - mix) * g0 + mix * gr).astype(g0.dtype), here, ahead)
+
+
+def _here_and_ahead(
+    loss_fn: LossFn,
+    ascent_views: int,
+    ascent_mask: AscentMask,
+    radius: Number,
+    params: Params,
+    example: PyTree,
+) -> tuple[Grads | None, Grads]:
+    """The gradients at θ, where the ascent needs all of it, and at θ + r·v."""
     gradient = jax.grad(loss_fn)
-    gradient_ahead = at_own_weights(gradient) if ascent_mask is None else gradient
-
-    def grad(params: Params, example: PyTree) -> Grads:
-        if ascent_views == 0 and ascent_mask is None:
-            here = gradient(params, example)
-            ahead = gradient_ahead(pytree.shift(params, radius, pytree.unit(here)), example)
-        else:
-            chosen, put_back = _choose(params, ascent_mask)
-            few_views = _first_views(example, ascent_views)
-            uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
-            shifted = put_back(pytree.shift(chosen, radius, pytree.unit(uphill)))
-            ahead = gradient_ahead(shifted, example)
-            here = ahead if mix == 1 else gradient(params, example)
-        if mix == 1:
-            return ahead
-        return jax.tree.map(lambda g0, gr: (1 - mix) * g0 + mix * gr, here, ahead)
-
-    return Oracle(ascend=_stay, grad=grad)
+    if ascent_views == 0 and ascent_mask is None:
+        here = gradient(params, example)
+        shifted = pytree.shift(params, radius, pytree.unit(here))
+        return here, at_own_weights(gradient)(shifted, example)
+    chosen, put_back = _choose(params, ascent_mask)
+    few_views = _first_views(example, ascent_views)
+    uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
+    shifted = put_back(pytree.shift(chosen, radius, pytree.unit(uphill)))
+    ahead = at_own_weights(gradient) if ascent_mask is None else gradient
+    return None, ahead(shifted, example)
 
 
-@method
 def bam_exact(
-    loss_fn: LossFn, penalty: float, *, ascent_views: int = 0, ascent_mask: AscentMask = None
+    loss_fn: LossFn, penalty: Number, *, ascent_views: int = 0, ascent_mask: AscentMask = None
 ) -> Oracle:
     r"""BAM's exact gradient, by forward-over-reverse differentiation.
 
@@ -236,23 +280,57 @@ def bam_exact(
       [2.5, 0.0]
     """
     penalty = _non_negative("penalty", penalty)
-    ascent_views, ascent_mask = _num_views(ascent_views), _flags(ascent_mask)
-    if penalty == 0:
+    cheaper = _num_views(ascent_views), _flags(ascent_mask)
+    if _is_exactly(0, penalty):
         return dp_sgd(loss_fn)
+    return _oracle(loss_fn, Closure(_stay), _penalised_gradient, cheaper, (penalty,))
+
+
+def _penalised_gradient(
+    ascent_views: int,
+    ascent_mask: AscentMask,
+    loss_fn: LossFn,
+    penalty: Number,
+    params: Params,
+    example: PyTree,
+) -> Grads:
     gradient = jax.grad(loss_fn)
     gradient_along = at_own_weights(gradient) if ascent_mask is None else gradient
+    chosen, put_back = _choose(params, ascent_mask)
+    few_views = _first_views(example, ascent_views)
+    penalised, hessian_vector_product = jax.linearize(
+        lambda c: gradient_along(put_back(c), few_views), chosen
+    )
+    direction = pytree.unit(_choose(penalised, ascent_mask)[0])
+    here = penalised if ascent_views == 0 else gradient(params, example)
+    return pytree.shift(here, penalty, hessian_vector_product(direction))
 
-    def grad(params: Params, example: PyTree) -> Grads:
-        chosen, put_back = _choose(params, ascent_mask)
-        few_views = _first_views(example, ascent_views)
-        penalised, hessian_vector_product = jax.linearize(
-            lambda c: gradient_along(put_back(c), few_views), chosen
-        )
-        direction = pytree.unit(_choose(penalised, ascent_mask)[0])
-        here = penalised if ascent_views == 0 else gradient(params, example)
-        return pytree.shift(here, penalty, hessian_vector_product(direction))
 
-    return Oracle(ascend=_stay, grad=grad)
+def _oracle(
+    loss_fn: LossFn,
+    ascend: Closure,
+    gradient: Callable[..., Grads],
+    structure: tuple[Any, ...] = (),
+    numbers: tuple[Any, ...] = (),
+) -> Oracle:
+    """An oracle of `gradient(*structure, loss_fn, *numbers, params, example)`, for any loss."""
+
+    def of_loss(loss_fn: LossFn) -> Closure:
+        return Closure(gradient, (*structure, loss_fn), numbers)
+
+    with_loss = Closure(_with_loss, (gradient, structure, loss_fn), (ascend, numbers))
+    return Oracle(ascend, of_loss(loss_fn), with_loss)
+
+
+def _with_loss(
+    gradient: Callable[..., Grads],
+    structure: tuple[Any, ...],
+    loss_fn: LossFn,
+    ascend: Closure,
+    numbers: tuple[Any, ...],
+    change: Callable[[LossFn], LossFn],
+) -> Oracle:
+    return _oracle(change(loss_fn), ascend, gradient, structure, numbers)
 
 
 def _choose(
@@ -299,12 +377,19 @@ def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
     return params
 
 
-def _non_negative(name: str, value: float) -> float:
-    """The number that it is now; InputError unless finite and at least 0."""
-    read = scalars.real(name, value)
+def _non_negative(name: str, value: Any) -> Number:
+    """The number that it is now; InputError unless finite and at least 0, NaN if it is traced."""
+    read = scalars.argument(name, value)
+    if not scalars.is_known(read):
+        return jnp.where((read >= 0) & (read < math.inf), read, jnp.nan)
     if not (math.isfinite(read) and read >= 0):
         raise InputError(f"{name} must be a finite number of at least 0, got {value}")
     return read
+
+
+def _is_exactly(number: int, value: Number) -> bool:
+    """Whether a value removes a branch of the program: never of one that JAX traces."""
+    return scalars.is_known(value) and bool(value == number)
 
 
 def _num_views(ascent_views: int) -> int:

@@ -13,18 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import processes, scalars
-from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
+from bam.core import closure, grid, processes, scalars
+from bam.core.clipping import ROUNDING, as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import clipped_sum, per_example_sum
 from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number
 from bam.core.seeds import claimed
 from bam.core.strategy import INDEPENDENT, numbers
 from bam.core.strategy import check as check_strategy
-from bam.core.tracing import being_traced, check_keys
+from bam.core.tracing import being_traced, check_keys, compiled_once
 from bam.errors import InputError
 
 
@@ -37,8 +39,8 @@ class PrivatizeState(NamedTuple):
 
 def privatize(
     clip: optax.GradientTransformation,
-    noise_multiplier: float,
-    expected_batch_size: float,
+    noise_multiplier: Number,
+    expected_batch_size: Number,
     key: UInt32[Array, "8"],
     strategy: Sequence[float] = INDEPENDENT,
 ) -> optax.GradientTransformationExtraArgs:
@@ -94,35 +96,12 @@ def privatize(
       >>> updates["w"].shape
       (3,)
     """
-    clip, strategy = as_declared(clip), numbers(strategy)
-    sensitivity = sensitivity_of(clip)
-    noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
-    expected_batch_size = scalars.real("expected_batch_size", expected_batch_size)
-    check_noise(noise_multiplier, sensitivity)
-    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-        raise InputError(f"expected_batch_size must be positive, got {expected_batch_size}")
-    check_strategy(strategy)
+    clip, by = as_declared(clip), NoisedMean(noise_multiplier, expected_batch_size, strategy)
+    sensitivity, sigma = sensitivity_of(clip), by.noise_multiplier
+    check_noise(sigma, sensitivity)
+    check_strategy(by.strategy)
     check_start, process = claimed(key), os.getpid()
     key = scalars.unchanging(key)
-
-    @jax.jit
-    def private_gradient(
-        grads: Grads, state: PrivatizeState, params: PyTree, mask: Array | None
-    ) -> tuple[Grads, PrivatizeState]:
-        noise, noise_state = next_noise(state.noise, noise_multiplier, sensitivity, strategy)
-        noised, _ = per_example_sum(
-            lambda params, row: row,
-            params,
-            grads,
-            bound=bound_of(clip, state.clip),
-            mask=mask,
-            microbatch_size=max(1, jax.tree.leaves(grads)[0].shape[0]),
-            noise=noise,
-            draw_places=False,
-        )
-        mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
-        mean, clip_state = finish(clip, mean, state.clip)
-        return mean, PrivatizeState(clip_state, noise_state)
 
     def init(params: Params) -> PrivatizeState:
         processes.check_not_forked(process, "this private transform")
@@ -134,7 +113,7 @@ def privatize(
                 "transform with a key of its own for each"
             )
         check_start(params)
-        return PrivatizeState(clip.init(params), first_noise(key, clip, params, strategy))
+        return PrivatizeState(clip.init(params), first_noise(key, clip, params, by.strategy))
 
     def update(
         grads: Grads,
@@ -152,9 +131,46 @@ def privatize(
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
         check_keys(state.noise.key, state.noise.step)
+        size = max(1, len(jax.tree.leaves(grads)[0]))
+        is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
+        if is_noised:
+            std = sigma * sensitivity * ROUNDING
+            size = grid.fitting_size(size, sensitivity, std, size)
+        private_gradient = compiled_once(
+            _private_gradient, clip, by, is_noised=is_noised, microbatch_size=size
+        )
         return private_gradient(grads, state, params, mask)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _private_gradient(
+    clip: optax.GradientTransformation,
+    by: "NoisedMean",
+    grads: Grads,
+    state: PrivatizeState,
+    params: PyTree,
+    mask: Array | None,
+    *,
+    is_noised: bool,
+    microbatch_size: int,
+) -> tuple[Grads, PrivatizeState]:
+    noise, noise_state = next_noise(
+        state.noise, by.noise_multiplier, sensitivity_of(clip), by.strategy
+    )
+    noised, _ = per_example_sum(
+        lambda params, row: row,
+        params,
+        grads,
+        bound=bound_of(clip, state.clip),
+        mask=mask,
+        microbatch_size=microbatch_size,
+        noise=noise if is_noised else None,
+        draw_places=False,
+    )
+    mean = by.of(noised)
+    mean, clip_state = finish(clip, mean, state.clip)
+    return mean, PrivatizeState(clip_state, noise_state)
 
 
 def check_not_accumulated() -> None:
@@ -171,19 +187,30 @@ def check_not_accumulated() -> None:
             )
 
 
+@closure.register(numbers=("noise_multiplier", "expected_batch_size"), structure=("strategy",))
 @dataclasses.dataclass(frozen=True)
 class NoisedMean:
     """What is public of a private mean: σ, l, and the strategy that correlates its noise."""
 
-    noise_multiplier: float
-    expected_batch_size: float
+    noise_multiplier: Number
+    expected_batch_size: Number
     strategy: Sequence[float] = INDEPENDENT
 
     def __post_init__(self) -> None:
         """Copies the numbers; InputError for what is none."""
         for name in ("noise_multiplier", "expected_batch_size"):
-            object.__setattr__(self, name, scalars.real(name, getattr(self, name)))
+            object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
         object.__setattr__(self, "strategy", numbers(self.strategy))
+        size = self.expected_batch_size
+        if scalars.is_known(size) and not (math.isfinite(size) and size > 0):
+            raise InputError(f"expected_batch_size must be positive, got {size}")
+
+    def of(self, total: PyTree) -> PyTree:
+        """The mean of a sum; NaN for an l that is traced and not positive."""
+        size = self.expected_batch_size
+        if not scalars.is_known(size):
+            size = jnp.where((size > 0) & (size < math.inf), size, jnp.nan)
+        return jax.tree.map(lambda x: x / size, total)
 
 
 def private_mean(
@@ -218,7 +245,7 @@ def private_mean(
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
-    mean = jax.tree.map(lambda x: x / by.expected_batch_size, noised)
+    mean = by.of(noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     return private_grad, norms, PrivatizeState(clip_state, noise_state)
 

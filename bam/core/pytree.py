@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int32, PyTree
 
 from bam.errors import InputError
@@ -125,7 +126,7 @@ def unit(tree: Grads) -> Grads:
     return jax.tree.map(lambda x: (scale * at_least_float32(x)).astype(x.dtype), tree)
 
 
-def shift(tree: Params, distance: float, direction: Grads) -> Params:
+def shift(tree: Params, distance: Any, direction: Grads) -> Params:
     """Moves `tree` by `distance · direction`, leaf by leaf, keeping each leaf's dtype."""
     return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
 
@@ -163,6 +164,22 @@ def read_from_memory(
     return after
 
 
+def as_vector(tree: PyTree) -> Array:
+    """All entries of a tree in one row, `[entries]`, leaf by leaf."""
+    rows = [x.ravel() for x in jax.tree.leaves(tree)]
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
+
+
+def from_vector(vector: Array, like: PyTree) -> PyTree:
+    """The tree whose entries are a row's, with the shapes and dtypes of another."""
+    leaves: list[Any] = jax.tree.leaves(like)
+    ends = np.cumsum([math.prod(x.shape) for x in leaves])
+    rows = [vector[end - math.prod(x.shape) : end] for x, end in zip(leaves, ends, strict=True)]
+    parts = [row.reshape(x.shape).astype(x.dtype) for x, row in zip(leaves, rows, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(like), parts)
+
+
+@functools.lru_cache(maxsize=64)  # the same mask is a program's structure
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 

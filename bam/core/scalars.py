@@ -6,13 +6,17 @@ a public function keeps are numbers of Python's own, which nobody can change.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from bam.errors import InputError
+
+# A float, or what JAX traces of one: an argument of a program.
+Number: TypeAlias = float | Float[Array, ""]
 
 KINDS = ((np.bool_, bool), (np.integer, int), (np.floating, float))
 
@@ -42,6 +46,23 @@ def real(name: str, value: Any) -> float:
         return float(read)
     except OverflowError:
         raise InputError(f"{name} is an integer beyond what floats hold") from None
+
+
+def argument(name: str, value: Any) -> Number:
+    """`real`, or what JAX traces of it: then a float of no axes, whose value nothing can refuse.
+
+    What is made of one that is out of range is NaN: see `bam.core.engine`.
+    """
+    if not isinstance(value, jax.core.Tracer):
+        return real(name, value)
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise InputError(f"{name} must be one float, got {value.dtype}{list(value.shape)}")
+    return value
+
+
+def is_known(*values: Any) -> bool:
+    """Whether these are numbers of Python's, and not what JAX traces."""
+    return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def whole(name: str, value: Any) -> int:

@@ -7,8 +7,7 @@ that must be given the key of its noise, or it adds the same noise whenever it r
 
 import contextvars
 import functools
-import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
@@ -17,9 +16,10 @@ import numpy as np
 from jax import custom_batching
 from jaxtyping import Array, Bool, PyTree
 
+from bam.core.closure import Same
 from bam.errors import InputError
 
-MOST_PROGRAMS = 16
+MOST_PROGRAMS = 32
 
 Traced = TypeVar("Traced", bound=Callable[..., PyTree])
 
@@ -50,49 +50,37 @@ def at_own_weights(fn: Traced) -> Traced:
     return cast(Traced, traced)
 
 
-def compiled_once(fn: Callable[..., Any], /, **static: Any) -> Callable[..., Any]:
-    """`fn` with these keyword arguments, compiled once for each set of shapes of the others.
+def compiled_once(
+    fn: Callable[..., Any], /, *parts: PyTree, donate: tuple[int, ...] = (), **structure: Any
+) -> Callable[..., Any]:
+    """`fn(*parts, …, **structure)`, compiled once for the structure, and shapes of the others.
 
-    As with `jax.jit`, functions among the arguments must be pure, and the same function must be the
-    same object in each call. The last 16 programs are kept: one that is made anew in each call is
-    compiled in each, but the process does not grow. While JAX traces a program, this is part of it.
+    Parts are pytrees of numbers, such as `Closure`s: other numbers compile nothing. As with
+    `jax.jit`, functions must be pure, and the same function must be the same object in each call.
+    The last 32 programs are kept: one that is made anew in each call is compiled in each, but the
+    process does not grow. While JAX traces a program, this is part of it. `donate` are those
+    arguments, counted after the parts, whose memory the result may take.
     """
-    return _program(fn, **{name: _Same(value) for name, value in static.items()})
+    numbers, tree = jax.tree.flatten(parts)
+    named = {name: Same(value) for name, value in structure.items()}
+    return functools.partial(_program(fn, tree, donate, **named), numbers)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(fn: Callable[..., Any], /, **static: "_Same") -> Callable[..., Any]:
-    values = {name: same.value for name, same in static.items()}
-    return jax.jit(functools.partial(fn, **values), inline=True)
+def _program(
+    fn: Callable[..., Any],
+    parts: jax.tree_util.PyTreeDef,
+    donate: tuple[int, ...],
+    /,
+    **structure: Same,
+) -> Callable[..., Any]:
+    values = {name: same.value for name, same in structure.items()}
 
+    @functools.wraps(fn)
+    def program(numbers: list[Any], *args: Any) -> Any:
+        return fn(*jax.tree.unflatten(parts, numbers), *args, **values)
 
-class _Same(Hashable):
-    """A value with what makes it another one: an object is equal to itself alone.
-
-    Numbers, NumPy's too, and meshes are compared as such, a method by its object and its function,
-    and a clip by its functions, its bound and whether that is measured: a program has all of them.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value.item() if isinstance(value, np.generic) else value
-        self.identity = _identity(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.identity == other.identity
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
-
-
-def _identity(value: Any) -> Hashable:
-    if isinstance(value, int | float | jax.sharding.Mesh):
-        return type(value), value
-    if isinstance(value, types.MethodType):
-        return "method", id(value.__self__), id(value.__func__)
-    if isinstance(value, tuple) and hasattr(value, "sensitivity"):
-        named = (*value, value.sensitivity, getattr(value, "finish", None))
-        return "clip", *map(_Same, getattr(value, "parts", named))  # which keep them alive
-    return "object", id(value)
+    return jax.jit(program, inline=True, donate_argnums=tuple(1 + i for i in donate))
 
 
 def check_keys(key: PyTree, step: PyTree = 0) -> None:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import pytree
+from bam.core import clipping, pytree
 from bam.core.clipping import finish
+from bam.core.closure import as_closure
 from bam.core.engine import per_example_sum
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import compiled_once
@@ -85,19 +86,23 @@ def means(
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
     clip_state = clip.init(params) if clip_state is None else clip_state
     compiled = compiled_once(
-        _means, grad_fn=grad_fn, clip=clip, microbatch_size=microbatch_size, mesh=mesh
+        _means,
+        as_closure(grad_fn),
+        clipping.as_declared(clip),
+        microbatch_size=microbatch_size,
+        mesh=mesh,
     )
     return compiled(params, batch, mask, clip_state)
 
 
 def _means(
+    grad_fn: Callable[[Params, PyTree], Grads],
+    clip: optax.GradientTransformation,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " rows"],
     clip_state: PyTree,
     *,
-    grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> Means:
