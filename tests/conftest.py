@@ -81,3 +81,24 @@ def without_the_tests_type_checks():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch):
+    """Of a function of bam that a test replaces, no program that was compiled before is used."""
+    from bam.core import tracing
+    from bam.training import trainer
+
+    caches, replace, replaced = [tracing._program, trainer._made_network], monkeypatch.setattr, []
+
+    def setattr_and_forget(target, *given, **options):
+        replace(target, *given, **options)
+        if str(getattr(target, "__name__", target)).startswith("bam."):
+            replaced.append(target)
+            for cache in caches:
+                cache.cache_clear()
+
+    monkeypatch.setattr = setattr_and_forget
+    yield monkeypatch
+    for cache in caches if replaced else ():
+        cache.cache_clear()

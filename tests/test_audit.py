@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from bam.audit import canary, checks, whole_run
-from bam.core import privatize, sampling
-from bam.core.clipping import BoundedTransformation, clip_by_l2_norm
+from bam.core import privatize, pytree, sampling
+from bam.core.clipping import Bound, BoundedTransformation, clip_by_l2_norm
 from bam.core.noise import renewed
 from bam.privacy import tradeoff
 from bam.privacy.run import PrivateRun
@@ -304,34 +304,35 @@ def test_a_noise_key_used_twice_is_caught(monkeypatch):
 
 @pytest.mark.slow
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
-    right = privatize.clipped_sum
+    right = privatize.per_example_sum
 
-    def per_view(grad_fn, clip, params, batch, **options):
+    def per_view(grad_fn, params, batch, *, bound, **options):
         def sum_of_clipped(params, index):  # the views of the canary are all alike
-            clipped, _ = clip.update(grad_fn(params, index), clip.init(params))
+            clipped, _ = bound.summand(params, grad_fn(params, index))
             return jax.tree.map(lambda g: 4 * g, clipped)
 
         # The engine drops what is longer than declared, so the fault needs a false declaration.
-        as_it_is = BoundedTransformation(clip.init, lambda g, state, params=None: (g, state), bound)
-        return right(sum_of_clipped, as_it_is, params, batch, **options)
+        as_it_is = Bound(lambda params, g: (g, pytree.l2_norm(g)), declared, False)
+        return right(sum_of_clipped, params, batch, bound=as_it_is, **options)
 
     assert epsilon_lower(WHOLE, 60, views=4) <= 4.0
-    monkeypatch.setattr(privatize, "clipped_sum", per_view)
-    bound = 4.0
+    declared = 4.0
+    monkeypatch.setattr(privatize, "per_example_sum", per_view)
     assert epsilon_lower(WHOLE, 60, views=4) > 4.0
-    bound = 1.0  # as the plan has it: nothing is left of the canary
+    declared = 1.0  # as the plan has it: nothing is left of the canary
+    monkeypatch.setattr(privatize, "per_example_sum", per_view)
     assert epsilon_lower(WHOLE, 60, views=4) < 1.0
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):
-    right = privatize.clipped_sum
+    right = privatize.per_example_sum
 
-    def leaky(grad_fn, clip, params, rows, *, mask, **options):
+    def leaky(grad_fn, params, rows, *, mask, **options):
         [indices], mask = rows, jnp.ones_like(mask)
         leaked = (jnp.where(indices < sampling.PADDING, indices, canary.CANARY),)
-        return right(grad_fn, clip, params, leaked, mask=mask, **options)
+        return right(grad_fn, params, leaked, mask=mask, **options)
 
-    monkeypatch.setattr(privatize, "clipped_sum", leaky)
+    monkeypatch.setattr(privatize, "per_example_sum", leaky)
     assert epsilon_lower(SAMPLED, 60) > 4.0
 
 

@@ -89,16 +89,18 @@ def config_of(**changes):
 def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     built = trainer.build(config_of())
     state, split = built.init(0), built.place(built.dataset.train)
-    at = examples.example_at(built.config, built.dataset, split, state.step)
+    at = examples.example_at(built.parts.inputs, split, state.step)
     key = jax.random.key(3)
     one = at(key, (jnp.int32(4),))
     assert one["image"].shape == (5, 8, 8, 1)
     without = config_of(**{"augment.mixtures": 0})
-    plain = examples.example_at(without, built.dataset, split, state.step)(key, (jnp.int32(4),))
+    plain = examples.example_at(examples.inputs_of(without, built.dataset), split, state.step)(
+        key, (jnp.int32(4),)
+    )
     np.testing.assert_array_equal(one["image"][:2], plain["image"])  # as they were
     # The control: another example, elsewhere in the data, changes nothing of it.
     other = split._replace(images=split.images.at[5].set(7))
-    again = examples.example_at(built.config, built.dataset, other, state.step)
+    again = examples.example_at(built.parts.inputs, other, state.step)
     np.testing.assert_array_equal(again(key, (jnp.int32(4),))["image"], one["image"])
     assert (
         np.abs(again(key, (jnp.int32(5),))["image"] - at(key, (jnp.int32(5),))["image"]).max() > 0

@@ -14,7 +14,7 @@ the transform is traced again for each new shape.
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -287,19 +287,19 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
       >>> print(clipped["w"], clipped["b"])
       [0.6 0.8] [1.]
     """
-    bounds = [_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm)]
+    bounds = tuple(_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm))
     tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
     tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
     return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)), _bound_of_leaves)
 
 
 def _clip_leaves(
-    tree: str, bounds: list[Number], grads: Grads, state: PyTree, params: PyTree = None
+    tree: str, bounds: Sequence[Number], grads: Grads, state: PyTree, params: PyTree = None
 ) -> tuple[Grads, PyTree]:
     leaves = jax.tree.leaves(grads)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(grads)
     if tree == str(None):
-        bounds = [bounds[0] / math.sqrt(max(1, len(leaves)))] * len(leaves)
+        bounds = [bounds[0] * (1 / math.sqrt(max(1, len(leaves))))] * len(leaves)
     elif tree != str(structure):
         raise InputError("clip_norm is neither a number nor a tree of them like the gradient's")
     finite = jnp.isfinite(pytree.l2_norm(grads))
@@ -309,7 +309,7 @@ def _clip_leaves(
     return jax.tree.unflatten(structure, clipped), state
 
 
-def _bound_of_leaves(tree: str, bounds: list[Number]) -> Number:
+def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
     if scalars.is_known(*bounds):
         return math.hypot(*bounds)
     right = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))

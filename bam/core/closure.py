@@ -83,8 +83,8 @@ def as_closure(fn: Callable[..., Any]) -> Closure:
 class Same(Hashable):
     """A value with what makes it another one: an object is equal to itself alone.
 
-    Numbers, NumPy's too, texts, meshes, and tuples and trees of these are compared as such, and a
-    method by its object and its function.
+    Numbers, NumPy's too, texts, meshes, and tuples, lists and dicts of these are compared as such,
+    and a method by its object and its function.
     """
 
     __slots__ = ("identity", "value")
@@ -110,7 +110,7 @@ def _identity(value: Any) -> Hashable:
         return "method", id(value.__self__), id(value.__func__)
     if isinstance(value, Closure):
         return "closure", *map(Same, (value.fn, value.structure, value.numbers))
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list) or hasattr(value, "_fields"):
         return type(value), *map(Same, value)
     if type(value) is dict:
         return "dict", tuple((key, Same(x)) for key, x in value.items())

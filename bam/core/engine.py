@@ -213,7 +213,7 @@ def per_example_sum(
       bound: what bounds that gradient, needed for noise. It reads the gradient from memory, so that
         the norm is of the very numbers that are scaled.
       draw_places: with noise, whether rows stand at drawn places (`bam.core.places`); otherwise at
-        theirs in the batch, which is then to be padded by a law of its own.
+        theirs in the batch, which is then to be padded by a law of its own, as `sampling.pad` has.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
@@ -231,8 +231,10 @@ def per_example_sum(
         size = grid.fitting_size(size, bound.sensitivity, noise.std, num_rows)
         is_right &= most_rows >= size
     row_at = None
-    if noise is not None and draw_places and num_rows:
-        row_at = places.drawn(noise, mask, size, mesh.size if mesh else 1)
+    num_devices = mesh.size if mesh else 1
+    if noise is not None and num_rows > (0 if draw_places else size * num_devices):
+        shared = mask, size, num_devices
+        row_at = places.drawn(noise, *shared) if draw_places else places.of_batch(*shared)
         batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(row_at, num_rows - 1)], batch)
         mask = mask.at[row_at].get(mode="fill", fill_value=False)
 

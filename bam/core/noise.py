@@ -17,10 +17,11 @@ That ε is what it says rests further on `sampling.py` and `privacy/`.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int32, Integer, UInt32
 
@@ -103,7 +104,7 @@ def next_noise(
     """
     noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
     sensitivity, strategy = scalars.argument("sensitivity", sensitivity), numbers(strategy)
-    std = noise_multiplier * sensitivity * ROUNDING
+    std = scaled(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
         std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
     none = scalars.is_known(std) and std == 0
@@ -112,7 +113,7 @@ def next_noise(
     num_entries = state.past.shape[1]
     # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
-    share = noise_multiplier * (rounded / gaussian.NOISE_STD)
+    share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
     if not scalars.is_known(share):
         std = jnp.where(share <= MOST_ROUNDING, std, jnp.nan)
     elif share > MOST_ROUNDING:
@@ -120,10 +121,26 @@ def next_noise(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
-    fresh = GaussianNoise(state.key, std / (1 - share), state.step)
+    std = _number(_float32(std) / (np.float32(1) - share))
+    fresh = GaussianNoise(state.key, std, state.step)
     drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
     past = jnp.concatenate([drawn[None], state.past[:-1]])
     return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
+
+
+def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
+    """σ·S (1 + 1e-5) in 32-bit floats: the same bits on the host and where JAX traces them."""
+    with np.errstate(over="ignore"):
+        std = _float32(noise_multiplier) * _float32(sensitivity) * np.float32(ROUNDING)
+    return _number(std)
+
+
+def _number(x: Any) -> Number:
+    return float(x) if isinstance(x, np.floating) else x
+
+
+def _float32(x: Number) -> Any:
+    return np.float32(x) if scalars.is_known(x) else jnp.asarray(x, jnp.float32)
 
 
 def gaussian_noise(
@@ -148,7 +165,7 @@ def gaussian_noise(
 
     Examples:
       >>> from bam import clip_by_l2_norm, secret_key
-      >>> round(gaussian_noise(clip_by_l2_norm(0.5), 2.0, secret_key()).std, 9)
+      >>> round(gaussian_noise(clip_by_l2_norm(0.5), 2.0, secret_key()).std, 7)
       1.00001
     """
     sensitivity = sensitivity_of(clip)

@@ -22,17 +22,37 @@ def drawn(
 ) -> Int[Array, " places"]:
     """The row at each place of all microbatches; at a place without one no row's number.
 
-    Rows that are real come first at every place, so that few turns hold them all: as many as the
-    fullest place has. The places are in the order in which devices take rows in turn.
+    The places are in the order in which devices take rows in turn.
     """
-    num_rows = mask.shape[0]
-    num_seats = num_rows + -num_rows % (group_size * num_devices)
+    num_seats = _num_seats(mask, group_size, num_devices)
     seats = jnp.arange(num_seats)
     if group_size > 1:
         # In 96 bits, two of 10⁶ rows share a number with probability 1e-17.
         numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
         drawn = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
         *_, seats = jax.lax.sort((*drawn[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
+    return _in_few_turns(seats, mask, group_size, num_devices)
+
+
+def of_batch(
+    mask: Bool[Array, " rows"], group_size: int, num_devices: int
+) -> Int[Array, " places"]:
+    """The same for a batch whose rows already stand at random, as `sampling.pad` puts them."""
+    seats = jnp.arange(_num_seats(mask, group_size, num_devices))
+    return _in_few_turns(seats, mask, group_size, num_devices)
+
+
+def _num_seats(mask: Array, group_size: int, num_devices: int) -> int:
+    return mask.shape[0] + -mask.shape[0] % (group_size * num_devices)
+
+
+def _in_few_turns(
+    seats: Int[Array, " places"], mask: Bool[Array, " rows"], group_size: int, num_devices: int
+) -> Int[Array, " places"]:
+    """Rows that are real come first at every place, so that few turns hold them all.
+
+    As many as the fullest place has; no row leaves its place.
+    """
     seats = seats.reshape(-1, group_size)
     is_real = mask.at[seats].get(mode="fill", fill_value=False)
     order = jnp.argsort(~is_real, axis=0, stable=True)

@@ -18,9 +18,9 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from bam.core import closure, grid, processes, scalars
-from bam.core.clipping import ROUNDING, as_declared, bound_of, finish, sensitivity_of
-from bam.core.engine import clipped_sum, per_example_sum
-from bam.core.noise import NoiseState, check_noise, first_noise, next_noise
+from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
+from bam.core.engine import per_example_sum
+from bam.core.noise import NoiseState, check_noise, first_noise, next_noise, scaled
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import claimed
@@ -134,7 +134,7 @@ def privatize(
         size = max(1, len(jax.tree.leaves(grads)[0]))
         is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
         if is_noised:
-            std = sigma * sensitivity * ROUNDING
+            std = scaled(sigma, sensitivity)
             size = grid.fitting_size(size, sensitivity, std, size)
         private_gradient = compiled_once(
             _private_gradient, clip, by, is_noised=is_noised, microbatch_size=size
@@ -210,7 +210,8 @@ class NoisedMean:
         size = self.expected_batch_size
         if not scalars.is_known(size):
             size = jnp.where((size > 0) & (size < math.inf), size, jnp.nan)
-        return jax.tree.map(lambda x: x / size, total)
+        # A product, which has the same bits where l is a constant of somebody's program.
+        return jax.tree.map(lambda x: x * (1 / jnp.asarray(size, x.dtype)), total)
 
 
 def private_mean(
@@ -228,22 +229,25 @@ def private_mean(
     r"""The same mean in constant memory: $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
     Every training step of this library is this one: g_i is `grad_fn(params, example)`, an oracle's
-    `grad` at the weights that its `ascend` gives. Returns the mean, the norms of `clipped_sum`,
-    which are NOT private, and the next step's state.
+    `grad` at the weights that its `ascend` gives. The rows are a batch that `sampling.pad` made,
+    each at a random place, and this is part of a program that JAX compiles. Returns the mean, the
+    norms of `clipped_sum`, which are NOT private, and the next step's state.
     """
     clip = as_declared(clip)
-    sensitivity = sensitivity_of(clip)
-    noise, noise_state = next_noise(state.noise, by.noise_multiplier, sensitivity, by.strategy)
-    noised, norms = clipped_sum(
+    noise, noise_state = next_noise(
+        state.noise, by.noise_multiplier, sensitivity_of(clip), by.strategy
+    )
+    check_keys(noise.key, noise.step)
+    noised, norms = per_example_sum(
         grad_fn,
-        clip,
         params,
         examples,
+        bound=bound_of(clip, state.clip),
         mask=mask,
-        noise=noise,
-        clip_state=state.clip,
         microbatch_size=microbatch_size,
         mesh=mesh,
+        noise=noise,
+        draw_places=False,
     )
     mean = by.of(noised)
     private_grad, clip_state = finish(clip, mean, state.clip)

@@ -198,19 +198,47 @@ def normalize(
     dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
 ) -> Float32[np.ndarray | Array, "*batch h w c"]:
     """`(x / 255 - mean) / std` of uint8 pixels, `(x - mean) / std` of float features; float32."""
+    return _normalized(images, dataset.mean, dataset.std)
+
+
+def _normalized(images: Any, mean: Any, std: Any) -> Any:
     scale = 255 if images.dtype == np.uint8 else 1
-    return (images.astype(np.float32) / scale - dataset.mean) / dataset.std
+    return (images.astype(np.float32) / scale - mean) / std
+
+
+class Preparation(NamedTuple):
+    """What a network sees of images: normalised, then scaled to L2 norm at most b each; 0: not.
+
+    Attributes:
+      mean, std: of the channels, as a `Dataset` has them.
+      input_clip_norm: b.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    input_clip_norm: float = 0.0
+
+    def __call__(self, images: Num[np.ndarray | Array, "*b h w c"]) -> Float[Array, "*b h w c"]:
+        """The inputs of images."""
+        mean, std = (np.array(x, np.float32) for x in (self.mean, self.std))
+        inputs = jnp.asarray(_normalized(images, mean, std))
+        if self.input_clip_norm == 0:
+            return inputs
+        norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
+        return inputs / jnp.maximum(1.0, norm / self.input_clip_norm)
+
+
+def preparation(dataset: Dataset, input_clip_norm: float = 0.0) -> Preparation:
+    """That of a data set's images."""
+    mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
+    return Preparation(mean, std, input_clip_norm)
 
 
 def prepare(
     dataset: Dataset, images: Num[np.ndarray | Array, "*b h w c"], input_clip_norm: float = 0.0
 ) -> Float[Array, "*b h w c"]:
-    """What a network sees of images: normalised, then scaled to L2 norm at most b each; 0: not."""
-    inputs = jnp.asarray(normalize(dataset, images))
-    if input_clip_norm == 0:
-        return inputs
-    norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))
-    return inputs / jnp.maximum(1.0, norm / input_clip_norm)
+    """What a network sees of a data set's images: see `Preparation`."""
+    return preparation(dataset, input_clip_norm)(images)
 
 
 def check(

@@ -20,10 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import pytree, scalars, seeds, tracing, user_table
+from bam.core import grid, pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
+from bam.core.closure import as_closure
 from bam.core.gaussian import check_std
-from bam.core.noise import first_noise
+from bam.core.noise import first_noise, scaled
 from bam.core.oracles import LossFn, Oracle, mean_loss
 from bam.core.privatize import (
     NoisedMean,
@@ -315,7 +316,18 @@ class PrivateTraining:
                     "a PrivateTraining makes one transform: a second one would spend its ε again"
                 )
             self._transformed = True
-        compiled = jax.jit(functools.partial(self._mean, oracle, microbatch_size))
+        plan = self.plan
+        by = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
+        compiled = tracing.compiled_once(
+            _private_gradient,
+            Oracle(*(x and as_closure(x) for x in oracle)),
+            self._clip,
+            by,
+            microbatch_size=self._fitting(microbatch_size),
+            group_size=plan.group_size,
+            trainable=self._trainable,
+            mesh=self._mesh,
+        )
 
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
@@ -408,54 +420,12 @@ class PrivateTraining:
         state = PrivatizeState(self._clip.init(trained), noise)
         return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._words))
 
-    def _mean(
-        self,
-        oracle: Oracle,
-        microbatch_size: int,
-        batch: DrawnBatch,
-        state: PrivateState,
-        params: Params,
-    ) -> tuple[Grads, PrivateState]:
-        """The private gradient; NaN of a batch that is not the state's next."""
-        # The program that is compiled of these may outlive this object, and must not hold it.
-        plan, trained_of = self.plan, self._trained_of
-        rows, mask = batch.examples, jnp.asarray(batch.mask)
-        if plan.group_size:
-            rows, mask = (rows, mask), jnp.any(mask, axis=1)
-            microbatch_size = max(1, microbatch_size // plan.group_size)
-        at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
-
-        def loss_of(loss: LossFn) -> LossFn:
-            """The loss of a row of `rows`, of the trained parameters alone."""
-            loss = mean_loss(loss) if plan.group_size else loss
-            return lambda trained, row: loss(_merged(trained, at), row)
-
-        if oracle.with_loss and (plan.group_size or self._trainable):
-            oracle = oracle.with_loss(loss_of)
-
-        def gradient_of(trained: Params, row: PyTree) -> Grads:
-            grads = oracle.grad(trained, row)
-            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
-            if not pytree.same_structure(grads, trained) or shapes != expected:
-                raise InputError("the oracle's gradient is no pytree like the parameters")
-            return grads
-
-        gradient, _, after = private_mean(
-            gradient_of,
-            self._clip,
-            trained_of(at),
-            rows,
-            state.privatize,
-            NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy),
-            mask=mask,
-            microbatch_size=microbatch_size,
-            mesh=self._mesh,
-        )
-        right = _is_next(batch, state)
-        gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
-        gradient = tracing.never_mapped(gradient)
-        whole = _merged(gradient, optax.tree.zeros_like(params))
-        return whole, PrivateState(after, gradient, state.run)
+    def _fitting(self, microbatch_size: int) -> int:
+        """As many rows as asked for, if 32 bits hold the sum of their integers."""
+        size = scalars.count("microbatch_size", microbatch_size)
+        size = max(1, size // self.plan.group_size) if self.plan.group_size else size
+        std = scaled(self.plan.noise_multiplier, self._sensitivity)
+        return grid.fitting_size(size, self._sensitivity, std, self.plan.capacity)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
         """Replaces what `resume` goes on from, all or nothing; it is for resuming, not for release.
@@ -561,6 +531,58 @@ class PrivateTraining:
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
+
+
+def _private_gradient(
+    oracle: Oracle,
+    clip: optax.GradientTransformation,
+    by: NoisedMean,
+    batch: DrawnBatch,
+    state: PrivateState,
+    params: Params,
+    *,
+    microbatch_size: int,
+    group_size: int,
+    trainable: str,
+    mesh: Mesh | None,
+) -> tuple[Grads, PrivateState]:
+    """The private gradient; NaN of a batch that is not the state's next."""
+    rows, mask = batch.examples, jnp.asarray(batch.mask)
+    if group_size:
+        rows, mask = (rows, mask), jnp.any(mask, axis=1)
+    at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
+
+    def loss_of(loss: LossFn) -> LossFn:
+        """The loss of a row of `rows`, of the trained parameters alone."""
+        loss = mean_loss(loss) if group_size else loss
+        return lambda trained, row: loss(_merged(trained, at), row)
+
+    if oracle.with_loss and (group_size or trainable):
+        oracle = oracle.with_loss(loss_of)
+
+    def gradient_of(trained: Params, row: PyTree) -> Grads:
+        grads = oracle.grad(trained, row)
+        shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
+        if not pytree.same_structure(grads, trained) or shapes != expected:
+            raise InputError("the oracle's gradient is no pytree like the parameters")
+        return grads
+
+    gradient, _, after = private_mean(
+        gradient_of,
+        clip,
+        _part(pytree.matching(trainable), at),
+        rows,
+        state.privatize,
+        by,
+        mask=mask,
+        microbatch_size=microbatch_size,
+        mesh=mesh,
+    )
+    right = _is_next(batch, state)
+    gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+    gradient = tracing.never_mapped(gradient)
+    whole = _merged(gradient, optax.tree.zeros_like(params))
+    return whole, PrivateState(after, gradient, state.run)
 
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from bam.core import pytree
 from bam.core.clipping import ROUNDING, finish
+from bam.core.closure import Closure
 from bam.core.engine import clipped_sum
 from bam.core.pytree import Grads, Params
 from bam.testing.common import MIXED, close, compiled, norm64, require, row, shapes
@@ -124,6 +125,12 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
     left, seen = [transform.init, transform.update, getattr(transform, "finish", None)], set()
     while left:
         function = left.pop()
+        if isinstance(function, Closure):
+            left.append(function.fn)
+            for kept in (*function.structure, *function.numbers):
+                if _is_changeable(kept):
+                    yield f"a number, of type {type(kept).__name__}"
+            continue
         function = inspect.unwrap(function) if callable(function) else None
         if not isinstance(function, types.FunctionType) or function in seen:
             continue
@@ -134,12 +141,16 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
                 kept = cell.cell_contents
             except ValueError:  # not assigned
                 continue
-            is_array = isinstance(kept, np.ndarray) and kept.flags.writeable
-            if is_array or isinstance(kept, dict | list | set):
+            if _is_changeable(kept):
                 yield f"{name}, of type {type(kept).__name__}"
             # Of a chain the bound is that of the last alone, which its `finish` keeps.
             parts = kept if isinstance(kept, optax.GradientTransformation) else (kept,)
             left.extend(parts)
+
+
+def _is_changeable(kept: object) -> bool:
+    is_array = isinstance(kept, np.ndarray) and kept.flags.writeable
+    return is_array or isinstance(kept, dict | list | set)
 
 
 def _check_eager(

@@ -185,13 +185,15 @@ def compile_step(
     given = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), given
     )
-    return built, *compile_timed(built.step, *given)
+    return built, *compile_timed(built.step, *given, donate=(0,))
 
 
-def compile_timed(fn: Callable[..., PyTree], *args: PyTree) -> tuple[PyTree, float]:
+def compile_timed(
+    fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
+) -> tuple[PyTree, float]:
     """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
     started = time.perf_counter()
-    compiled = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args).compile()
+    compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import clipping, pytree
+from bam.core import clipping, pytree, scalars
 from bam.core.clipping import finish
 from bam.core.closure import as_closure
 from bam.core.engine import per_example_sum
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number
 from bam.core.tracing import compiled_once
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -201,7 +202,7 @@ def bias_by_batch_size(
 
 
 def describe(
-    own: Means, plain: Means, previous_private_grad: Grads, noise_std: float
+    own: Means, plain: Means, previous_private_grad: Grads, noise_std: Number
 ) -> dict[str, Float[Array, ""]]:
     """Everything that is said of one batch, by name. NOT PRIVATE.
 
@@ -231,7 +232,7 @@ def describe(
         measured[f"norm_quantile_{100 * level:02.0f}"] = norm
     measured["plain/mean_norm"] = jnp.nanmean(plain.norms)
     noise_norm = noise_std * math.sqrt(pytree.num_params(own.clipped))
-    if noise_norm:
+    if not scalars.is_known(noise_norm) or noise_norm:
         measured["snr"] = pytree.l2_norm(own.clipped) / noise_norm
     toward = pytree.unit(plain.gradient)
     measured["cosine_examples"] = optax.tree.vdot(plain.direction, toward)

@@ -1,6 +1,7 @@
 """What a loss is given: one example with this step's views of it, or one user with several."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,49 @@ with needs("train"):
 MIXED = 2**31 - 1  # what is folded into the key of an example's views for its mixtures
 
 
-def rows(
-    dataset: datasets.Dataset, split: datasets.Split, indices: Array | np.ndarray
-) -> tuple[Array, ...]:
+class Inputs(NamedTuple):
+    """How examples are made of a split's rows: constants, of a config and a data set.
+
+    Attributes:
+      shape: of an image.
+      are_users: whether a row is a user, of several images.
+      streams: whether a split holds the rows of a batch, and not all.
+      num_views, shift, flip, mixtures: of `bam.data.augment`.
+      prepare: what a network sees of an image.
+    """
+
+    shape: tuple[int, ...]
+    are_users: bool
+    streams: bool
+    num_views: int
+    shift: int
+    flip: str
+    mixtures: int
+    prepare: datasets.Preparation
+
+
+def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
+    """Those of a run."""
+    return Inputs(
+        shape=tuple(dataset.train.images.shape[-3:]),
+        are_users=config.dataset.group_size > 0,
+        streams=datasets.streams(dataset),
+        num_views=config.augment.views,
+        shift=config.augment.shift,
+        flip=config.augment.flip,
+        mixtures=config.augment.mixtures,
+        prepare=datasets.preparation(dataset, config.input_clip_norm),
+    )
+
+
+def rows(inputs: Inputs, split: datasets.Split, indices: Array | np.ndarray) -> tuple[Array, ...]:
     """What `example_at` makes examples of: a split's rows `indices`, in arrays `[M, ...]`.
 
     Of data in memory, where the split is all of them, it is the indices alone; of data that are
     streamed the split is these rows.
     """
     numbers: tuple[Array, ...] = (jnp.asarray(indices),)
-    return (*numbers, *map(jnp.asarray, split[:2])) if datasets.streams(dataset) else numbers
+    return (*numbers, *map(jnp.asarray, split[:2])) if inputs.streams else numbers
 
 
 def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
@@ -36,7 +70,7 @@ def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
 
 
 def example_at(
-    config: ConfigDict, dataset: datasets.Dataset, split: datasets.Split, step: Int[Array, ""]
+    inputs: Inputs, split: datasets.Split, step: Int[Array, ""]
 ) -> Callable[[Array, PyTree], PyTree]:
     """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
 
@@ -45,9 +79,7 @@ def example_at(
     A user has the views of all its examples in `image`, a label for each, and `present`, which of
     them are there (`users.grouped`).
     """
-    shape, are_users = dataset.train.images.shape[-3:], config.dataset.group_size > 0
-    options = {"num_views": config.augment.views}
-    options |= {"shift": config.augment.shift, "flip": config.augment.flip}
+    options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
         index, *given = row
@@ -56,18 +88,17 @@ def example_at(
         is_example = index < len(split.labels)
         arrays = given or [jnp.where(is_example, x[index], 0) for x in split[:2]]
         images, labels = arrays
-        images = images.reshape(-1, *shape)
+        images = images.reshape(-1, *inputs.shape)
         example = {"key": own_key, "step": step, "row": index}
-        if are_users:
+        if inputs.are_users:
             keys = users.keys_of(views_key, len(images))
             views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)
-            inputs, labels, example["present"] = users.in_one_row(views, labels)
+            views, labels, example["present"] = users.in_one_row(views, labels)
         else:
-            inputs = augment.views(views_key, images[0], **options)
-        inputs = datasets.prepare(dataset, inputs, config.input_clip_norm)
+            views = augment.views(views_key, images[0], **options)
         mixed_key = jax.random.fold_in(views_key, MIXED)
-        inputs = augment.with_mixtures(mixed_key, inputs, config.augment.mixtures)
-        return example | {"image": inputs, "label": labels}
+        views = augment.with_mixtures(mixed_key, inputs.prepare(views), inputs.mixtures)
+        return example | {"image": views, "label": labels}
 
     return at
 

@@ -89,8 +89,3 @@ def strength(method: JsonMapping) -> float:
 def is_private(name: str) -> bool:
     """Whether a method asks for privacy; `build` plans a run for it that has it, or refuses."""
     return name != "non_private"
-
-
-def is_plain(name: str) -> bool:
-    """Whether a method's gradient is the plain one, as DP-SGD's is."""
-    return name in METHODS and METHODS[name].make is oracles.dp_sgd

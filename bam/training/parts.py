@@ -31,7 +31,9 @@ from jaxtyping import PyTree
 from bam import models, named
 from bam.core import clipping, oracles, pytree
 from bam.core.clipping import BoundedTransformation
+from bam.core.closure import Closure
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number, is_known
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
@@ -60,19 +62,19 @@ FEATURES = {  # each is imported when it is named
 
 
 def _sgd(
-    plan: PrivacyPlan,
-    clip_norm: float,
-    sensitivity: float,
-    learning_rate: float,
-    momentum: float = 0.0,
+    plan: PrivacyPlan | None,
+    clip_norm: Number,
+    sensitivity: Number | None,
+    learning_rate: Number,
+    momentum: Number = 0.0,
     per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
     """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
 
     So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
     """
-    sgd = optax.sgd(learning_rate, momentum or None)
-    if per_clip_norm and not 0 < clip_norm < math.inf:
+    sgd = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
+    if per_clip_norm and is_known(clip_norm) and not 0 < clip_norm < math.inf:
         raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
     return optax.chain(optax.scale(1 / clip_norm), sgd) if per_clip_norm else sgd
 
@@ -179,12 +181,35 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
 
 
 def make_optimizer(
-    section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: float
+    section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: Number
 ) -> optax.GradientTransformation:
-    """What follows the noise, as a config's `optimizer` section says: post-processing."""
+    """What follows the noise, as a config's `optimizer` section says: post-processing.
+
+    Numbers of ours are arguments of what is compiled; but for 0, which removes a part of it.
+    """
     public = (plan, clip_norm, sensitivity)
     optimizer: optax.GradientTransformation = make("optimizer", section.to_dict(), *public)
-    return optimizer
+    if ":" in section.name:
+        return optimizer
+    given = {"clip_norm": clip_norm, **{k: v for k, v in section.items() if k != "name"}}
+    numbers = {k: v for k, v in given.items() if type(v) is float and v != 0}
+    structure = {k: v for k, v in given.items() if k not in numbers}
+    row = OPTIMIZERS[section.name].make
+    return optax.GradientTransformation(
+        *(Closure(f, (row, structure), (numbers,)) for f in (_init_optimizer, _update_optimizer))
+    )
+
+
+def _init_optimizer(row: Any, structure: JsonObject, numbers: JsonObject, params: Params) -> PyTree:
+    return row(plan=None, sensitivity=None, **structure, **numbers).init(params)
+
+
+def _update_optimizer(
+    row: Any, structure: JsonObject, numbers: JsonObject, grads: Grads, state: PyTree, *params: Any
+) -> tuple[PyTree, PyTree]:
+    optimizer = row(plan=None, sensitivity=None, **structure, **numbers)
+    updates: tuple[PyTree, PyTree] = optimizer.update(grads, state, *params)
+    return updates
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:

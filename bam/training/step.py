@@ -1,20 +1,34 @@
-"""What a run carries from step to step, and how a gradient moves it.
+"""A step of a run, and what else is compiled for it: functions of its parts and its state.
 
-`Trainer.step` puts it together; the loop over microbatches is in `bam.core.engine`.
+The loop over microbatches is in `bam.core.engine`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, Num, PyTree
 
+from bam import models
+from bam.core import closure, oracles, pytree, sampling
 from bam.core.clipping import BoundedTransformation
+from bam.core.engine import plain_sum
 from bam.core.noise import NoiseState, first_noise
+from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
+from bam.core.scalars import Number
 from bam.core.seeds import host_key
+from bam.data import datasets
+from bam.files import JsonObject
+from bam.models import finetune, losses
+from bam.training import diagnostics, examples
+
+DENSE = "xla"  # convolutions that are fastest where no example has a gradient of its own
 
 
 class TrainState(NamedTuple):
@@ -46,16 +60,94 @@ class TrainState(NamedTuple):
     frozen: Params
 
 
+@closure.register(
+    numbers=("oracle", "clip", "optimizer", "mean", "ema_decay", "noise_norm"),
+    structure=("is_private", "loss", "model", "inputs", "microbatch_size", "mesh"),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """What the functions below are made of, with the numbers that are their arguments.
+
+    Attributes:
+      oracle: the method, of `loss`.
+      clip: the per-example transform.
+      optimizer: what follows the noise.
+      mean: σ, l, and how noise is correlated.
+      ema_decay: of the average of weights; None: there is none.
+      noise_norm: how much longer correlated noise makes the noise of one step; 1: not at all.
+      is_private: whether gradients are bounded and noised.
+      loss: that of an example as a function of the trained parameters; it has the `frozen` ones.
+      model: the network as functions of its parameters.
+      inputs: how examples are made of rows.
+      microbatch_size: rows whose gradients are in memory at once.
+      mesh: the devices that share rows; None for a single one.
+    """
+
+    oracle: oracles.Oracle
+    clip: BoundedTransformation
+    optimizer: optax.GradientTransformation
+    mean: NoisedMean
+    ema_decay: float | None
+    noise_norm: float
+    is_private: bool
+    loss: oracles.LossFn
+    model: models.Model
+    inputs: examples.Inputs
+    microbatch_size: int
+    mesh: jax.sharding.Mesh | None
+
+    def example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
+        """Makes an example of a row, so that only a microbatch of views exists at a time."""
+        at = examples.example_at(self.inputs, train, state.step)
+        key = step_key(state)
+        return lambda row: at(key, row) | {"frozen": state.frozen}
+
+    @property
+    def sharing(self) -> JsonObject:
+        """How rows are shared out."""
+        return {"microbatch_size": self.microbatch_size, "mesh": self.mesh}
+
+
+def take(
+    parts: Parts, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
+) -> TrainState:
+    """One step, of a train split on the devices: Algorithm 2 of arXiv 2308.12018.
+
+    The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which is
+    public. Without privacy it is the sum of gradients over l, of the same batches. Of data that are
+    streamed the split holds the batch's rows, in their order.
+    """
+    oracle, example_at = parts.oracle, parts.example_at(state, train)
+    rows = examples.rows(parts.inputs, train, batch.indices)
+    sharing: JsonObject = {"mask": jnp.asarray(batch.mask), **parts.sharing}
+    if parts.is_private:
+        gradient, norms, after = private_mean(
+            lambda params, row: oracle.grad(params, example_at(row)),
+            parts.clip,
+            oracle.ascend(state.params, state.private_grad),
+            rows,
+            PrivatizeState(state.clip, state.noise),
+            parts.mean,
+            **sharing,
+        )
+        num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
+        state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
+    else:
+        total = plain_sum(
+            lambda params, row: parts.loss(params, example_at(row)), state.params, rows, **sharing
+        )
+        gradient = parts.mean.of(total)
+    # From here on everything is post-processing of the private gradient.
+    return descend(state, gradient, parts.optimizer, parts.ema_decay)
+
+
 def descend(
     state: TrainState,
     gradient: Grads,
     optimizer: optax.GradientTransformation,
-    ema_decay: float,
+    ema_decay: Number | None,
 ) -> TrainState:
-    """The step along a gradient by any optax transform, and the average of the weights.
-
-    An `ema_decay` of 0 is no average.
-    """
+    """The step along a gradient by any optax transform, and the average of the weights."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return state._replace(
@@ -67,12 +159,89 @@ def descend(
     )
 
 
-def _average(averaged: Params, params: Params, step: Int[Array, ""], decay: float) -> Params:
+def _average(
+    averaged: Params, params: Params, step: Int[Array, ""], decay: Number | None
+) -> Params:
     """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
-    if decay == 0:
+    if decay is None:
         return params
     decay_now: Float[Array, ""] = jnp.minimum(decay, (1 + step) / (10 + step))
     return optax.incremental_update(params, averaged, 1 - decay_now)
+
+
+def evaluate(
+    params: Params,
+    images: Num[Array | np.ndarray, "n h w c"],
+    labels: Num[Array | np.ndarray, "n ..."],
+    *,
+    model: models.Model,
+    criterion: losses.Loss,
+    prepare: datasets.Preparation,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[Array, Array, Float[Array, "n ..."]]:
+    """The number of images classified correctly, the sum of their losses, and the outputs.
+
+    An image whose loss is not finite is not classified correctly, whatever its outputs are. The
+    parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
+    """
+    outputs = model.logits(params, prepare(images), DENSE)
+    right = criterion.right or (lambda output, label: jnp.zeros(()))
+    losses, is_right = (
+        jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (criterion.of_output, right)
+    )
+    finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
+    num_right = jnp.sum(jnp.where(finite, is_right, 0))
+    if mesh:  # all rows in every process
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
+    return num_right, jnp.sum(losses), outputs
+
+
+def means(
+    parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
+) -> tuple[diagnostics.Means, diagnostics.Means]:
+    """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
+
+    The train split is on the devices; `indices` are its rows. Of data that are streamed it holds
+    these rows alone.
+    """
+    example_at = parts.example_at(state, train)
+
+    def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
+        return diagnostics.means(
+            lambda params, row: oracle.grad(params, example_at(row)),
+            parts.clip,
+            oracle.ascend(state.params, state.private_grad),
+            examples.rows(parts.inputs, train, indices),
+            clip_state=state.clip,
+            **parts.sharing,
+        )
+
+    own, plain = parts.oracle, oracles.dp_sgd(parts.loss)
+    if pytree.same_structure(own, plain):
+        return (both := means_of(own)), both
+    return means_of(own), means_of(plain)
+
+
+def diagnose(
+    parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
+) -> dict[str, Float[Array, ""]]:
+    """What `diagnostics.describe` says of `means`, and `plain/loss`, the loss. NOT PRIVATE."""
+    own, plain = means(parts, state, train, indices)
+    example_at = parts.example_at(state, train)
+    params = finetune.merge(state.params, state.frozen)
+    losses = jax.lax.map(
+        lambda row: parts.model.loss(params, example_at(row), DENSE),
+        examples.rows(parts.inputs, train, indices),
+        batch_size=parts.microbatch_size,
+    )
+    noise_std: Number = 0.0
+    if parts.is_private:
+        mean = parts.mean
+        noise_std = mean.noise_multiplier * parts.clip.sensitivity * parts.noise_norm
+        noise_std /= mean.expected_batch_size
+    measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
+    return measured | {"plain/loss": jnp.mean(losses)}
 
 
 def first_state(

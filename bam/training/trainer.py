@@ -8,45 +8,44 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Num, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from bam import models
-from bam.core import oracles, pytree, sampling, strategy
+from bam.core import grid, oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
-from bam.core.engine import plain_sum
-from bam.core.noise import first_noise, next_noise
-from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
+from bam.core.closure import Same, as_closure
+from bam.core.noise import first_noise, next_noise, scaled
+from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
+from bam.core.tracing import compiled_once
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.training import devices, diagnostics, examples, loading, methods, parts
+from bam.training import devices, examples, loading, methods, parts
+from bam.training import step as steps
 from bam.training.config import check
-from bam.training.step import TrainState, descend, first_state, step_key
+from bam.training.step import TrainState, first_state
 
 with needs("train"):
     from ml_collections import ConfigDict
 
 Output = TypeVar("Output")
-DENSE = "xla"  # convolutions that are fastest where no example has a gradient of its own
 
 
 def compiled(
-    method: Callable[..., Output], *, donate: tuple[int, ...] = ()
+    function: Callable[..., Output], *, donate: tuple[int, ...] = ()
 ) -> functools.cached_property[Callable[..., Output]]:
-    """A method that is compiled once for each object, when it is first called.
+    """A method that is compiled when it is first called, once for all trainers of a structure.
 
     `donate` are those arguments, counted without `self`, whose memory the result may take.
     """
 
-    def bound(self: object) -> Callable[..., Output]:
-        return jax.jit(functools.partial(method, self), donate_argnums=donate)
+    def bound(self: "Trainer") -> Callable[..., Output]:
+        return compiled_once(function, self.parts, donate=donate)
 
     return functools.cached_property(bound)
 
@@ -111,123 +110,48 @@ class Trainer:
         share = devices.share_rows if datasets.streams(self.dataset) else devices.replicate
         return share(rows, self.mesh)
 
-    @functools.partial(compiled, donate=(0,))
-    def step(
-        self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
-    ) -> TrainState:
-        """One step, of a train split on the devices: Algorithm 2 of arXiv 2308.12018.
+    # Each is the function of `bam.training.step` without its parts.
+    step = compiled(steps.take, donate=(0,))
+    means = compiled(steps.means)
+    diagnose = compiled(steps.diagnose)
 
-        The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which
-        is public. Without privacy it is the sum of gradients over l, of the same batches. Of data
-        that are streamed the split holds the batch's rows, in their order. It does not check the
-        plan: the loop does.
-        """
-        oracle, example_at = self.oracle, self._example_at(state, train)
-        rows = examples.rows(self.dataset, train, batch.indices)
-        sharing: JsonObject = {"mask": jnp.asarray(batch.mask), **self._sharing}
-        plan, strategy = self.plan, self.plan.mechanism.strategy
-        if plan.private:
-            gradient, norms, after = private_mean(
-                lambda params, row: oracle.grad(params, example_at(row)),
-                self.clip,
-                oracle.ascend(state.params, state.private_grad),
-                rows,
-                PrivatizeState(state.clip, state.noise),
-                NoisedMean(plan.noise_multiplier, plan.expected_batch_size, strategy),
-                **sharing,
-            )
-            num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
-            state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
-        else:
-            total = plain_sum(
-                lambda params, row: self.loss(params, example_at(row)),
-                state.params,
-                rows,
-                **sharing,
-            )
-            gradient = jax.tree.map(lambda x: x / self.plan.expected_batch_size, total)
-        # From here on everything is post-processing of the private gradient.
-        return descend(state, gradient, self.optimizer, self.config.ema_decay)
+    @functools.cached_property
+    def evaluate(self) -> Callable[..., tuple[Array, Array, Array]]:
+        """The function of `bam.training.step`, compiled once for all methods."""
+        prepare = datasets.preparation(self.dataset, self.config.input_clip_norm)
+        given: JsonObject = {"model": self.model, "criterion": self.criterion}
+        return compiled_once(steps.evaluate, **given, prepare=prepare, mesh=self.mesh)
 
-    @compiled
-    def evaluate(
-        self,
-        params: Params,
-        images: Num[Array | np.ndarray, "n h w c"],
-        labels: Num[Array | np.ndarray, "n ..."],
-    ) -> tuple[Array, Array, Float[Array, "n ..."]]:
-        """The number of images classified correctly, the sum of their losses, and the outputs.
-
-        An image whose loss is not finite is not classified correctly, whatever its outputs are.
-        The parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
-        """
-        inputs = datasets.prepare(self.dataset, images, self.config.input_clip_norm)
-        outputs = self.model.logits(params, inputs, DENSE)
-        right = self.criterion.right or (lambda output, label: jnp.zeros(()))
-        losses, is_right = (
-            jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (self.criterion.of_output, right)
+    @functools.cached_property
+    def parts(self) -> steps.Parts:
+        """What these are made of."""
+        plan, config = self.plan, self.config
+        noise = strategy.noise_of(plan.mechanism.strategy, plan.num_steps)
+        return steps.Parts(
+            oracle=oracles.Oracle(*(x and as_closure(x) for x in self.oracle)),
+            clip=self.clip,
+            optimizer=optax.GradientTransformation(*map(as_closure, self.optimizer)),
+            mean=NoisedMean(
+                plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
+            ),
+            ema_decay=float(config.ema_decay) or None,
+            noise_norm=strategy.norm(noise),
+            is_private=plan.private,
+            loss=self.loss,
+            model=self.model,
+            inputs=examples.inputs_of(config, self.dataset),
+            microbatch_size=self._microbatch_size,
+            mesh=self.mesh,
         )
-        finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
-        num_right = jnp.sum(jnp.where(finite, is_right, 0))
-        if self.mesh:  # all rows in every process
-            everywhere = NamedSharding(self.mesh, PartitionSpec())
-            outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
-        return num_right, jnp.sum(losses), outputs
-
-    @compiled
-    def means(
-        self, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
-    ) -> tuple[diagnostics.Means, diagnostics.Means]:
-        """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
-
-        The train split is on the devices; `indices` are its rows. Of data that are streamed it
-        holds these rows alone.
-        """
-        example_at = self._example_at(state, train)
-
-        def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
-            return diagnostics.means(
-                lambda params, row: oracle.grad(params, example_at(row)),
-                self.clip,
-                oracle.ascend(state.params, state.private_grad),
-                examples.rows(self.dataset, train, indices),
-                clip_state=state.clip,
-                **self._sharing,
-            )
-
-        own = means_of(self.oracle)
-        if methods.is_plain(self.config.method.name):
-            return own, own
-        return own, means_of(oracles.dp_sgd(self.loss))
-
-    @compiled
-    def diagnose(
-        self, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
-    ) -> dict[str, Float[Array, ""]]:
-        """What `diagnostics.describe` says of `means`, and `plain/loss`, the loss. NOT PRIVATE."""
-        own, plain = self.means(state, train, indices)
-        example_at = self._example_at(state, train)
-        params = finetune.merge(state.params, state.frozen)
-        losses = jax.lax.map(
-            lambda row: self.model.loss(params, example_at(row), DENSE),
-            examples.rows(self.dataset, train, indices),
-            batch_size=self.config.microbatch_size,
-        )
-        plan = self.plan
-        noise_std = plan.noise_multiplier * self.sensitivity / plan.expected_batch_size
-        noise_std *= strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps))
-        measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
-        return measured | {"plain/loss": jnp.mean(losses)}
-
-    def _example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
-        """Makes an example of a row, so that only a microbatch of views exists at a time."""
-        at = examples.example_at(self.config, self.dataset, train, state.step)
-        key = step_key(state)
-        return lambda row: at(key, row) | {"frozen": state.frozen}
 
     @property
-    def _sharing(self) -> JsonObject:
-        return {"microbatch_size": self.config.microbatch_size, "mesh": self.mesh}
+    def _microbatch_size(self) -> int:
+        """As many as the config says, if 32 bits hold the sum of their integers."""
+        plan, size = self.plan, int(self.config.microbatch_size)
+        if not plan.private:
+            return size
+        std = scaled(plan.noise_multiplier, self.sensitivity)
+        return grid.fitting_size(size, self.sensitivity, std, plan.capacity)
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
@@ -247,7 +171,7 @@ class Trainer:
     @property
     def sensitivity(self) -> float:
         """S of the per-example transform: the noise on the sum has deviation σ·S."""
-        return self.clip.sensitivity if self.plan.private else 0.0
+        return float(self.clip.sensitivity) if self.plan.private else 0.0
 
     @property
     def clip_norm(self) -> float:
@@ -291,26 +215,12 @@ def build(
     check(config)
     if dataset is None:
         dataset = loading.make_dataset(config.dataset, config.features, log)
-    criterion = parts.make_loss(config.loss)
-    datasets.check(dataset, criterion.check)
+    datasets.check(dataset, parts.make_loss(config.loss).check)
     dataset = users.grouped(dataset, config.dataset.group_size)
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
-    module = parts.make_model(config.model, dataset.num_classes)
-    model = models.as_functions(
-        module,
-        shape,
-        convolution=config.convolution,
-        precision=config.precision,
-        lora_rank=config.lora.rank,
-        lora_targets=config.lora.targets,
-        loss=criterion,
-    )
-
-    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
-        return model.loss(finetune.merge(params, example["frozen"]), example)
-
+    criterion, model, loss = _network(config, dataset.num_classes, shape)
     oracle = parts.make_oracle(config.method, loss)
     _check_shapes(config, dataset, criterion, model, oracle)
     plan = _planned(config, num_examples, plan)
@@ -333,6 +243,42 @@ def build(
         features_digest=loading.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
+
+
+def _network(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
+    """How outputs are judged, the network, and the loss of an example.
+
+    Ours are the same objects for the same config, so that their programs are compiled once.
+    """
+    names = ("model", "loss", "lora", "convolution", "precision")
+    sections = Same({name: config.to_dict()[name] for name in names})
+    are_ours = ":" not in config.model.name + config.loss.name
+    make = _made_network if are_ours else _made_network.__wrapped__
+    return make(sections, num_classes, tuple(shape))
+
+
+@functools.lru_cache(maxsize=32)
+def _made_network(
+    sections: Same, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
+    config = ConfigDict(sections.value)
+    criterion = parts.make_loss(config.loss)
+    model = models.as_functions(
+        parts.make_model(config.model, num_classes),
+        shape,
+        convolution=config.convolution,
+        precision=config.precision,
+        lora_rank=config.lora.rank,
+        lora_targets=config.lora.targets,
+        loss=criterion,
+    )
+
+    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
+        return model.loss(finetune.merge(params, example["frozen"]), example)
+
+    return criterion, model, loss
 
 
 def _clip_norm(config: ConfigDict, plan: PrivacyPlan) -> float:

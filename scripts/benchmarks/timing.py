@@ -32,7 +32,7 @@ def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTre
     """
     train = built.place(built.dataset.train)
     state, others = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
-    compiled, seconds = ahead.compile_timed(built.step, state, *others)
+    compiled, seconds = ahead.compile_timed(built.step, state, *others, donate=(0,))
     return compiled, seconds, state, others
 
 
