@@ -1,6 +1,7 @@
 """Any network as pure functions of one example's parameters, as training knows it."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
@@ -16,6 +17,7 @@ from bam.core import pytree
 from bam.core.pytree import Params
 from bam.errors import InputError
 from bam.models import lora
+from bam.models.interpreter import interpreted
 from bam.models.layers import convolutions_as
 from bam.models.losses import Loss, cross_entropy
 
@@ -137,7 +139,7 @@ def as_functions(
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
         raise InputError(f"the network leaves nothing of inputs of shape {input_shape}") from error
-    return Model(jax.jit(init), logits, loss_of)  # op by op, init would compile every layer
+    return Model(functools.partial(interpreted, init), logits, loss_of)
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:

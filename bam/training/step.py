@@ -26,6 +26,7 @@ from bam.core.seeds import host_key
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import finetune, losses
+from bam.models.interpreter import interpreted
 from bam.training import diagnostics, examples
 
 DENSE = "xla"  # convolutions that are fastest where no example has a gradient of its own
@@ -253,20 +254,30 @@ def first_state(
 ) -> TrainState:
     """The state before the first step; no aliased buffers, so it is safe to donate.
 
-    `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise.
+    `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise. Nothing of
+    it is compiled for a network, see `bam.models.interpreter`.
     """
-    params, frozen = init(stream_key(seed, "weights"))
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        averaged=jax.tree.map(jnp.copy, params),
-        opt_state=jax.tree.map(jnp.copy, optimizer.init(params)),
-        noise=first_noise(jnp.asarray(host_key(seed, "noise")), clip, params, strategy),
-        clip=jax.tree.map(jnp.copy, clip.init(params)),
-        private_grad=optax.tree.zeros_like(params),
-        augment_key=stream_key(seed, "views"),
-        num_nonfinite=jnp.zeros((), jnp.int32),
-        frozen=frozen,
+
+    def state(weights_key: Array, noise_key: Array, augment_key: Array) -> TrainState:
+        params, frozen = init(weights_key)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            averaged=params,
+            opt_state=optimizer.init(params),
+            noise=first_noise(noise_key, clip, params, strategy),
+            clip=clip.init(params),
+            private_grad=optax.tree.zeros_like(params),
+            augment_key=augment_key,
+            num_nonfinite=jnp.zeros((), jnp.int32),
+            frozen=frozen,
+        )
+
+    return interpreted(
+        state,
+        stream_key(seed, "weights"),
+        jnp.asarray(host_key(seed, "noise")),
+        stream_key(seed, "views"),
     )
 
 
