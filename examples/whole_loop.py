@@ -28,16 +28,11 @@ METHODS = {"dp_sgd": oracles.dp_sgd, "bam_sam": oracles.bam_sam}
 
 def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -> PyTree:
     """Takes the steps that are left of the run in a folder, and returns the weights."""
-    settings = dict(
+    private = bam.PrivateTraining(
         num_examples=len(data.train.labels), expected_batch_size=config.expected_batch_size,
         num_epochs=config.num_epochs, epsilon=config.epsilon, delta=config.delta,
-        clip=bam.clip_by_l2_norm(config.clip_norm), seed=seed,
+        clip=bam.clip_by_l2_norm(config.clip_norm), seed=seed, folder=folder,
     )  # fmt: skip
-    if folder.exists():
-        private = bam.PrivateTraining.resume(folder, **settings)
-    else:
-        private = bam.PrivateTraining(**settings)
-        private.save(folder)
     network = models.create(num_classes=data.num_classes, **config.model)
     model = bam.as_functions(network, data.train.images.shape[1:])
     views = {"num_views": config.augment.views, "shift": config.augment.shift}

@@ -35,16 +35,11 @@ def main(folder: Path) -> tuple[float, float]:
     train, test = datasets.load("digits")[1:3]
     flat = lambda images: jnp.asarray(images.reshape(len(images), 64) / 16.0, jnp.float32)  # noqa: E731
     model = bam.as_functions(Mlp(nnx.Rngs(0)), (64,))
-    settings = dict(
+    private = bam.PrivateTraining(
         num_examples=len(train.labels), expected_batch_size=256, num_epochs=10,
         epsilon=3.0, delta=1e-5, clip=bam.clip_by_l2_norm(1.0),
-        mesh=jax.sharding.Mesh(jax.devices(), ("devices",)),
+        mesh=jax.sharding.Mesh(jax.devices(), ("devices",)), folder=folder,
     )  # fmt: skip
-    if folder.exists():
-        private = bam.PrivateTraining.resume(folder, **settings)
-    else:
-        private = bam.PrivateTraining(**settings)
-        private.save(folder)
     tx = optax.chain(private.gradient(bam.dp_sgd(model.loss)), optax.sgd(2.0))
     params = model.init(jax.random.key(0))
     params, state = private.restore((params, tx.init(params)))

@@ -54,11 +54,7 @@ def main(folder):
     """Goes on, or begins, and writes the noise of each step into a log; saves every fourth."""
     plan = PLAN | {"num_epochs": 20}
     run = folder / "run"
-    if (run / "plan.json").exists():
-        private = bam.PrivateTraining.resume(run, **plan)
-    else:
-        private = bam.PrivateTraining(**plan)
-        private.save(run)
+    private = bam.PrivateTraining(**plan, folder=run)
     tx, tree = transform(private, lambda w, x: 0.0 * jnp.sum(w * x))
     tree = private.restore(tree)
     with (folder / "log").open("ab", buffering=0) as log:

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 import bam
+from bam import files
 from bam.core import processes, seeds
+from bam.privacy import private_training
 from bam.privacy.ledger import Ledger
+from bam.privacy.run import PrivateRun
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
-from tests.run_folder import begun, contents, newest
+from tests.run_folder import begun, contents, newest, rewrite_facts
 
 ZEROS = jnp.zeros(2)
 
@@ -182,6 +185,11 @@ def test_steps_are_numbered_by_those_taken_and_lost_ones_count_without_a_seed(tm
     ("changes", "message"),
     [
         ({"num_epochs": 4}, "num_steps = 10, not 20"),
+        ({"num_examples": 61}, "num_examples = 60, not 61"),
+        ({"expected_batch_size": 10}, "expected_batch_size = 12, not 10"),
+        ({"delta": 1e-4}, r"delta = 0\.001, not 0\.0001"),
+        ({"accountant": "pld"}, "accountant = 'rdp', not 'pld'"),
+        ({"mechanism": "banded"}, "mechanism = 'poisson', not 'banded'"),
         ({"epsilon": 4.0}, "target_epsilon = 3.0, not 4.0"),
         ({"epsilon": 2.0}, r"plan\.json: the plan's epsilon 2\.99\d* is above the target, 2\.0"),
         ({"clip": bam.clip_by_l2_norm(2.0)}, "sensitivity = 1.0, not 2.0"),
@@ -196,6 +204,41 @@ def test_another_training_does_not_go_on_in_a_folder(folder, changes, message):
         bam.PrivateTraining.resume(folder, **(PLAN | changes))
     assert "\n" not in str(refused.value)
     resume(folder)[0].close()  # the control
+
+
+def test_one_call_begins_in_a_folder_and_goes_on_there(tmp_path):
+    for folder in (tmp_path / "new", tmp_path):  # one that is made, and an empty one
+        private, tx, tree = begin(folder=folder)
+        assert (folder / "plan.json").exists() and private.steps_begun == 0
+        assert equal(private.restore(tree)[0], tree[0]) and private.plan == begin()[0].plan
+        private.close()
+        private, tx, tree = begin(folder=folder)  # nothing was saved yet
+        tree = take(private, tx, private.restore(tree), 4)
+        private.save(folder, tree)
+        private.close()
+        private, tx, like = begin(folder=folder)
+        restored = private.restore(like)
+        assert equal(restored[0], tree[0]) and not equal(like[0], tree[0])
+        take(private, tx, restored, NUM_STEPS)
+        private.close()
+        assert begun(folder) == private.steps_begun == NUM_STEPS
+
+
+def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(folder, monkeypatch):
+    plan = bam.PrivateTraining(**PLAN).plan
+    path, other = folder / "plan.json", np.nextafter(plan.noise_multiplier, np.inf)
+    runs, make = [], PrivateRun.__init__
+    monkeypatch.setattr(private_training, "make_plan", lambda **facts: pytest.fail("it plans"))
+    monkeypatch.setattr(PrivateRun, "__init__", lambda *given: (runs.append(0), make(*given))[1])
+    for noise in (plan.noise_multiplier, other):  # as another version might have planned it
+        files.write_json(path, files.read_json(path) | {"noise_multiplier": noise})
+        rewrite_facts(newest(folder), lambda facts: facts | {"record": files.read_json(path)})
+        private = bam.PrivateTraining(**PLAN, folder=folder)
+        private.close()
+        assert private.plan.noise_multiplier == noise
+    assert len(runs) == 2
+    with pytest.raises(pytest.fail.Exception):  # the control
+        bam.PrivateTraining(**PLAN)
 
 
 def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
@@ -269,14 +312,9 @@ def given_when_killed(folder, monkeypatch, numbers):
         with monkeypatch.context() as patch:
             killed_at(patch, number)
             try:
-                if (folder / "plan.json").exists():
-                    private.close()
-                    private = bam.PrivateTraining.resume(folder, **PLAN)
-                else:
-                    assert given == 0
-                    private.close()
-                    private = bam.PrivateTraining(**PLAN)
-                    private.save(folder)
+                private.close()
+                assert given == 0 or (folder / "plan.json").exists()
+                private = bam.PrivateTraining(**PLAN, folder=folder)
                 for batch in private.batches(DATA):
                     given += 1
                     if batch.step % 3 == 0:

@@ -37,8 +37,8 @@ from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import identity, ledger, statement
-from bam.privacy.plan import Population, PrivacyPlan, make_plan
-from bam.privacy.run import PrivateRun, recorded_plan
+from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
+from bam.privacy.run import PLAN, PrivateRun, recorded_plan
 from bam.provenance import git_commit
 
 
@@ -81,7 +81,7 @@ class PrivateTraining:
     optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
     process alone: a fork of the process cannot use it, and threads that share it get each step
     once. A training that a crash ends is spent, its ε counts and another adds its own,
-    unless it was given a folder by `save`: then `resume` goes on with the steps that are left.
+    unless it has a `folder`: made again there, it goes on with the steps that are left.
 
     Attributes:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
@@ -109,10 +109,17 @@ class PrivateTraining:
         trained; of the others the gradient is zero, without noise. "": all.
       seed: None, for what is released: randomness of the operating system. An integer repeats a
         training, and whoever guesses it removes the noise; the statement says so.
+      folder: of the training that is saved there, which goes on, or else of this one, which begins
+        there. Each step is counted on the disk, before its batch is given; see `save` and
+        `restore`. Another mesh will do; every other argument must be the same. Without a seed
+        further batches and noise are of new secrets; with one, steps after the last `save` are
+        taken again, to the same bits. None: nothing is kept.
 
     Raises:
       InputError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
-        or the users are not N.
+        the users are not N, the folder's training was of other arguments, or a file of it is
+        damaged.
+      BlockingIOError: if a training is going on in the folder.
 
     Examples:
       >>> import bam, jax.numpy as jnp, optax
@@ -147,8 +154,9 @@ class PrivateTraining:
         mesh: Mesh | None = None,
         trainable: str = "",
         seed: int | None = None,
+        folder: str | Path | None = None,
     ) -> None:
-        """Plans the noise; nothing is drawn yet."""
+        """Plans the noise, or takes the plan of the folder; nothing is drawn yet."""
         epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
         self._sensitivity = sensitivity_of(clip)
         if self._sensitivity == 0:
@@ -167,11 +175,13 @@ class PrivateTraining:
         self._trained_of = functools.partial(_part, chosen)
         population = Population(num_examples, group_size, num_examples_given)
         self._groups = None if groups is None and not group_size else population.numbered(groups)
-        plan = make_plan(
-            num_examples=population,
+        path = None if folder is None else _resolved(folder)
+        plan = _planned(
+            path,
+            population,
+            epsilon,
             expected_batch_size=expected_batch_size,
             num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
-            target_epsilon=epsilon,
             delta=delta,
             accountant=accountant,
             mechanism={**(mechanism_options or {}), "name": mechanism},
@@ -184,14 +194,14 @@ class PrivateTraining:
         self._row_shapes: list[tuple[int, ...]] | None = None
         self._initialised = self._transformed = False
         git_commit()  # now: by the first step the files may be others
-        self._begin(plan, seed)
-        self._claim: object = seeds.claimed(self._run.key("noise").copy())
-
-    def _begin(self, plan: PrivacyPlan, seed: int | None) -> None:
-        """Stands before the first step of a plan."""
         self._run = PrivateRun(plan, seed, self._num_devices)
+        if path is not None:
+            self._run.open(path, self._record, self._digests)
         self._words = self._run.key("whose batch")[:2].copy()
-        self._first = self._used = 0  # steps taken before, and whose batches were used
+        self._first = self._used = self._run.step  # steps taken before, and whose batches were used
+        self._claim: object = seeds.claimed(self._run.key("noise").copy())
+        if path is not None and not self._run.is_resumed:
+            self._run.save(None)
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -428,23 +438,23 @@ class PrivateTraining:
         return grid.fitting_size(size, self._sensitivity, std, self.plan.capacity)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
-        """Replaces what `resume` goes on from, all or nothing; it is for resuming, not for release.
+        """Replaces what a training with this `folder` goes on from, all or nothing.
 
-        The first call makes the folder. From then on each step is counted there, on the disk,
-        before its batch is given. `tree` is any pytree of arrays, such as parameters and the
-        chain's state; of a training without a seed no key is written.
+        It is for resuming, not for release. A training that was made without a folder has it from
+        now on. `tree` is any pytree of arrays, such as parameters and the chain's state; of a
+        training without a seed no key is written.
 
         Raises InputError if the folder is another training's, this one is closed, or a leaf is no
         number or a key; BlockingIOError if another process has the folder; OSError if it cannot be
         written; RuntimeError in a fork of this training's process.
         """
         with self._run.in_use():
-            path = files.user_path(folder).resolve()
+            path = _resolved(folder)
             if self._run.folder not in (None, path):
                 raise InputError(f"this training is saved in {self._run.folder}")
             if self._run.folder is None:
                 self._run.check_savable(tree)  # before a folder is made
-                self._run.open(path, self._record, self._digests, is_new=True)
+                self._run.open(path, self._record, self._digests, must_begin=True)
             self._run.save(tree)
 
     @property
@@ -463,29 +473,19 @@ class PrivateTraining:
 
     @classmethod
     def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
-        """The training that `save` wrote, with those steps of its plan that were not begun.
+        """The training in a folder, as with the argument `folder`; one must have been saved there.
 
-        `settings` are its arguments again; another mesh will do. Make its transform again, and give
-        `restore` the state of `init`. Without a seed further batches and noise are of new secrets;
-        with one, steps after the save are taken again, to the same bits.
-
-        Raises an InputError if there is none, its arguments were others or a file is damaged, and
-        BlockingIOError if a training is going on there.
+        `settings` are its other arguments. Raises an InputError if there is none.
         """
-        private, path = cls(**settings), files.user_path(folder).resolve()
-        recorded = recorded_plan(path, private._asked["target_epsilon"])
-        if recorded:  # its own σ, whatever is installed now
-            noise = {x: getattr(recorded, x) for x in ("noise_multiplier", "epsilon")}
-            private._begin(dataclasses.replace(private.plan, **noise), private._run.seed)
-        private._run.open(path, private._record, private._digests, is_new=False)
-        private._first = private._used = private._run.step
-        return private
+        if not (_resolved(folder) / PLAN).exists():
+            raise InputError(f"{_resolved(folder)} holds no training that was saved")
+        return cls(**settings, folder=folder)
 
     def restore(self, like: PyTree) -> PyTree:
         """What was last saved, in a pytree like it; itself if no pytree was.
 
         Of its values the secrets alone are kept, in a state of `init`. Raises InputError if other
-        arrays were saved.
+        arrays were saved, or the training has no folder.
         """
         if self._run.folder is None:
             raise InputError("nothing of this training was saved")
@@ -583,6 +583,26 @@ def _private_gradient(
     gradient = tracing.never_mapped(gradient)
     whole = _merged(gradient, optax.tree.zeros_like(params))
     return whole, PrivateState(after, gradient, state.run)
+
+
+def _resolved(folder: str | Path) -> Path:
+    return files.user_path(folder).resolve()
+
+
+def _planned(
+    folder: Path | None,
+    population: Population,
+    epsilon: float,
+    mechanism: JsonMapping,
+    **facts: Any,
+) -> PrivacyPlan:
+    """The plan that a folder has recorded, if it is of these arguments; without one, a new plan."""
+    if folder and (recorded := recorded_plan(folder, epsilon)):
+        facts |= {"population": population, "mechanism_config": mechanism}
+        asked = dataclasses.replace(recorded, **facts)  # but σ and ε, whatever is installed now
+        check_same(folder / PLAN, recorded.to_json(), asked.to_json())
+        return recorded
+    return make_plan(num_examples=population, target_epsilon=epsilon, mechanism=mechanism, **facts)
 
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:

@@ -176,7 +176,7 @@ class PrivateRun:
         digests: Digests | None = None,
         *,
         at_least: int = 0,
-        is_new: bool | None = None,
+        must_begin: bool = False,
     ) -> None:
         """Begins in a folder, which it makes, or stands after the newest checkpoint there.
 
@@ -186,7 +186,7 @@ class PrivateRun:
             what else defines the run.
           digests: of what must be the same, too, and must not be read from the folder.
           at_least: steps that another record of the run says were begun.
-          is_new: whether a run must begin, or go on; None: either.
+          must_begin: refuses a folder where a run was begun.
 
         Raises:
           InputError: for a folder of another run, or one that is damaged: nothing is changed.
@@ -194,11 +194,11 @@ class PrivateRun:
           OSError: if it cannot be written.
         """
         with contextlib.ExitStack() as opened:
-            self._check_new(folder, is_new)
+            self._check_new(folder, must_begin)
             if processes.writes():
                 files.make_folder(folder, mode=0o700)
                 opened.enter_context(files.lock(folder))
-            begins = self._check_new(folder, is_new)  # again: it may have begun meanwhile
+            begins = self._check_new(folder, must_begin)  # again: it may have begun meanwhile
             counts = folder / "steps_begun" if self._secret and self.plan.private else None
             saved = None if begins else self._saved(folder, record)
             facts = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
@@ -240,13 +240,11 @@ class PrivateRun:
             self.processes = joined
             self._release = weakref.finalize(self, opened.pop_all().close)
 
-    def _check_new(self, folder: Path, is_new: bool | None) -> bool:
-        """Whether a run begins in a folder; InputError if it must not."""
+    def _check_new(self, folder: Path, must_begin: bool) -> bool:
+        """Whether a run begins in a folder; InputError if it must, and does not."""
         begins = not (folder / PLAN).exists()
-        if is_new is True and not begins:
+        if must_begin and not begins:
             raise InputError(f"{folder} holds a training: save this one in another folder")
-        if is_new is False and begins:
-            raise InputError(f"{folder} holds no training that was saved")
         if begins and (folder / CHECKPOINTS).exists():
             raise InputError(f"{folder} has {CHECKPOINTS} but no {PLAN}; choose another folder")
         return begins
