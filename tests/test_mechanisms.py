@@ -8,6 +8,7 @@ import pytest
 
 import bam
 from bam.privacy import mechanisms
+from bam.privacy.plan import Population
 
 PLAN = {"num_examples": 1000, "expected_batch_size": 40, "num_steps": 20, "delta": 1e-5}
 PLAN |= {"target_epsilon": 2.0, "accountant": "rdp"}
@@ -46,6 +47,31 @@ def test_epsilon_of_poisson_batches_is_that_of_the_probability_that_they_have():
 def test_a_plan_refuses_what_its_mechanism_cannot_do(changes, message):
     with pytest.raises(ValueError, match=message):
         bam.make_plan(**PLAN | changes)
+
+
+def for_examples_by_rdp(num_examples, batch_size):
+    def check(unit, accountant, private):
+        if (unit, accountant, private) != ("example", "rdp", True):
+            raise bam.InputError(f"not of {unit}, {accountant}, {private}")
+
+    return dataclasses.replace(mechanisms.poisson(num_examples, batch_size), check=check)
+
+
+def test_a_mechanism_brings_what_no_plan_of_it_may_be(monkeypatch):
+    monkeypatch.setitem(mechanisms.MECHANISMS, "mine", mechanisms.Part(for_examples_by_rdp))
+    by_rdp = PLAN | {"mechanism": "mine", "accountant": "rdp"}
+    users = {"num_examples": Population(1000, group_size=2)}
+    for changes, message in (
+        ({"accountant": "pld"}, "not of example, pld, True"),
+        (users, "not of user, rdp, True"),
+        ({"target_epsilon": math.inf}, "not of example, rdp, False"),
+    ):
+        with pytest.raises(bam.InputError, match=message):
+            bam.make_plan(**by_rdp | changes)
+        bam.make_plan(**by_rdp | changes | {"mechanism": "poisson"})  # the control
+    record = bam.make_plan(**by_rdp).to_json()
+    with pytest.raises(bam.InputError, match="not of example, pld, True"):
+        bam.PrivacyPlan.from_json(record | {"accountant": "pld"})
 
 
 @pytest.mark.parametrize("name", sorted(mechanisms.MECHANISMS.keys() - {"best_of_trials"}))

@@ -74,6 +74,8 @@ class Mechanism:
         noise of $\sigma / \|c\|$, c the strategy, or an `OwnEvent`.
       strategy: how noise is correlated over steps, see `core/strategy.py`; (1.0,): it is not.
         `draw` must never have an example twice within so many steps as it has numbers.
+      check: `(unit, accountant, private)` of a plan -> None; InputError for a plan whose ε the
+        mechanism does not earn, whatever its numbers are.
       period: steps in which draws and noise of one seed hang together; in them an example is drawn
         once at most. A run without a seed has another seed whenever it goes on; the steps that a
         period then lacks count as begun, so ε must cover T steps in pieces of whole periods.
@@ -87,6 +89,7 @@ class Mechanism:
     event: Callable[[float, int], DpEvent]
     strategy: tuple[float, ...] = strategies.INDEPENDENT
     period: int = 1
+    check: Callable[[str, str, bool], None] = lambda unit, accountant, private: None
 
     def __post_init__(self) -> None:
         """Copies the numbers; InputError for what is none."""
@@ -167,16 +170,6 @@ def make(
     check_name(name)
     row = MECHANISMS[name]
     return named.call(f"mechanism {name}", row.make, num_examples, batch_size, **given)
-
-
-def check_plan(name: str, unit: str, private: bool, accountant: str) -> None:
-    """InputError for a plan whose ε a mechanism does not earn, whatever its numbers are."""
-    if name != BEST_OF_TRIALS:
-        return
-    if accountant != "rdp" or not private:
-        raise InputError("a choice among runs is private only if they are, by accountant rdp")
-    if unit == "user":
-        raise InputError("a choice among runs is scored by examples: it is not private for users")
 
 
 def read_options(options: JsonMapping) -> JsonObject:

@@ -428,8 +428,8 @@ def _check(plan: PrivacyPlan) -> None:
         raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
         raise InputError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
-    _ = plan.mechanism  # ValueError for options that it cannot have
-    mechanisms.check_plan(plan.mechanism_name, plan.unit, plan.private, plan.accountant)
+    # Options that the mechanism cannot have are refused when it is made.
+    plan.mechanism.check(plan.unit, plan.accountant, plan.private)
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:

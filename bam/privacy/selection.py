@@ -122,7 +122,15 @@ def best_of_trials(
         # No draw of any trial may outgrow its rows.
         capacity=lambda probability: one.capacity(probability / trials.trials_mean),
         event=lambda sigma, num_steps: TrialsDpEvent(trials, sigma, one.sampling_prob, num_steps),
+        check=_check_trial,
     )
+
+
+def _check_trial(unit: str, accountant: str, private: bool) -> None:
+    if accountant != "rdp" or not private:
+        raise InputError("a choice among runs is private only if they are, by accountant rdp")
+    if unit == "user":
+        raise InputError("a choice among runs is scored by examples: it is not private for users")
 
 
 @dataclasses.dataclass(frozen=True)
