@@ -1,5 +1,6 @@
 """A training by a loop of one's own that is killed and resumed never spends more than its plan."""
 
+import dataclasses
 import gc
 import itertools
 import os
@@ -401,3 +402,20 @@ def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_pa
         private = bam.PrivateTraining.resume(folder, **settings)
         private.close()
         assert private.steps_begun == num_begun
+
+
+@pytest.mark.parametrize(("num_saved", "num_begun"), [(10, 10), (9, 12)])
+def test_after_the_last_step_a_period_lacks_nothing(num_saved, num_begun, tmp_path):
+    """Of a run that is killed before it ends; what goes on counts it: the control."""
+    facts = {"num_examples": 60, "expected_batch_size": 12, "delta": 1e-3, "accountant": "rdp"}
+    banded = {"name": "banded", "bands": 4}
+    plan = bam.make_plan(**facts, num_steps=14, target_epsilon=3.0, mechanism=banded)
+    plan = dataclasses.replace(plan, spare_steps=4)
+    for _ in range(2):
+        run = PrivateRun(plan)
+        run.open(tmp_path, plan.to_json())
+        for step in [] if run.steps_begun else run.steps():
+            if step == num_saved:
+                run.save(None)
+        run.close()
+    assert run.steps_begun == begun(tmp_path) == num_begun

@@ -10,7 +10,7 @@ Noise that is correlated over b steps is kept in memory alone, as the key is, so
 begins it anew, and draws its parts of the data anew. Then an example may take part twice within b
 steps, of which the first is hidden by the old noise and the second by the new: together they are
 what they would be if the old noise had gone on to the end of its b steps, the mechanism's period.
-Those steps count as begun.
+Those steps count as begun, unless the run has taken its last step: then nothing is drawn anew.
 
 With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
 the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.

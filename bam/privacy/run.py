@@ -223,8 +223,9 @@ class PrivateRun:
                     f"what took steps 1 to {counted.begun} is not known: {folder} has no "
                     f"{ledger.PROCESSES}, as of an earlier version; choose another folder"
                 )
-            self._digests = self._checked_digests(folder, facts, counted, digests)
-            if not begins:
+            is_left = facts["step"] < counted.last_step(facts["step"])
+            self._digests = self._checked_digests(folder, facts, is_left, digests)
+            if is_left and not begins:  # after the last step nothing is drawn anew
                 counted.end_period(self.plan.mechanism.period)
             for _ in range(self.step):  # before the run had a folder
                 counted.begin()
@@ -262,13 +263,12 @@ class PrivateRun:
         return facts
 
     def _checked_digests(
-        self, folder: Path, facts: JsonObject, counted: ledger.Ledger, digests: Digests | None
+        self, folder: Path, facts: JsonObject, is_left: bool, digests: Digests | None
     ) -> JsonObject:
         """Digests of what the run is of; InputError if steps are left and they are others."""
         if digests is None:
             return {}
         ours = digests(self._data_key(folder))
-        is_left = facts["step"] < counted.last_step(facts["step"])
         for name, digest in facts["digests"].items():
             if is_left and ours.get(name) != digest:
                 raise InputError(
