@@ -192,13 +192,17 @@ class PrivateTraining:
         self._asked |= {"sensitivity": self._sensitivity, "clip": identity.in_words(clip.update)}
         self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
-        self._initialised = self._transformed = False
         git_commit()  # now: by the first step the files may be others
         self._run = PrivateRun(plan, seed, self._num_devices)
         if path is not None:
             self._run.open(path, self._record, self._digests)
+        # No noise is drawn twice: a batch must be of this training and as it was drawn (`_words`),
+        # and its step the next one of the state (`noise.step`); under `jit`, too. Outside of it a
+        # batch is used once, with whatever state (`_used`, the last). A state is made once, before
+        # the first draw (`_initialised`; `_first`, the steps taken before this object).
         self._words = self._run.key("whose batch")[:2].copy()
-        self._first = self._used = self._run.step  # steps taken before, and whose batches were used
+        self._first = self._used = self._run.step
+        self._initialised = self._transformed = False
         self._claim: object = seeds.claimed(self._run.key("noise").copy())
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
