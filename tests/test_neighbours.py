@@ -19,7 +19,7 @@ from bam.privacy import accounting, pld, statement, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.plan import Population
 from bam.training import loop
-from bam.training.feed import Feed
+from bam.training.loop import Feed
 from configs import digits
 from tests.cases import recomputed, without_mu
 

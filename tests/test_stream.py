@@ -18,7 +18,7 @@ from bam.data.preprocessing import Preprocessing
 from bam.features import extraction
 from bam.images import importing, listing
 from bam.training import ahead, loading, loop
-from bam.training.feed import Feed
+from bam.training.loop import Feed
 from configs import digits
 from tests import prepared_folder
 from tests.cases import Command, assert_same_bits, forget_data, run_command

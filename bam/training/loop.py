@@ -3,23 +3,23 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from bam.core import processes, sampling
 from bam.core.pytree import Params
-from bam.data import datasets
+from bam.core.sampling import PaddedBatch
+from bam.data import datasets, stream
 from bam.files import JsonObject
 from bam.models import finetune, lora
 from bam.privacy.ledger import lost_in_words
 from bam.privacy.run import Digests, PrivateRun
 from bam.provenance import git_commit
 from bam.training import devices
-from bam.training.feed import Feed
 from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState
 from bam.training.summary import summarize
@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+Rows: TypeAlias = np.ndarray | jax.Array
 LARGE_IMAGE = 64 * 64  # pixels, from which on fewer images than 1000 are judged at once
 
 
@@ -120,6 +121,45 @@ def train(
             state = trainer.take_step(state, *rows)
             watch.look(state)
         return watch.finish(state)
+
+
+class Feed:
+    """The training examples of a run, as `Trainer.step` and `Trainer.diagnose` read them.
+
+    They are in the devices' memory, or in files that are read ahead.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Places data that are kept in memory."""
+        self._trainer, self._split = trainer, trainer.dataset.train
+        self._all = None
+        if not datasets.streams(trainer.dataset):
+            padded = datasets.padded(self._split, trainer.plan.num_examples)
+            self._all = trainer.place(padded)
+
+    def batches(
+        self, batch_of: Callable[[int], PaddedBatch], steps: range
+    ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
+        """The examples and the batch, `batch_of(step)`, of each of these steps, in order."""
+        num_rows = len(self._split.labels)
+        only = lambda step: batch_of(step).only(num_rows)  # noqa: E731
+        if self._all is not None:
+            for step in steps:
+                yield self._all, only(step)
+            return
+        capacity = self._trainer.plan.capacity
+        for examples, batch in stream.ahead(self._split, only, capacity, steps):
+            yield self._trainer.place(examples), batch
+
+    def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
+        """What is read of these rows."""
+        if self._all is not None:
+            return self._all
+        return self._trainer.place(
+            stream.rows_of(
+                self._split, np.asarray(indices), None if mask is None else np.asarray(mask)
+            )
+        )
 
 
 class _Watch:
