@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bam
 from bam import files, provenance
 from bam.core import processes, seeds
-from bam.privacy import identity, ledger, run
+from bam.privacy import ledger, private_training, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
 from tests.run_folder import contents, facts_of, newest, rewrite_facts
@@ -464,10 +464,10 @@ KEPT = [
 
 
 def test_functions_that_keep_other_values_have_other_words_without_addresses():
-    words = [identity.in_words(function) for function in KEPT]
+    words = [private_training.in_words(function) for function in KEPT]
     assert len(set(words)) == len(words) and "0x" not in "".join(words)
-    again = identity.in_words(Counter(1.0, object()).update)
-    assert again == identity.in_words(KEPT[11]) and "factor=1.0" in again
+    again = private_training.in_words(Counter(1.0, object()).update)
+    assert again == private_training.in_words(KEPT[11]) and "factor=1.0" in again
 
 
 def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(tmp_path):
