@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import dp_accounting
@@ -58,6 +59,10 @@ def test_the_number_of_trials_is_drawn_by_its_distribution_function(mean, shape)
             assert chosen.num_trials(below[k] + 1e-12) == k + 1
     assert chosen.num_trials(0.0) == 1  # never none
     assert Selection(1.01, shape, 10.0).num_trials(0.9) == 1
+    if shape == 1:  # finer than doubles, whose rounding would add up
+        edge = Fraction((1 - chosen.gamma) / math.expm1(-math.log(chosen.gamma)))
+        assert [chosen.num_trials(edge + Fraction(x, 2**100)) for x in (-1, 0)] == [1, 2]
+    assert chosen.num_trials(Fraction(2**128 - 1, 2**128)) >= chosen.num_trials(1 - 2**-53)
     assert chosen.num_trials(1 - 2**-53) > 1  # and it ends: a double that underflows stays the same
 
 

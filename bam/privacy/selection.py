@@ -17,6 +17,7 @@ K: how many trials there were, and anything of the others, must stay secret.
 import dataclasses
 import functools
 import math
+from fractions import Fraction
 
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -34,6 +35,7 @@ from bam.privacy.mechanisms import Mechanism, OwnEvent
 CHOSEN = "chosen.json"
 # Below, the choice is none; beyond, nobody waits for the trials.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
+UNIT = 2**128
 LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integers, drawn in `bam.training.score`
 
 
@@ -88,14 +90,21 @@ class Selection:
         lowest = -math.log(1e3 * (1 + self.trials_shape) * self.trials_mean)
         return math.exp(float(optimize.brentq(excess, lowest, -1e-6, xtol=1e-15)))
 
-    def num_trials(self, uniform: float) -> int:
-        """K, by inverting its distribution function at a number drawn uniformly from [0, 1)."""
+    def num_trials(self, uniform: float | Fraction) -> int:
+        """K, by inverting its distribution function at a number drawn uniformly from [0, 1).
+
+        Probabilities are doubles; what is drawn differs from K by less than 1e-12 in total
+        variation, if the number has 128 bits.
+        """
         gamma, shape = self.gamma, self.trials_shape
         whole = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / whole
-        # Far in the tail, what is left of a double is its rounding.
-        while uniform >= probability and (k < self.trials_mean or probability > 1e-30):
-            uniform -= probability
+        left = int(uniform * UNIT)
+        # Far in the tail, what is left is the rounding of the probabilities.
+        while left >= (share := int(probability * UNIT)) and (
+            k < self.trials_mean or probability > 1e-30
+        ):
+            left -= share  # integers: no rounding adds up
             probability *= (1 - gamma) * (k + shape) / (k + 1)
             k += 1
         return k
