@@ -1,6 +1,7 @@
 """The command: what it draws once, what it shows, what may be released of it and what not."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -30,14 +31,14 @@ FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
 
 def search(
     workdir, *, rates="0.001,0.1", holdout=0, held_out=None, trials=(3.0, 1.0, 10.0), stop=False,
-    **overrides,
+    settings=None, **overrides,
 ):  # fmt: skip
     """What a search of these settings prints, that reads its data anew."""
     loading.kept_datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
     study = comparison.grid(
         lambda method: method_config(FILE, method, overrides, private_search.FIXED),
-        ["dp_sgd"], {"optimizer.learning_rate": rates.split(",")}, holdout,
+        ["dp_sgd"], settings or {"optimizer.learning_rate": rates.split(",")}, holdout,
     )  # fmt: skip
     chosen = selection.Selection(*trials)
     held_out = bool(holdout) if held_out is None else held_out
@@ -274,6 +275,8 @@ def test_an_error_of_a_trial_does_not_say_its_number(tmp_path, monkeypatch):
         ({"trials": (3.0, np.inf, 10.0)}, "trials_shape must be from 0"),
         ({"trials": (3.0, 1.0, 0.1)}, "the choice alone costs epsilon"),
         ({"epsilon": np.inf}, "no privacy at epsilon inf"),
+        ({"mechanism.bands": 3}, "for Poisson batches, not .*bands=3"),
+        ({"mechanism.name": "full_batch"}, "for Poisson batches, not full_batch"),
     ],
 )
 def test_a_mistaken_private_search_draws_nothing(given, message, tmp_path):
@@ -291,12 +294,98 @@ def command(workdir, *more):
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [(("--private", "--num_seeds=3"), "no --num_seeds"), (("--noprivate",), "belong to --private")],
+    [
+        (("--private", "--num_seeds=3"), "no --num_seeds"),
+        (("--noprivate",), "belong to --private"),
+        (
+            ("--private", "--smaller=4"),
+            "no --smaller, no --out",
+        ),  # its ε would be ten times as large
+        (("--private", "--out=table"), "no --smaller, no --out"),
+        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant itself"),
+        (("--private", "--set=eval.every=1,2"), "--private sets eval.every itself"),
+    ],
 )
 def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, tmp_path):
     done = command(tmp_path / "s", "--trials_mean=3", *flag)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "s").exists()
+
+
+def test_a_search_that_is_stopped_says_so_by_its_exit_status(tmp_path):
+    done = command(tmp_path / "s", "--private", "--max_seconds=0.001")
+    assert (done.returncode, done.stderr) == (3, "") and "the same command goes on" in done.stdout
+
+
+DAMAGES = {
+    "no trials": lambda drawn: drawn.pop("trials"),
+    "an empty list": lambda drawn: drawn.update(trials=[]),
+    "a number": lambda drawn: drawn.update(trials=3),
+    "a list of numbers": lambda drawn: drawn.update(trials=[3]),
+    "no score": lambda drawn: drawn["trials"][0].pop("score"),
+    "a text for a score": lambda drawn: drawn["trials"][0].update(score="1"),
+    "a flag for a score": lambda drawn: drawn["trials"][0].update(score=True),
+    "a list for a setting": lambda drawn: drawn["trials"][0].update(setting=[1]),
+    "a key that is none": lambda drawn: drawn.update(data_key="zz"),
+    "a number for a plan": lambda drawn: drawn.update(plan=3),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_a_search_has_drawn_is_read_whole_or_refused_in_one_line(damage, searched, tmp_path):
+    path = tmp_path / "trials.json"
+    drawn = files.read_json(searched[0] / "trials.json")
+    DAMAGES[damage](drawn)
+    files.write_json(path, drawn)
+    with pytest.raises(bam.InputError, match=r"trials\.json is damaged.* its ε adds") as refused:
+        search(tmp_path)
+    assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_setting_that_the_grid_lacks_is_of_another_search(searched, tmp_path):
+    drawn = files.read_json(searched[0] / "trials.json")
+    drawn["trials"][0]["setting"] = "x"
+    files.write_json(tmp_path / "trials.json", drawn)
+    with pytest.raises(bam.InputError, match="is of another search"):
+        search(tmp_path)
+
+
+def test_settings_of_other_plans_with_equal_noise_are_refused(tmp_path, monkeypatch):
+    """The search's ε is one plan's: another number of steps has another."""
+    build = loop.build
+
+    def with_equal_noise(config, plan=None):
+        trainer = build(config, plan=plan)
+        equal = dataclasses.replace(trainer.plan, noise_multiplier=9.0)
+        return dataclasses.replace(trainer, plan=equal)
+
+    monkeypatch.setattr(loop, "build", with_equal_noise)
+    steps = {"optimizer.learning_rate": ["0.1"], "num_steps": ["3", "30"]}
+    with pytest.raises(bam.InputError, match="must differ in nothing that the noise depends on"):
+        search(tmp_path / "s", settings=steps)
+    search(tmp_path / "s", settings=steps | {"num_steps": ["3"]}, stop=True)  # the control
+
+
+def test_the_data_of_every_setting_are_compared_when_a_search_goes_on(tmp_path):
+    moved = [tmp_path / name for name in ("a", "b")]
+    for path in moved:
+        path.write_text(path.name.replace("a", "0").replace("b", "1"))
+    data = {"dataset.name": "tests.cases:digits_moved_by"}
+    settings = {"dataset.path": [str(path) for path in moved]}
+    for path in (None, *moved):
+        if path:
+            text = path.read_text()
+            path.write_text("2")
+            with pytest.raises(bam.InputError, match="is of another search"):
+                search(tmp_path / "s", settings=settings, stop=True, **data)
+            path.write_text(text)
+        search(tmp_path / "s", settings=settings, stop=True, **data)
+
+
+def test_a_delta_that_pld_cannot_resolve_leaves_its_column_empty(tmp_path):
+    said = search(tmp_path / "s", stop=True, delta=1e-30)
+    rows = re.findall(r"^ (a grid|one such|its training).* ([0-9.]+) +(\S+)", said, re.M)
+    assert [row[2] for row in rows] == ["–"] * 3 and float(rows[0][1]) > 0
 
 
 def test_a_trial_is_scored_on_held_out_images_if_told_though_it_trains_a_part(tmp_path):

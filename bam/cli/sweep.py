@@ -24,7 +24,10 @@ def main(argv: Sequence[str]) -> int:
 def sweep(given: flags.FlagValues) -> int:
     """Trains what is missing, then writes and prints the table, and draws the runs."""
     chosen, (file, overrides) = comparison.settings_of(given.set), console.config_given(given)
-    fixed = {"dataset.holdout", *chosen, *(private_search.FIXED if given.private else ())}
+    fixed = set(private_search.FIXED if given.private else ())
+    if set_twice := sorted(fixed & chosen.keys()):
+        raise InputError(f"--private sets {', '.join(set_twice)} itself: leave it out")
+    fixed |= {"dataset.holdout", *chosen}
     study = comparison.grid(
         lambda method: method_config(file, method, overrides, fixed),
         given.methods,
@@ -65,6 +68,10 @@ def _search_privately(given: flags.FlagValues, study: comparison.Study) -> int:
     """Draws, trains, scores and chooses as `private_search` does."""
     if given.best or given["num_seeds"].present:
         raise InputError("--private draws how often a setting is tried: no --best, no --num_seeds")
+    if given.smaller > 1 or given.out:
+        raise InputError(
+            "--private keeps --config.epsilon and writes no table: no --smaller, no --out"
+        )
     if given.metric:
         raise InputError("--private judges trials by --score, without test data: no --metric")
     selection = Selection(given.trials_mean, given.trials_shape, given.score_noise)
@@ -74,8 +81,9 @@ def _search_privately(given: flags.FlagValues, study: comparison.Study) -> int:
     }
     console.use_compilation_cache()
     should_stop = console.stop_after(given.max_seconds)
-    private_search.search(trials, Path(given.workdir), should_stop, console.show, show_plan)
-    return 0
+    workdir = Path(given.workdir)
+    chosen = private_search.search(trials, workdir, should_stop, console.show, show_plan)
+    return 0 if chosen else console.STOPPED
 
 
 def show_plan(plan: PrivacyPlan) -> None:

@@ -8,9 +8,12 @@ of the others, so nothing of them is shown, nor how far the search is.
 
 import contextlib
 import dataclasses
+import functools
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 
 from bam import files, tables
@@ -25,7 +28,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
 from bam.sweep import runs
-from bam.training import loop, rundir, score
+from bam.training import loop, parts, rundir, score
 from bam.training.keys import CHANGEABLE
 
 with needs("train"):
@@ -33,12 +36,14 @@ with needs("train"):
 
 # What every trial's config says; further figures would help nobody.
 FIXED = {"accountant": "rdp", "eval.every": 0, "diagnostics.every": 0}
+BITS = 128  # of the number that decides how many trials there are
+ANOTHER = "a new search is a second release: its ε adds to this one's"
 TRIALS = "trials.json"  # what was drawn: the settings of the trials, and so their number
 ACCOUNTANTS = ("rdp", "pld")
 COSTS: tables.Columns = {
     "what is paid for": lambda row: row["what"],
-    "ε by RDP": lambda row: rounded_up(row["rdp"], ".3f"),
-    "ε by PLD": lambda row: "–" if row["pld"] is None else rounded_up(row["pld"], ".3f"),
+    "ε by RDP": lambda row: _cell(row["rdp"]),
+    "ε by PLD": lambda row: _cell(row["pld"]),
 }
 
 
@@ -52,10 +57,9 @@ def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> Config
         raise InputError("--private counts images that are classified right: loss cross_entropy")
     trial = config.copy_and_resolve_references()
     trial.update_from_flattened_dict(FIXED)
-    if trial.mechanism.name != "poisson":
-        raise InputError(
-            f"a choice among runs is accounted for Poisson batches, not {trial.mechanism.name}"
-        )
+    if (asked := parts.set_keys(trial.mechanism, "")) != {"name": "poisson"}:
+        words = ", ".join(str(x) if key == "name" else f"{key}={x}" for key, x in asked.items())
+        raise InputError(f"a choice among runs is accounted for Poisson batches, not {words}")
     trial.mechanism = ConfigDict({"name": BEST_OF_TRIALS, **dataclasses.asdict(selection)})
     return trial
 
@@ -85,16 +89,18 @@ def search(
         searches there.
     """
     trainers = runs.build(grid, lambda: False)
-    if (workdir / TRIALS).exists():
-        trainers = {name: _with_recorded_noise(workdir, x) for name, x in trainers.items()}
+    path = workdir / TRIALS
+    if path.exists():
+        recorded = _read(path, grid)
+        trainers = {name: _with_recorded_noise(path, recorded, x) for name, x in trainers.items()}
     first = next(iter(trainers.values()))
-    if len({trainer.plan.noise_multiplier for trainer in trainers.values()}) > 1:
+    if any(trainer.plan != first.plan for trainer in trainers.values()):
         raise InputError("the settings must differ in nothing that the noise depends on")
     on_plan(first.plan)
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with files.lock(workdir):
-        drawn = _drawn(workdir / TRIALS, grid, trainers)
+        drawn = _drawn(path, grid, trainers)
         for number, trial in enumerate(drawn["trials"]):
             if trial["score"] is None:
                 try:
@@ -105,7 +111,7 @@ def search(
                 except loop.StoppedError:
                     log("stopped; the same command goes on from there")
                     return None
-            _keep(workdir / TRIALS, drawn)
+            _keep(path, drawn)
         return _choose(workdir, drawn["trials"], first.plan, log)
 
 
@@ -137,13 +143,21 @@ def costs(plan: PrivacyPlan) -> list[JsonObject]:
         (f"a grid of {num} such trials, by composition", num),
         ("one such trial, its score included", 1),
     ):
-        by = {
-            x: composed_epsilon(num_trials, noise, accountant=x, **mechanism) for x in ACCOUNTANTS
-        }
-        rows.append({"what": what, **by})
-    alone = {x: accounting.epsilon(accountant=x, **mechanism) for x in ACCOUNTANTS}
+        composed = functools.partial(composed_epsilon, num_trials, noise, **mechanism)
+        rows.append({"what": what, **_by_accountant(composed)})
+    alone = _by_accountant(functools.partial(accounting.epsilon, **mechanism))
     rows.append({"what": "its training alone: too little to claim after a search", **alone})
     return rows
+
+
+def _by_accountant(epsilon: Callable[..., float]) -> JsonObject:
+    """ε by each accountant; None by one that has no bound there."""
+    spent: JsonObject = dict.fromkeys(ACCOUNTANTS)
+    for accountant in ACCOUNTANTS:
+        with contextlib.suppress(InputError):
+            value = epsilon(accountant=accountant)
+            spent[accountant] = value if math.isfinite(value) else None
+    return spent
 
 
 def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:
@@ -153,6 +167,10 @@ def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplie
         raise InputError(f"{folder} kept no weights: what became of this trial is not known")
     count = score.num_correct(trainer, loop.whole_model(state), _judged_on(trainer))
     return score.noised(count, noise_multiplier, secret_key())
+
+
+def _cell(epsilon: float | None) -> str:
+    return "–" if epsilon is None else rounded_up(epsilon, ".3f")
 
 
 def _selection(plan: PrivacyPlan) -> Selection:
@@ -173,9 +191,7 @@ def _score(
         return noised_score(trainer, 0, folder, noise)
     except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")
-        raise InputError(
-            f"{why} (a new search is a second release: its ε adds to this one's)"
-        ) from None
+        raise InputError(f"{why} ({ANOTHER})") from None
 
 
 def _drawn(
@@ -187,33 +203,61 @@ def _drawn(
     kept with them, and a fingerprint of the images that are trained on and judged: its key is
     there only until all trials are scored.
     """
-    recorded, trainer = files.read_json(path) if path.exists() else None, trainers[min(trainers)]
-    data_key = str((recorded or {}).get("data_key") or secrets.token_hex(32))
-    data = (trainer.dataset.train, _judged_on(trainer))
+    recorded, plan = _read(path, grid) if path.exists() else {}, trainers[min(trainers)].plan
+    data_key = recorded.get("data_key") or secrets.token_hex(32)
+    datasets_of = {id(x.dataset): x for _, x in sorted(trainers.items())}.values()
     configs = {name: rundir.flat(rundir.as_json(config)) for name, config in sorted(grid.items())}
     identity: JsonObject = {
         "data_key": data_key,
-        "data": datasets.fingerprint(bytes.fromhex(data_key), *data),
+        "data": ",".join(sorted({_fingerprint(data_key, x) for x in datasets_of})),
         "settings": list(configs),
         "configs": {
             name: {key: value for key, value in config.items() if key not in CHANGEABLE}
             for name, config in configs.items()
         },
-        "plan": trainer.plan.to_json(),
+        "plan": plan.to_json(),
     }
-    if recorded is not None:
+    if recorded:
         compared = identity.keys() - ({"data_key", "data"} if _scored(recorded) else set())
         if any(recorded.get(key) != identity[key] for key in compared):
             raise InputError(f"{path} is of another search; choose another --workdir")
         return recorded
     system = secrets.SystemRandom()
-    num_trials = _selection(trainer.plan).num_trials(system.random())
+    num_trials = _selection(plan).num_trials(Fraction(secrets.randbits(BITS), 2**BITS))
     trials = [
         {"setting": system.choice(identity["settings"]), "score": None} for _ in range(num_trials)
     ]
     drawn = identity | {"trials": trials}
     files.write_json(path, drawn)
     return drawn
+
+
+def _read(path: Path, grid: Mapping[str, ConfigDict]) -> JsonObject:
+    """What a search has drawn; InputError if that is not whole."""
+    drawn = files.read_json(path)
+    trials, key = drawn.get("trials"), drawn.get("data_key", "0" * 64)
+    has_trials = isinstance(trials, list) and trials and all(_is_trial(x) for x in trials)
+    has_key = isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key)
+    if not (has_trials and has_key and isinstance(drawn.get("plan"), dict)):
+        raise InputError(f"{path} is damaged: put it back, as {ANOTHER}")
+    if any(x["setting"] not in grid for x in drawn["trials"]):
+        raise InputError(f"{path} is of another search; choose another --workdir")
+    return drawn
+
+
+def _is_trial(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"setting", "score"}
+        and isinstance(value["setting"], str)
+        and (value["score"] is None or type(value["score"]) is int)
+    )
+
+
+def _fingerprint(key: str, trainer: loop.Trainer) -> str:
+    """Of the images that a trial is trained on and judged by."""
+    data = (trainer.dataset.train, _judged_on(trainer))
+    return datasets.fingerprint(bytes.fromhex(key), *data)
 
 
 def _scored(drawn: JsonObject) -> bool:
@@ -227,11 +271,10 @@ def _keep(path: Path, drawn: JsonObject) -> None:
     files.write_json(path, drawn)
 
 
-def _with_recorded_noise(workdir: Path, trainer: loop.Trainer) -> loop.Trainer:
+def _with_recorded_noise(path: Path, drawn: JsonObject, trainer: loop.Trainer) -> loop.Trainer:
     """The trainer with the noise that the search has, whatever the accountant chooses today."""
-    path, config = workdir / TRIALS, trainer.config
-    recorded = files.read_json(path).get("plan", {})
-    noise = {key: recorded.get(key) for key in ("noise_multiplier", "epsilon")}
+    config = trainer.config
+    noise = {key: drawn["plan"].get(key) for key in ("noise_multiplier", "epsilon")}
     try:
         plan = dataclasses.replace(trainer.plan, **noise)
         plan.check_target(config.epsilon)
