@@ -374,10 +374,10 @@ def in_words(fn):
             {"groups": np.array(in_words(str))},
             OTHER_GROUPS,
         ),
-        ({"clip": bam.normalize(1.0)}, r"clip = 'bam\.core\.clipping\.clip_by_l2_norm"),
+        ({"clip": bam.normalize(1.0)}, r"clip = '\[bam\.core\.clipping\._clip_whole.* \[1\.0\]"),
         (
             {"clip": bam.chain(optax.scale(2.0), CLIP)},
-            r"clip = 'bam\.core\.clipping\.clip_by_l2_norm",
+            r"clip = '\[bam\.core\.clipping\._clip_whole.* \[1\.0\]",
         ),
     ],
 )
@@ -460,6 +460,7 @@ KEPT = [
     keeping({1.0, 2.0}), keeping(jnp.arange(3)), keeping(np.arange(3)), keeping(1.0), keeping(2.0),
     functools.partial(keeping(1.0), params=1.0), functools.partial(keeping(1.0), params=2.0),
     Counter(1.0, object()).update, Counter(2.0, object()).update, keeping(math), keeping(None),
+    *(clip.update for clip in (CLIP, bam.normalize(1.0, 0.01), bam.normalize(1.0, 0.02))),
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 from bam import files, provenance
 from bam.core import grid, pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
-from bam.core.closure import as_closure
+from bam.core.closure import Closure, as_closure
 from bam.core.gaussian import check_std
 from bam.core.noise import first_noise, scaled
 from bam.core.oracles import LossFn, Oracle, mean_loss
@@ -681,6 +681,8 @@ def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
         return f"{{{', '.join(sorted(map(describe, value)))}}}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{describe(key)}: {describe(x)}' for key, x in value.items())}}}"
+    if isinstance(value, Closure):
+        return describe([value.fn, value.structure, value.numbers])
     if isinstance(value, functools.partial):
         return describe([value.func, value.args, value.keywords])
     if isinstance(value, type | types.ModuleType):
