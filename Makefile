@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers audit-deps docs dist lint types check format clean
+.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers bench-cold audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -66,6 +66,11 @@ bench-peers: $(PEERS)/installed
 	$(PEERS)/bin/python -m scripts.benchmarks.peers --out=benchmarks/peers_512_$(DEVICE).json \
 	  --batch=512 --trials=3 \
 	  --only=ours_nonprivate,ours_dp_sgd,ours_bam_sam,torch_nonprivate,opacus_hooks,opacus_ghost
+
+# Seconds to the first step, each in a fresh process. OLD: another checkout to measure ours in.
+bench-cold: $(PEERS)/installed
+	$(PEERS)/bin/python -m scripts.benchmarks.cold --out=benchmarks/cold.json $(OLD:%=--tree=old=%)
+
 $(PEERS)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	grep -v '^mpmath\|^setuptools' constraints.txt > $(PEERS)/constraints.txt

@@ -1,6 +1,7 @@
 """Counts of operations that one can do by hand, and benchmarks that run."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
 from bam.training import arithmetic
-from scripts.benchmarks import timing
+from scripts.benchmarks import cold, cold_case, timing
 from tests.cases import run_command
 
 
@@ -79,6 +80,102 @@ def test_the_step_benchmark_writes_what_each_of_its_steps_takes(tmp_path):
     assert all(measured[name] > 0 for name in measured["observations_ms"])
     assert measured["matmul_gflops"] > measured["dp_sgd_gflops"] > 0
     assert measured["peak_memory_mb"]["4"] > 0
+
+
+@pytest.mark.parametrize("name", cold_case.NETWORKS)
+def test_the_cold_benchmark_trains_one_network_in_all_libraries(name):
+    network = cold_case.NETWORKS[name]._replace(width=8)
+    model = models.as_functions(models.create(name, 10, 8), network.shape)
+    params = model.init(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, *network.shape))
+    logits = cold_case.flax_network(network).apply({"params": params}, images)
+    assert jnp.allclose(logits, model.logits(params, images), atol=1e-4)
+    other = cold_case.flax_network(network._replace(activation="tanh"))  # the control
+    assert not jnp.allclose(other.apply({"params": params}, images), logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", cold_case.NETWORKS)
+def test_the_cold_benchmarks_network_has_as_many_weights_in_torch(name):
+    torch = pytest.importorskip("torch")
+    network = cold_case.NETWORKS[name]._replace(width=8)
+    height, width, channels = network.shape
+    theirs = cold_case.torch_network(network)
+    assert theirs(torch.zeros(2, channels, height, width)).shape == (2, cold_case.CLASSES)
+    model = models.as_functions(models.create(name, 10, 8), network.shape)
+    ours = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    assert sorted(p.numel() for p in theirs.parameters()) == sorted(x.size for x in ours)
+
+
+def of_round(scale):
+    """What a process of the cold benchmark prints, all seconds being so many times as large."""
+    names = ("import", "build", "first_step", "learning_rate_build", "learning_rate")
+    return {
+        "seconds_to_first_step": 7.0 * scale,
+        "phases": {
+            name: {"seconds": seconds * scale, "compilations": 2 * k, "xla_seconds": 0.0}
+            for k, (name, seconds) in enumerate(zip(names, (1, 2, 4, 3, 5), strict=True))
+        },
+    }
+
+
+def test_rounds_of_the_cold_benchmark_are_summed_up_as_by_hand():
+    found = cold.summarize([of_round(scale) for scale in (3, 1, 2, 5, 4)])
+    assert found["to_first_step"] == {"median": 21.0, "low": 14.0, "high": 28.0}
+    assert found["changes"] == {"learning_rate": {"median": 24.0, "low": 16.0, "high": 32.0}}
+    of_step = {"median": 12, "low": 8, "high": 16, "compilations": 4, "xla_seconds": 0}
+    assert found["phases"]["first_step"] == of_step
+
+
+def test_a_clock_counts_what_xla_compiles_in_a_phase():
+    clock = cold_case.Clock()
+    jax.monitoring.register_event_duration_secs_listener(clock.hear)
+    try:
+        fn, x = jax.jit(lambda x: x * 3.0 - 2), jnp.ones(7)
+        assert clock.time("first", lambda: fn(x)).shape == (7,)
+        clock.time("again", lambda: fn(x))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(clock.hear)
+    first, again = clock.phases["first"], clock.phases["again"]
+    assert first["compilations"] == 1 and again["compilations"] == 0
+    assert first["seconds"] >= first["xla_seconds"] > again["xla_seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "error"),
+    [
+        ("--only=tensorflow", "no case 'tensorflow': choose from ours_nonprivate"),
+        ("--network=vgg", "no network 'vgg': choose from resnet9, convnet"),
+        ("--tree=old=/nowhere", "--tree=old=/nowhere: say NAME=FOLDER"),
+    ],
+)
+def test_the_cold_benchmark_refuses_what_it_cannot_measure_before_it_measures(
+    flag, error, tmp_path
+):
+    done = run_command("scripts.benchmarks.cold", f"--out={tmp_path}/cold.json", flag)
+    assert done.returncode == 2 and error in done.stderr
+    assert not (tmp_path / "cold.json").exists()
+
+
+@pytest.mark.slow
+def test_the_cold_benchmark_writes_what_each_case_takes(tmp_path):
+    root = Path(__file__).parents[1]
+    done = run_command(
+        "scripts.benchmarks.cold", f"--out={tmp_path}/cold.json", "--rounds=1", "--width=4",
+        "--batch=2", "--network=convnet", "--only=ours_bam_sam,ours_loop", f"--tree=old={root}",
+        timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "round 1: ours, BAM-SAM (old), convnet … " in done.stdout
+    measured = json.loads((tmp_path / "cold.json").read_text())
+    assert measured["commits"]["this"] == measured["commits"]["old"]
+    cases = measured["summary"]["convnet"]
+    assert set(cases) == {f"ours_{x}" for x in ("bam_sam", "bam_sam@old", "loop", "loop@old")}
+    assert set(cases["ours_bam_sam"]["changes"]) == set(cold_case.Numbers._fields)
+    for case in cases.values():
+        phases = case["phases"]
+        assert 0 < phases["first_step"]["median"] < case["to_first_step"]["median"]
+        assert phases["first_step"]["compilations"] > 0 == phases["second_step"]["compilations"]
+        assert 0 < phases["second_step"]["median"] < phases["first_step"]["median"]
 
 
 def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):

@@ -4,7 +4,7 @@ python -m scripts.benchmarks.performance
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from bam.files import JsonMapping, JsonObject
 from bam.training import trainer
 from bam.training.methods import label
 from configs import cifar10
-from scripts.benchmarks import timing
+from scripts.benchmarks import cold_case, timing
 from scripts.lib import pages
 
 PAGE = Path("docs/performance.md")
@@ -86,6 +86,12 @@ STEPS = {
 }
 
 
+# A number that another setting has another value of -> what a reader sees.
+CHANGES = {"learning_rate": "rate", "clip_norm": "C", "noise_multiplier": "σ", "radius": "r"}
+AGAIN = tuple(f"another {name}" for name in CHANGES.values())
+NOT_RUN = "not run"
+
+
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the page, by its place."""
     names = ("step", "peers", "peers_512", "depth")
@@ -124,7 +130,62 @@ def page_tables(folder: Path) -> dict[str, str]:
             ],
         ),
         "depth": _depth(depth["rows"]),
+        **cold_tables(folder / "cold.json"),
     }
+
+
+def cold_tables(file: Path) -> dict[str, str]:
+    """The tables of first steps, by their places; "not run" where the file has no figures."""
+    measured = files.read_json(file)["summary"] if file.exists() else {}
+    seconds = {f"cold_{x}": _cold_seconds(measured.get(x, {})) for x in cold_case.NETWORKS}
+    return seconds | {"cold_programs": _cold_programs(measured.get("resnet9", {}))}
+
+
+def _cold_seconds(measured: JsonMapping) -> str:
+    """Seconds of one network: to the first step, and to that of another setting."""
+
+    def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
+        phases, total = case["phases"], case["to_first_step"]
+        medians = [phases[name]["median"] for name in ("import", "build", "first_step")]
+        return [
+            *(f"{x:.1f}" for x in (*medians, total["median"])),
+            f"{total['low']:.1f} to {total['high']:.1f}",
+            *(f"{case['changes'][x]['median']:.2f}" if x in changes else "–" for x in CHANGES),
+        ]
+
+    head = ("case", "import", "build", "first step", "in all", "quartiles", *AGAIN)
+    return _cold(measured, head, figures)
+
+
+def _cold_programs(measured: JsonMapping) -> str:
+    """Programs that XLA compiles, and its seconds for the first ones."""
+
+    def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
+        phases = case["phases"]
+        first = phases["first_step"]
+        return [
+            f"{first['compilations']:.0f}",
+            f"{first['xla_seconds']:.1f}",
+            *(f"{phases[x]['compilations']:.0f}" if x in changes else "–" for x in CHANGES),
+        ]
+
+    return _cold(measured, ("case", "first step", "XLA, s", *AGAIN), figures)
+
+
+def _cold(
+    measured: JsonMapping,
+    head: Sequence[str],
+    figures: Callable[[JsonMapping, Sequence[str]], list[str]],
+) -> str:
+    """A row of every case, and of those of other checkouts that were measured beside them."""
+    rows = []
+    for key in dict.fromkeys([*cold_case.CASES, *measured]):
+        case = cold_case.case_of(key)
+        cells = [NOT_RUN] * (len(head) - 1)
+        if key in measured:
+            cells = figures(measured[key], case.changes)
+        rows.append([case.label, *cells])
+    return _table(head, rows)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -37,6 +37,32 @@ def test_a_ratio_is_the_median_of_the_rounds(tmp_path):
         assert row in ratios
 
 
+def test_a_table_of_first_steps_says_what_was_not_run(tmp_path):
+    def phase(seconds, compilations):
+        return {"median": seconds, "compilations": compilations, "xla_seconds": seconds / 2}
+
+    names = ("import", "build", "first_step", "learning_rate")
+    case = {
+        "to_first_step": {"median": 7.04, "low": 6.5, "high": 8.0},
+        "changes": {"learning_rate": {"median": 0.25}},
+        "phases": {x: phase(1.0 + k, 10 * k) for k, x in enumerate(names)},
+    }
+    summary = {"resnet9": {"ours_nonprivate": case, "ours_nonprivate@old": case}}
+    (tmp_path / "cold.json").write_text(json.dumps({"summary": summary}))
+    shown = performance.cold_tables(tmp_path / "cold.json")
+    seconds, programs = (shown[name].splitlines() for name in ("cold_resnet9", "cold_programs"))
+    figures = "1.0 | 2.0 | 3.0 | 7.0 | 6.5 to 8.0 | 0.25 | – | – | – |"
+    assert seconds[2] == f"| ours, not private | {figures}"
+    assert seconds[-1] == f"| ours, not private (old) | {figures}"
+    assert programs[2] == "| ours, not private | 20 | 1.5 | 30 | – | – | – |"
+    assert "| Opacus |" + " not run |" * 9 in seconds
+    nothing = performance.cold_tables(tmp_path / "absent.json")
+    for table in (shown["cold_convnet"], *nothing.values()):
+        rows = table.splitlines()[2:]
+        assert len(rows) == len(performance.cold_case.CASES)
+        assert all(set(row.split(" | ")[1:]) <= {"not run", "not run |"} for row in rows)
+
+
 def test_a_page_without_a_place_for_a_table_is_refused():
     with pytest.raises(ValueError, match="no place for steps"):
         pages.fill("# Nothing here", {"steps": "| a |"})

@@ -1,0 +1,213 @@
+"""Seconds to the first step, and to that of another setting, here and in other libraries.
+
+make bench-cold        (in the environment of the peers; see the Makefile)
+
+Each case runs in a fresh process, with no compiled program on the disk, on the same networks. What
+is not installed is left out, and named. `--tree=NAME=FOLDER` measures ours in another checkout too.
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from bam import provenance
+from bam.cli import console
+from bam.errors import InputError
+from bam.files import JsonObject
+from scripts.benchmarks import cold_case, timing
+from scripts.benchmarks.cold_case import CASES, NETWORKS
+
+_OUT = flags.DEFINE_string("out", "", "JSON file to write")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "processes of each case, in turn", lower_bound=1)
+_NETWORK = flags.DEFINE_list("network", list(NETWORKS), f"of {', '.join(NETWORKS)}")
+_BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its own", lower_bound=0)
+_ONLY = flags.DEFINE_list("only", [], "cases to measure; none: all that are installed")
+_TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: another checkout, to measure ours in")
+console.require("out", "network")
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = ("jax-privacy", "torch", "opacus")
+LIMIT = 3600  # seconds of a process
+# What would keep compiled programs, or keep Python from its own.
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
+
+
+class Measured(NamedTuple):
+    """A case in a checkout: where it stands in the file, and what is started."""
+
+    key: str
+    name: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """What a reader sees."""
+        return cold_case.case_of(self.key).label
+
+
+def main() -> None:
+    """Starts every case in every round; keeps what is measured after each round."""
+    trees = {"": ROOT, **_trees(_TREE.value)}
+    if unknown := [x for x in _NETWORK.value if x not in NETWORKS]:
+        raise InputError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
+    names, missing = _installed(_ONLY.value)
+    cases = [x for name in names for x in _measured(name, trees)]
+    for package in missing:
+        print(f"{package} is not installed here, and not measured", flush=True)
+    print(f"importing everything once, {len(cases)} processes, not counted …", flush=True)
+    for case in cases:
+        _run(case, _NETWORK.value[0], steps=False)
+    observations: dict[str, dict[str, list[JsonObject]]] = {
+        network: {case.key: [] for case in cases} for network in _NETWORK.value
+    }
+    for number in range(1, _ROUNDS.value + 1):
+        for network in _NETWORK.value:
+            for case in cases:
+                started = time.perf_counter()
+                print(f"round {number}: {case.label}, {network} …", end=" ", flush=True)
+                facts = _run(case, network, steps=True)
+                observations[network][case.key].append(facts)
+                seconds, first = time.perf_counter() - started, facts["seconds_to_first_step"]
+                print(f"{first:.1f} s to the first step, {seconds:.0f} s in all", flush=True)
+        timing.keep(Path(_OUT.value), _results(observations, trees, missing))
+
+
+def summarize(facts: Sequence[JsonObject]) -> JsonObject:
+    """Median and quartiles of the seconds, and medians of what XLA does, of a case's rounds.
+
+    `changes` are the seconds to the first step of another value of a number, with what is built.
+    """
+    observed = [x["phases"] for x in facts]
+
+    def seconds(values: list[float]) -> JsonObject:
+        median, low, high, _ = timing.summarize(values, 0.0)
+        return {"median": median, "low": low, "high": high}
+
+    phases = {
+        phase: seconds([x[phase]["seconds"] for x in observed])
+        | {
+            name: statistics.median(x[phase][name] for x in observed)
+            for name in ("compilations", "xla_seconds")
+        }
+        for phase in observed[0]
+    }
+    changes = {
+        name: seconds([x[name]["seconds"] + x[f"{name}_build"]["seconds"] for x in observed])
+        for name in cold_case.Numbers._fields
+        if name in phases
+    }
+    first = seconds([x["seconds_to_first_step"] for x in facts])
+    return {"to_first_step": first, "changes": changes, "phases": phases}
+
+
+def _results(
+    observations: Mapping[str, Mapping[str, Sequence[JsonObject]]],
+    trees: Mapping[str, Path],
+    missing: Sequence[str],
+) -> JsonObject:
+    return {
+        "batch": _BATCH.value,
+        "rounds": min(len(facts) for cases in observations.values() for facts in cases.values()),
+        "width": {name: _WIDTH.value or NETWORKS[name].width for name in observations},
+        "numbers": cold_case.Numbers()._asdict(),
+        "change": cold_case.CHANGE,
+        "versions": provenance.versions(*LIBRARIES),
+        "commits": {name or "this": _commit(folder) for name, folder in trees.items()},
+        "not_installed": list(missing),
+        "summary": {
+            network: {key: summarize(facts) for key, facts in cases.items()}
+            for network, cases in observations.items()
+        },
+        "observations": observations,
+    }
+
+
+def _run(case: Measured, network: str, steps: bool) -> JsonObject:
+    """What a case prints, in a process of its own."""
+    environ = {k: v for k, v in os.environ.items() if k not in CACHES}
+    environ |= {"PYTHONPATH": str(case.folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    package = CASES[case.name].package
+    if package == "bam":  # as its commands set it
+        environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(8, os.cpu_count() or 1)))
+    script = ROOT / "scripts" / "benchmarks" / "cold_case.py"
+    asked: dict[str, Any] = {"name": case.name, "network": network, "steps": steps}
+    asked |= {"width": _WIDTH.value, "batch": _BATCH.value, "started": time.time()}
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), json.dumps(asked)],
+        cwd=case.folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case.label}, {network}:\n{done.stderr[-4000:]}")
+    facts: JsonObject = json.loads(done.stdout.splitlines()[-1])
+    file = Path(facts.pop("file"))
+    if package == "bam" and not file.is_relative_to(case.folder):
+        raise RuntimeError(f"{case.label}: bam was imported from {file}, not of {case.folder}")
+    return facts
+
+
+def _installed(wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The cases to measure, and packages that are missing; InputError for a case that needs one."""
+    if unknown := [name for name in wanted if name not in CASES]:
+        raise InputError(f"no case {unknown[0]!r}: choose from {', '.join(CASES)}")
+    names, missing = [], []
+    for name in [*wanted] or [*CASES]:
+        package = CASES[name].package
+        if importlib.util.find_spec(package):
+            names.append(name)
+        elif wanted:
+            raise InputError(f"{name} needs {package}, which is not installed: make bench-cold")
+        elif package not in missing:
+            missing.append(package)
+    return names, missing
+
+
+def _measured(name: str, trees: Mapping[str, Path]) -> list[Measured]:
+    """A case, of ours in every checkout."""
+    if CASES[name].package != "bam":
+        return [Measured(name, name, ROOT)]
+    return [
+        Measured(f"{name}@{tree}" if tree else name, name, folder) for tree, folder in trees.items()
+    ]
+
+
+def _trees(given: Sequence[str]) -> dict[str, Path]:
+    """The checkouts of NAME=FOLDER; an InputError for what is none."""
+    trees = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        path = Path(folder).expanduser().resolve()
+        if not (name.isidentifier() and folder and (path / "bam" / "__init__.py").exists()):
+            raise InputError(f"--tree={text}: say NAME=FOLDER, the folder of a checkout of bam")
+        trees[name] = path
+    return trees
+
+
+def _commit(folder: Path) -> str:
+    """The commit of a checkout, as `provenance.git_commit` says it of this one."""
+    if folder == ROOT:
+        return provenance.git_commit()
+    command = [sys.executable, "-P", "-c", "from bam import provenance as p; print(p.git_commit())"]
+    environ = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT, check=True
+    )
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    console.run(main)

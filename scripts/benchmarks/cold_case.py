@@ -1,0 +1,400 @@
+"""One library's first steps in a fresh process, timed: what `cold.py` starts, once for each case.
+
+It prints a line of JSON. Nothing but Python's own is imported before the clock runs. Of ours it
+uses what older checkouts have too, so that `cold.py --tree` can compare them.
+"""
+
+import functools
+import importlib
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+CLASSES, STEPS, DELTA = 10, 20, 1e-5
+EPSILON = 3.0  # of ours at a noise multiplier of 1: it plans the noise from ε
+CHANGE = 1.5  # another value is so many times the first
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Network(NamedTuple):
+    """Blocks of conv 3×3 → GroupNorm → activation, then a linear layer: what all libraries train.
+
+    Attributes:
+      shape: of an image.
+      width: channels of the first block, unless another is asked for.
+      groups: of a GroupNorm, at most.
+      activation: its name in `jax.nn` and `torch.nn.functional`.
+      blocks: channels, in widths, and what follows: "add" adds what went into the block marked
+        "keep", "pool" averages 2×2 pixels.
+      microbatch_size: ours.
+    """
+
+    shape: tuple[int, int, int]
+    width: int
+    groups: int
+    activation: str
+    blocks: tuple[tuple[int, str], ...]
+    microbatch_size: int
+
+    @property
+    def channels(self) -> list[tuple[int, int]]:
+        """Channels into and out of each block."""
+        outputs = [multiple * self.width for multiple, _ in self.blocks]
+        return list(zip([self.shape[-1], *outputs[:-1]], outputs, strict=True))
+
+
+# By their names in `bam.models.MODELS`; a test holds them equal to those.
+NETWORKS = {
+    "resnet9": Network(
+        (32, 32, 3), 64, 32, "mish",
+        ((1, ""), (2, "pool"), (2, "keep"), (2, "add"), (4, "pool"), (4, "pool"), (4, "keep"),
+         (4, "add pool")),
+        1,
+    ),
+    "convnet": Network((8, 8, 1), 16, 4, "relu", ((1, "pool"), (2, "pool")), 32),
+}  # fmt: skip
+
+
+class Numbers(NamedTuple):
+    """What a setting of a run is, beside its structure."""
+
+    learning_rate: float = 0.1
+    clip_norm: float = 1.0
+    noise_multiplier: float = 1.0
+    radius: float = 0.05
+
+
+class Problem(NamedTuple):
+    """What a case trains: a network, by name and as it is, and how many examples a step."""
+
+    name: str
+    network: Network
+    batch: int
+
+    def rows(self) -> tuple[Any, Any]:
+        """Random images of bytes, and labels: twice as many as a step has."""
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 256, (2 * self.batch, *self.network.shape), dtype=np.uint8)
+        return images, rng.integers(0, CLASSES, 2 * self.batch, dtype=np.int32)
+
+    def normalised(self) -> tuple[Any, Any]:
+        """The same with images in float32."""
+        images, labels = self.rows()
+        return images.astype("float32") / 127.5 - 1, labels
+
+
+# Builds at the first `next`; makes the weights and takes the first step at the second; then a step
+# at each.
+Training = Callable[[Numbers], Iterator[None]]
+
+
+def ours(method: str, problem: Problem) -> Training:
+    """A run of a config, as `bam train` makes it."""
+    import jax
+    import numpy as np
+
+    from bam.core import sampling
+    from bam.data import datasets
+    from bam.training import named_configs, trainer
+
+    def training(numbers: Numbers) -> Iterator[None]:
+        config = named_configs.load(f"base:{method}")
+        config.update({"expected_batch_size": problem.batch, "num_steps": STEPS, "delta": DELTA})
+        config.clip_norm, config.epsilon = numbers.clip_norm, EPSILON / numbers.noise_multiplier
+        config.microbatch_size = min(problem.network.microbatch_size, problem.batch)
+        config.model.update({"name": problem.name, "width": problem.network.width})
+        config.optimizer.update({"name": "sgd", "learning_rate": numbers.learning_rate})
+        if "radius" in config.method:
+            config.method.radius = numbers.radius
+        split = datasets.Split(*problem.rows())
+        half = np.full(problem.network.shape[-1], 0.5, np.float32)
+        data = datasets.Dataset("random", split, split, CLASSES, half, half)
+        built = trainer.build(config, data)
+        yield
+        train, state = built.place(split), built.init(0)
+        for step in itertools.count(1):
+            batch = sampling.pad(np.arange(problem.batch), built.plan.capacity, 0, step)
+            state = jax.block_until_ready(built.step(state, train, batch))
+            yield
+
+    return training
+
+
+def ours_loop(problem: Problem) -> Training:
+    """DP-SGD by `PrivateTraining`, in a loop of one's own."""
+    import jax
+    import optax
+
+    import bam
+    from bam import models
+
+    def training(numbers: Numbers) -> Iterator[None]:
+        module = models.create(problem.name, CLASSES, problem.network.width)
+        model = models.as_functions(module, problem.network.shape)
+        images, labels = problem.normalised()
+        data = {"image": images[:, None], "label": labels}
+        private = bam.PrivateTraining(
+            num_examples=len(labels),
+            expected_batch_size=problem.batch,
+            num_epochs=STEPS // 2,
+            epsilon=EPSILON / numbers.noise_multiplier,
+            delta=DELTA,
+            clip=bam.clip_by_l2_norm(numbers.clip_norm),
+        )
+        size = min(problem.network.microbatch_size, problem.batch)
+        gradient = private.gradient(bam.dp_sgd(model.loss), microbatch_size=size)
+        optimizer = optax.chain(gradient, optax.sgd(numbers.learning_rate))
+        yield
+        params = model.init(jax.random.key(0))
+        state = optimizer.init(params)
+        for batch in private.batches(data):
+            updates, state = optimizer.update(batch, state, params)
+            params = jax.block_until_ready(optax.apply_updates(params, updates))
+            yield
+
+    return training
+
+
+def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
+    """The loop of its examples: numbers are the program's, or, by hand, its arguments."""
+    import jax
+    import jax_privacy
+    import optax
+    from jax_privacy import noise_addition
+
+    module = flax_network(problem.network)
+
+    def loss(params: Any, images: Any, labels: Any) -> Any:
+        logits = module.apply(params, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def step(numbers: Numbers, params: Any, noise: Any, images: Any, labels: Any) -> Any:
+        clipped_grad = jax_privacy.clipped_grad(
+            loss,
+            l2_clip_norm=numbers.clip_norm,
+            batch_argnums=(1, 2),
+            normalize_by=problem.batch,
+        )
+        stddev = numbers.noise_multiplier * clipped_grad.l2_norm_bound
+        privatizer = noise_addition.gaussian_privatizer(stddev=stddev, prng_key=0)
+        grads, noise = privatizer.update(clipped_grad(params, images, labels), noise)
+        optimizer = optax.sgd(numbers.learning_rate)
+        updates, _ = optimizer.update(grads, optimizer.init(params))
+        return optax.apply_updates(params, updates), noise
+
+    # Compiled as one: eagerly it compiles a program for every operation, and takes longer.
+    init, shared = jax.jit(module.init), jax.jit(step)
+
+    def training(numbers: Numbers) -> Iterator[None]:
+        images, labels = (x[: problem.batch] for x in problem.normalised())
+        constant = jax.jit(functools.partial(step, numbers))
+        update = functools.partial(shared, numbers) if as_arguments else constant
+        yield
+        params = init(jax.random.key(0), images[:1])
+        noise = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=0).init(params)
+        while True:
+            params, noise = jax.block_until_ready(update(params, noise, images, labels))
+            yield
+
+    return training
+
+
+def opacus(problem: Problem) -> Training:
+    """A model, an optimizer and a loader that `make_private` makes private."""
+    import torch
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def training(numbers: Numbers) -> Iterator[None]:
+        images, labels = map(torch.tensor, problem.normalised())
+        data = TensorDataset(images.permute(0, 3, 1, 2).contiguous(), labels.long())
+        module = torch_network(problem.network)
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=numbers.learning_rate),
+            data_loader=DataLoader(data, batch_size=problem.batch),
+            noise_multiplier=numbers.noise_multiplier,
+            max_grad_norm=numbers.clip_norm,
+        )
+        criterion = torch.nn.CrossEntropyLoss()
+        yield
+        while True:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                criterion(model(inputs), targets).backward()
+                optimizer.step()
+                yield
+
+    return training
+
+
+def flax_network(network: Network) -> Any:
+    """The network in plain Flax."""
+    import flax.linen as nn
+    import jax
+
+    activation = getattr(jax.nn, network.activation)
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            blocks = zip(network.channels, network.blocks, strict=True)
+            for (_, channels), (_, after) in blocks:
+                if after == "keep":
+                    kept = x
+                x = nn.Conv(channels, (3, 3), use_bias=False)(x)
+                groups = math.gcd(network.groups, channels)
+                x = activation(nn.GroupNorm(groups, epsilon=1e-5)(x))
+                if "add" in after:
+                    x = x + kept
+                if "pool" in after:
+                    x = nn.avg_pool(x, (2, 2), (2, 2))
+            return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+    return Net()
+
+
+def torch_network(network: Network) -> Any:
+    """The network in PyTorch, of images with their channels first."""
+    import torch
+    from torch.nn import functional
+
+    nn, activation = torch.nn, getattr(functional, network.activation)
+    channels = network.channels
+    pools = sum("pool" in after for _, after in network.blocks)
+    pixels = (network.shape[0] >> pools) * (network.shape[1] >> pools)
+
+    class Net(nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(
+                nn.Conv2d(i, o, 3, padding=1, bias=False) for i, o in channels
+            )
+            self.norms = nn.ModuleList(
+                nn.GroupNorm(math.gcd(network.groups, o), o) for _, o in channels
+            )
+            self.linear = nn.Linear(pixels * channels[-1][1], CLASSES)
+
+        def forward(self, x: Any) -> Any:
+            layers = zip(self.convs, self.norms, network.blocks, strict=True)
+            for conv, norm, (_, after) in layers:
+                if after == "keep":
+                    kept = x
+                x = activation(norm(conv(x)))
+                if "add" in after:
+                    x = x + kept
+                if "pool" in after:
+                    x = functional.avg_pool2d(x, 2)
+            return self.linear(x.flatten(1))
+
+    return Net()
+
+
+class Case(NamedTuple):
+    """What is measured.
+
+    Attributes:
+      label: what a reader sees.
+      package: that must be installed.
+      prepare: imports what it needs, and returns the training.
+      changes: the numbers that another setting has another value of.
+    """
+
+    label: str
+    package: str
+    prepare: Callable[[Problem], Training]
+    changes: tuple[str, ...]
+
+
+_PRIVATE = ("learning_rate", "clip_norm", "noise_multiplier")
+CASES = {
+    "ours_nonprivate": Case(
+        "ours, not private", "bam", functools.partial(ours, "non_private"), _PRIVATE[:1]
+    ),
+    "ours_dp_sgd": Case("ours, DP-SGD", "bam", functools.partial(ours, "dp_sgd"), _PRIVATE),
+    "ours_bam_sam": Case(
+        "ours, BAM-SAM", "bam", functools.partial(ours, "bam_sam"), (*_PRIVATE, "radius")
+    ),
+    "ours_loop": Case("ours, DP-SGD by PrivateTraining", "bam", ours_loop, _PRIVATE),
+    "jax_privacy": Case(
+        "jax-privacy, as in its examples", "jax_privacy",
+        functools.partial(jax_privacy, False), _PRIVATE,
+    ),
+    "jax_privacy_arguments": Case(
+        "jax-privacy, numbers made arguments by hand", "jax_privacy",
+        functools.partial(jax_privacy, True), _PRIVATE,
+    ),
+    "opacus": Case("Opacus", "opacus", opacus, _PRIVATE),
+}  # fmt: skip
+
+
+def case_of(key: str) -> Case:
+    """The case of a key of the file: CASE, or CASE@NAME of the checkout NAME."""
+    name, _, tree = key.partition("@")
+    case = CASES[name]
+    return case._replace(label=f"{case.label} ({tree})") if tree else case
+
+
+class Clock:
+    """Seconds of each phase, and what XLA compiles in it."""
+
+    def __init__(self) -> None:
+        """Nothing is measured yet."""
+        self.phases: dict[str, dict[str, float]] = {}
+        self._compiled: list[float] = []
+
+    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+        """Notes a compilation: a listener of `jax.monitoring`."""
+        if event == COMPILED:
+            self._compiled.append(duration_secs)
+
+    def time(self, phase: str, call: Callable[[], Any]) -> Any:
+        """Calls, and notes what that took, as a phase."""
+        self._compiled, started = [], time.perf_counter()
+        result = call()
+        self.phases[phase] = {
+            "seconds": time.perf_counter() - started,
+            "compilations": len(self._compiled),
+            "xla_seconds": sum(self._compiled),
+        }
+        return result
+
+
+def main(started: float, name: str, network: str, width: int, batch: int, steps: bool) -> None:
+    """Measures a case; without `steps` it only imports what the case needs."""
+    case, clock = CASES[name], Clock()
+    shape = NETWORKS[network]
+    problem = Problem(network, shape._replace(width=width or shape.width), batch)
+
+    def prepare() -> Training:
+        if name != "opacus":
+            import jax
+
+            jax.monitoring.register_event_duration_secs_listener(clock.hear)
+        return case.prepare(problem)
+
+    training = clock.time("import", prepare)
+    facts: dict[str, Any] = {"file": importlib.import_module(case.package).__file__}
+    if steps:
+        first = training(Numbers())
+        clock.time("build", functools.partial(next, first))
+        clock.time("first_step", functools.partial(next, first))
+        facts["seconds_to_first_step"] = time.time() - started
+        clock.time("second_step", functools.partial(next, first))
+        del first
+        for change in case.changes:
+            other = Numbers()._replace(**{change: CHANGE * getattr(Numbers(), change)})
+            again = training(other)
+            clock.time(f"{change}_build", functools.partial(next, again))
+            clock.time(change, functools.partial(next, again))
+    print(json.dumps(facts | {"phases": clock.phases}))
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
