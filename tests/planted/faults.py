@@ -33,23 +33,24 @@ FAULTS = (
     # Noise.
     _fault("noise_halved",
         "The noise on a sum has half of its deviation.",
-        "core/noise", "std = noise_multiplier * sensitivity * ROUNDING",
-        "std = noise_multiplier * sensitivity * ROUNDING / 2",
+        "core/noise", "* _float32(sensitivity) * np.float32(ROUNDING)",
+        "* _float32(sensitivity) * np.float32(ROUNDING / 2)",
         "transforms", "train"),
     _fault("noise_without_sensitivity",
         "The noise has deviation σ, whatever S is.",
-        "core/noise", "std = noise_multiplier * sensitivity * ROUNDING",
-        "std = noise_multiplier * ROUNDING",
+        "core/noise", "* _float32(sensitivity) * np.float32(ROUNDING)",
+        "* np.float32(ROUNDING)",
         "transforms", "train"),
-    _fault("leaf_two_thirds",
-        "The last of several leaves has two thirds of its noise.",
-        "core/grid", ".reshape(leaf.low.shape)",
-        ".reshape(leaf.low.shape) * (2 if 0 < begin == sum(sizes) - leaf.low.size else 3) // 3",
+    _fault("half_two_thirds",
+        "The last half of the entries has two thirds of its noise.",
+        "core/grid", "drawn = drawn[:num_entries]",
+        "drawn = drawn[:num_entries] * jnp.where(\n"
+        "        jnp.arange(num_entries) < num_entries // 2, 3, 2) // 3",
         "transforms", "train", "devices"),
-    _fault("leaf_without_noise",
-        "The last of several leaves has no noise.",
-        "core/grid", ".reshape(leaf.low.shape)",
-        ".reshape(leaf.low.shape) * (0 if 0 < begin == sum(sizes) - leaf.low.size else 1)",
+    _fault("half_without_noise",
+        "The last half of the entries has no noise.",
+        "core/grid", "drawn = drawn[:num_entries]",
+        "drawn = drawn[:num_entries] * (jnp.arange(num_entries) < num_entries // 2)",
         "transforms", "train", "devices"),
     _fault("noise_again",
         "The next step has the noise of this one: its number does not go on.",
@@ -63,7 +64,7 @@ FAULTS = (
         "chacha"),
     _fault("nine_double_rounds",
         "ChaCha20 has 9 double rounds on devices.",
-        "core/chacha", "fori_loop(0, 10,", "fori_loop(0, 9,",
+        "core/chacha", "np.int32(20), _round", "np.int32(18), _round",
         "chacha"),
     # Sums.
     _fault("mask_ignored",
@@ -82,8 +83,9 @@ FAULTS = (
         "transforms"),
     _fault("chain_of_the_first",
         "A chain has S of its first member, not of its last.",
-        "core/clipping", "chained.update, last.sensitivity, finish_last)",
-        "chained.update, getattr(transforms[0], 'sensitivity', last.sensitivity), finish_last)",
+        "core/clipping", "(len(parts),), parts),\n        last.sensitivity,",
+        "(len(parts),), parts),\n"
+        "        getattr(transforms[0], 'sensitivity', last.sensitivity),",
         "transforms"),
     _fault("own_clip_not_measured",
         "What a clip of one's own returns is not measured.",
@@ -105,8 +107,9 @@ FAULTS = (
         "position"),
     _fault("mean_of_realised_rows",
         "The noised sum is divided by the number of rows drawn.",
-        "core/privatize", "x / by.expected_batch_size, noised)",
-        "x / jnp.maximum(1, jnp.sum(mask)), noised)",
+        "core/privatize", "mean = by.of(noised)\n    private_grad",
+        "mean = jax.tree.map(lambda x: x / jnp.maximum(1, jnp.sum(mask)), noised)\n"
+        "    private_grad",
         "private_training", "train"),
     # Batches.
     _fault("poisson_five_percent",
@@ -239,8 +242,9 @@ FAULTS = (
         "one_use"),
     _fault("bound_read_late",
         "A clip reads its bound again in each step, from the caller's object.",
-        "core/clipping", "return _clip(grads, norm, bound, jnp.isfinite(norm)), state",
-        "return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state",
+        "core/clipping", "_clip_whole, (), (_checked(\"clip_norm\", clip_norm),)), _in_range)",
+        "_clip_whole, (), (clip_norm,)),\n"
+        "        lambda _, b=_checked(\"clip_norm\", clip_norm): b)",
         "made_once"),
     _fault("init_twice",
         "A second state, with the noise of the first, can be made.",
@@ -252,12 +256,11 @@ FAULTS = (
     _fault("ascent_of_the_microbatch",
         "BAM ascends along the mean gradient of the microbatch.",
         "core/oracles",
-        "ahead = gradient_ahead(pytree.shift(params, radius, pytree.unit(here)), example)",
+        "shifted = pytree.shift(params, radius, pytree.unit(here))",
         "mean = jax.custom_batching.custom_vmap(lambda g: g)\n"
-        "            mean.def_vmap(lambda n, mapped, g: (\n"
-        "                jax.tree.map(lambda x: 0 * x + x.mean(0), g), mapped[0]))\n"
-        "            uphill = pytree.unit(mean(here))\n"
-        "            ahead = gradient_ahead(pytree.shift(params, radius, uphill), example)",
+        "        mean.def_vmap(lambda n, mapped, g: (\n"
+        "            jax.tree.map(lambda x: 0 * x + x.mean(0), g), mapped[0]))\n"
+        "        shifted = pytree.shift(params, radius, pytree.unit(mean(here)))",
         "oracles", "exact_sums"),
     _fault("sam_descends",
         "BAM goes down the example's gradient instead of up.",
@@ -266,11 +269,11 @@ FAULTS = (
         "oracles"),
     _fault("sat_not_private",
         "DP-SAT ascends along the batch's gradient, without noise.",
-        "training/trainer",
-        "oracle.ascend(state.params, state.private_grad),\n                rows,",
+        "training/step",
+        "oracle.ascend(state.params, state.private_grad),\n            rows,",
         "oracle.ascend(state.params, jax.grad(lambda p: jnp.mean(jax.vmap(\n"
-        "                    lambda row: self.loss(p, example_at(row)))(rows)))(state.params)),\n"
-        "                rows,",
+        "                lambda row: parts.loss(p, example_at(row)))(rows)))(state.params)),\n"
+        "            rows,",
         "train", "audit"),
     _fault("average_turned_round",
         "The moving average decays by 1 less its decay.",
