@@ -122,7 +122,8 @@ def parsed(*arguments):
         (
             ("=digits:dp_sgd", ".optimizer.name=sgd", ".optimizer.momentum=0.9"),
             "optimizer",
-            {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+            {"name": "sgd", "learning_rate": 0.01, "schedule": "constant", "warmup_steps": 0,
+             "momentum": 0.9},
         ),
         (  # a function of one's own
             ("=digits:dp_sgd", ".clip.name=examples.dp_psac:clip", ".clip.r=0.1"),

@@ -18,7 +18,8 @@ section          your function                                     returns
 ================ ================================================= ============================
 
 `plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C and `sensitivity` the S of
-the clip; of a run that is not private C is `inf` and S is 0.
+the clip; of a run that is not private C is `inf` and S is 0. `learning_rate` is a number or, with a
+schedule, as optax has it: a function of the step.
 """
 
 import math
@@ -42,7 +43,9 @@ from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.named import Part
 from bam.privacy.plan import PrivacyPlan
+from bam.training import schedules
 from bam.training.methods import METHODS, Method
+from bam.training.schedules import Schedule
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -65,7 +68,7 @@ def _sgd(
     plan: PrivacyPlan | None,
     clip_norm: Number,
     sensitivity: Number | None,
-    learning_rate: Number,
+    learning_rate: Number | optax.Schedule,
     momentum: Number = 0.0,
     per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
@@ -187,29 +190,56 @@ def make_optimizer(
 
     Numbers of ours are arguments of what is compiled; but for 0, which removes a part of it.
     """
-    public = (plan, clip_norm, sensitivity)
-    optimizer: optax.GradientTransformation = make("optimizer", section.to_dict(), *public)
+    options = section.to_dict()
+    schedule, peak = schedule_of(section, plan), options.pop("learning_rate")
+    for key in ("schedule", "warmup_steps"):
+        options.pop(key, None)
+    rate = schedules.learning_rate(schedule, peak)
+    given = {**options, "learning_rate": rate}
+    optimizer: optax.GradientTransformation = make("optimizer", given, plan, clip_norm, sensitivity)
     if ":" in section.name:
         return optimizer
-    given = {"clip_norm": clip_norm, **{k: v for k, v in section.items() if k != "name"}}
-    numbers = {k: v for k, v in given.items() if type(v) is float and v != 0}
-    structure = {k: v for k, v in given.items() if k not in numbers}
-    row = OPTIMIZERS[section.name].make
+    schedule = schedule if callable(rate) else Schedule()
+    numbers = {k: v for k, v in options.items() if type(v) is float and v != 0}
+    structure = {k: v for k, v in options.items() if k not in {"name", *numbers}}
+    compiled = (OPTIMIZERS[section.name].make, structure, schedule)
+    arguments = ({**numbers, "clip_norm": clip_norm}, float(peak))
     return optax.GradientTransformation(
-        *(Closure(f, (row, structure), (numbers,)) for f in (_init_optimizer, _update_optimizer))
+        Closure(_init_optimizer, compiled, arguments),
+        Closure(_update_optimizer, compiled, arguments),
     )
 
 
-def _init_optimizer(row: Any, structure: JsonObject, numbers: JsonObject, params: Params) -> PyTree:
-    return row(plan=None, sensitivity=None, **structure, **numbers).init(params)
+def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
+    """How the learning rate of a config's `optimizer` section changes over the plan's steps."""
+    name, warmup_steps = section.get("schedule", "constant"), section.get("warmup_steps", 0)
+    return Schedule(name, warmup_steps, plan.training_steps)
+
+
+def _ours(
+    row: Any, structure: JsonObject, schedule: Schedule, numbers: JsonObject, peak: Number
+) -> optax.GradientTransformation:
+    rate = schedules.learning_rate(schedule, peak)
+    optimizer: optax.GradientTransformation = row(
+        plan=None, sensitivity=None, learning_rate=rate, **structure, **numbers
+    )
+    return optimizer
+
+
+def _init_optimizer(*args: Any) -> PyTree:
+    *optimizer, params = args
+    return _ours(*optimizer).init(params)
 
 
 def _update_optimizer(
-    row: Any, structure: JsonObject, numbers: JsonObject, grads: Grads, state: PyTree, *params: Any
+    row: Any,
+    structure: JsonObject,
+    schedule: Schedule,
+    numbers: JsonObject,
+    peak: Number,
+    *given: Any,
 ) -> tuple[PyTree, PyTree]:
-    optimizer = row(plan=None, sensitivity=None, **structure, **numbers)
-    updates: tuple[PyTree, PyTree] = optimizer.update(grads, state, *params)
-    return updates
+    return _ours(row, structure, schedule, numbers, peak).update(*given)
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:

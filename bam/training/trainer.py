@@ -25,7 +25,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.training import devices, examples, loading, methods, parts
+from bam.training import devices, examples, loading, methods, parts, schedules
 from bam.training import step as steps
 from bam.training.config import check
 from bam.training.step import TrainState, first_state
@@ -185,8 +185,10 @@ class Trainer:
         return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
 
     def describe_plan(self) -> str:
-        """The plan with C, in a few lines of plain text, for people."""
-        return self.plan.describe(f"clip norm {self.clip_norm:.4g}")
+        """The plan with C and how the rate changes, in a few lines of plain text, for people."""
+        words = schedules.in_words(parts.schedule_of(self.config.optimizer, self.plan))
+        plan = self.plan.describe(f"clip norm {self.clip_norm:.4g}")
+        return f"{plan}\nlearning rate: {words}" if words else plan
 
 
 def build(

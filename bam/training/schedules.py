@@ -1,0 +1,60 @@
+"""Learning rates that change over a run: public, since they read the number of the step alone."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optax
+
+from bam.core.scalars import Number
+from bam.errors import InputError
+
+# `(peak, number of steps)` -> optax's schedule.
+SCHEDULES: dict[str, Callable[[Number, int], optax.Schedule]] = {
+    "constant": lambda peak, num_steps: optax.constant_schedule(peak),
+    "cosine": optax.cosine_decay_schedule,
+    "linear": lambda peak, num_steps: optax.linear_schedule(peak, 0.0, num_steps),
+}
+
+
+class Schedule(NamedTuple):
+    """How a learning rate changes: a name of `SCHEDULES`, steps of warm-up, and of the run."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    num_steps: int = 1
+
+
+def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
+    """The rate of each step, from 0: up to the peak in a line, then as the schedule says.
+
+    The first of W steps of warm-up has the rate peak / W. A rate that never changes is a number,
+    and one that JAX traces the peak of changes nothing that is compiled. InputError for a schedule
+    that is unknown, or a warm-up that takes the whole run.
+
+    Examples:
+      >>> rate = learning_rate(Schedule("linear", 2, 6), 1.0)
+      >>> [round(float(rate(step)), 2) for step in range(6)]
+      [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    name, warmup_steps, num_steps = schedule
+    if name not in SCHEDULES:
+        raise InputError(f"unknown optimizer.schedule {name!r}; choose from {', '.join(SCHEDULES)}")
+    if not 0 <= warmup_steps < max(1, num_steps):
+        raise InputError(
+            f"optimizer.warmup_steps must be from 0 to {num_steps - 1}, less than the run's "
+            f"{num_steps} steps, got {warmup_steps}"
+        )
+    if name == "constant" and not warmup_steps:
+        return peak
+    after = SCHEDULES[name](peak, num_steps - warmup_steps)
+    if not warmup_steps:
+        return after
+    up = optax.linear_schedule(peak * (1 / warmup_steps), peak, max(1, warmup_steps - 1))
+    return optax.join_schedules([up, after], [warmup_steps])
+
+
+def in_words(schedule: Schedule) -> str:
+    """What the plan says of it; "" of a rate that never changes."""
+    falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
+    rises = f"rises over {schedule.warmup_steps} steps" if schedule.warmup_steps else ""
+    return " and then ".join(x for x in (rises, falls[schedule.name]) if x)
