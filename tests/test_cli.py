@@ -27,7 +27,7 @@ from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
 from bam.sweep.method_config import method_config
-from bam.training import keys, loop, methods, named_configs, parts
+from bam.training import keys, loop, methods, named_configs, parts, schedules
 from configs import digits
 from tests.cases import run_command
 
@@ -285,6 +285,7 @@ def test_the_help_has_the_names_of_the_parts_that_there_are():
         "model.name": models.MODELS,
         "loss.name": losses.LOSSES,
         "optimizer.name": parts.OPTIMIZERS,
+        "optimizer.schedule": schedules.SCHEDULES,
         "features.name": parts.FEATURES,
         "dataset.name": [*datasets.DATASETS, "folder"],
     }
