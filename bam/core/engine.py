@@ -226,10 +226,12 @@ def per_example_sum(
         raise InputError("noise needs a bound on what it is to hide")
     else:
         check_step(noise.step)
-        noise = dataclasses.replace(noise, step=jnp.asarray(noise.step, jnp.uint32))
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, bound.sensitivity, noise.std, num_rows)
         is_right &= most_rows >= size
+        # Of no constants: a compiler would merge them with those of what follows, to other bits.
+        std = jnp.where(jnp.any(noise.key != 0), noise.std, jnp.nan)
+        noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
     row_at = None
     num_devices = mesh.size if mesh else 1
     if noise is not None and num_rows > (0 if draw_places else size * num_devices):

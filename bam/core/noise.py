@@ -121,7 +121,8 @@ def next_noise(
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
-    std = _number(_float32(std) / (np.float32(1) - share))
+    # A product: a quotient by a constant would be one, too, of a program in which this is known.
+    std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - share)))
     fresh = GaussianNoise(state.key, std, state.step)
     drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
     past = jnp.concatenate([drawn[None], state.past[:-1]])
