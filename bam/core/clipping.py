@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -29,9 +30,10 @@ from bam.core.scalars import Number
 from bam.errors import InputError
 
 # What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
-# scaled to the larger bound. 5.4e-6 are a clip's own. The rest is for numbers that are arguments of
-# a program, and so float32: σ, S, their product with this factor, 1 / spacing and its product with
-# an entry are rounded once each, and a GPU's quotient may be off by 2 u more, 8 u < 5e-7 in all.
+# scaled to the larger bound. A clip's own part is 5.4e-6, and 2e-7 more where a GPU divides. The
+# rest is for numbers that are arguments of a program, and so float32: σ, its product with S and
+# with this factor, 1 / spacing and its product with an entry are rounded once each; a GPU's
+# quotient is within 2 ulp, 4 u. That makes 9 u = 5.4e-7. An S of many leaves is off by 1.4e-6.
 ROUNDING = 1 + 1e-5
 
 # Below this, float32 squares underflow and a norm can no longer be compared with the bound.
@@ -119,15 +121,14 @@ class BoundedTransformation(optax.GradientTransformation):
     def _flatten(self) -> tuple[tuple[PyTree, ...], bool]:
         promise = _promise_of(self)
         if promise.is_proved:  # S is computed of the numbers that the update has
-            return (self.update, Closure(promise.bound.fn)), True
+            return (self.update,), True
         finish = promise.finish and as_closure(promise.finish)
         return (as_closure(self.init), self.update, promise.bound, finish), False
 
     @classmethod
     def _unflatten(cls, is_proved: bool, parts: tuple[Any, ...]) -> "BoundedTransformation":
         if is_proved:
-            update, bound = parts
-            return _proved(update, bound.fn)
+            return _proved(parts[0])
         init, update, bound, finish = parts
         return cls._of(init, update, _Promise(bound, finish))
 
@@ -209,7 +210,7 @@ def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
       >>> print(clipped["w"], clip.sensitivity)
       [0.6 0.8] 1.0
     """
-    return _proved(Closure(_clip_whole, (), (_checked("clip_norm", clip_norm),)), _in_range)
+    return _proved(Closure(_clip_whole, (), (_checked("clip_norm", clip_norm),)))
 
 
 def _clip_whole(
@@ -248,7 +249,7 @@ def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
         raise InputError("clip_norm must be finite for normalize, got inf")
     if scalars.is_known(floor) and not SMALLEST_CLIP_NORM <= floor < math.inf:
         raise InputError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
-    return _proved(Closure(_normalize, (), (bound, floor)), _bound_of_normalize)
+    return _proved(Closure(_normalize, (), (bound, floor)))
 
 
 def _normalize(
@@ -277,7 +278,8 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     numbers like the parameters, the $C_k$. An InputError refuses a bound that is negative, NaN, or
     positive but below 1e-12.
 
-    The bound is that of `clip_by_l2_norm` for each leaf, so the same factor for all together.
+    The bound is that of `clip_by_l2_norm` for each leaf, with two roundings more where one C is
+    shared out: so the same factor for all together, within 2e-7.
 
     Source: McMahan et al. 2018, "per-layer clipping".
 
@@ -292,7 +294,7 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     bounds = tuple(_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm))
     tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
     tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
-    return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)), _bound_of_leaves)
+    return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)))
 
 
 def _clip_leaves(
@@ -315,7 +317,7 @@ def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
     if scalars.is_known(*bounds):
         return math.hypot(*bounds)
     right = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
-    return jnp.where(right, jnp.sqrt(sum(jnp.square(x) for x in bounds)), jnp.nan)
+    return jnp.where(right, pytree.l2_norm([jnp.asarray(x) for x in bounds]), jnp.nan)
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
@@ -478,13 +480,19 @@ CLIPS = {
 }
 
 
-def _proved(update: Closure, bound: Callable[..., Any]) -> BoundedTransformation:
-    """A transform without state, whose docstring proves its bound.
+def _proved(update: Closure) -> BoundedTransformation:
+    """A transform without state, of `PROVED`, whose docstring proves its bound.
 
     That is computed of the very numbers of the update: nobody can have others beside it.
     """
-    own = Closure(bound, update.structure, update.numbers)
-    return BoundedTransformation._of(_no_state, update, _Promise(own, is_proved=True))
+    numbers = jax.tree.map(_unwritable, update.numbers)
+    update = Closure(update.fn, update.structure, numbers)
+    bound = Closure(PROVED[update.fn], update.structure, numbers)
+    return BoundedTransformation._of(_no_state, update, _Promise(bound, is_proved=True))
+
+
+def _unwritable(number: Any) -> Any:
+    return number.item() if isinstance(number, np.ndarray | np.generic) else number
 
 
 def _no_state(params: PyTree) -> optax.EmptyState:
@@ -502,6 +510,14 @@ def _is_clip_norm(value: Any) -> Any:
 def _in_range(value: Number) -> Number:
     """A bound; NaN where it is traced and cannot be one."""
     return value if scalars.is_known(value) else jnp.where(_is_clip_norm(value), value, jnp.nan)
+
+
+# What is proved to keep a bound, and the function of its numbers that the bound is.
+PROVED: dict[Callable[..., Any], Callable[..., Number]] = {
+    _clip_whole: _in_range,
+    _normalize: _bound_of_normalize,
+    _clip_leaves: _bound_of_leaves,
+}
 
 
 def _checked(name: str, value: Any) -> Number:

@@ -92,6 +92,8 @@ class Same(Hashable):
     def __init__(self, value: Any) -> None:
         """Keeps the value alive, whose identity is compared."""
         self.value = value.item() if isinstance(value, np.generic) else value
+        if type(value) in (list, dict):
+            self.value = jax.tree.map(lambda x: x, value)  # others can write to theirs
         self.identity = _identity(self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -110,7 +112,7 @@ def _identity(value: Any) -> Hashable:
         return "method", id(value.__self__), id(value.__func__)
     if isinstance(value, Closure):
         return "closure", *map(Same, (value.fn, value.structure, value.numbers))
-    if type(value) in (tuple, list) or hasattr(value, "_fields"):
+    if type(value) in (tuple, list) or type(value).__bases__ == (tuple,):  # a plain NamedTuple
         return type(value), *map(Same, value)
     if type(value) is dict:
         return "dict", tuple((key, Same(x)) for key, x in value.items())

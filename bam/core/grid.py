@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from bam.core import scalars
 from bam.core import strategy as strategies
-from bam.core.clipping import ROUNDING
 from bam.core.gaussian import LEAST_STD, MOST_STD, GaussianNoise, check_std, spacing_of
 from bam.core.scalars import Number
 from bam.errors import InputError
@@ -43,7 +42,8 @@ class Total(NamedTuple):
 def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
     """Entries below 2^31 spacings in integer multiples of it, rounded towards zero: no norm grows.
 
-    Or by a relative 2e-7 at most: 1 / spacing and its product with x are rounded to float32 first.
+    Or by a relative 3e-7 at most: 1 / spacing, on a GPU within 2 ulp, and its product with x are
+    rounded to float32 first.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 
@@ -71,15 +71,16 @@ def rows_per_sum(
         raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     check_std(noise_std)
     if scalars.is_known(sensitivity, noise_std):
-        most = math.ceil(sensitivity * ROUNDING / spacing_of(noise_std)) + 1  # of one entry
+        # Of one entry; with more room than below, so that a program finds no fewer rows.
+        most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
                 f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
                 f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
             )
         return MOST_OF_SUM // most, True
-    # The same in 32-bit floats, with room for their rounding.
-    of_row = sensitivity * (1 + 2 * (ROUNDING - 1)) / spacing_of(noise_std)
+    # The same in 32-bit floats, with room for their rounding beside the 1e-5 of `ROUNDING`.
+    of_row = sensitivity * (1 + 2e-5) / spacing_of(noise_std)
     is_right = (
         jnp.isfinite(of_row)
         & (sensitivity >= 0)

@@ -111,22 +111,37 @@ def next_noise(
     if not isinstance(state, CorrelatedNoiseState) or none:
         return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
-    # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
-    rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
-    share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
+    share = rounding_share(noise_multiplier, strategy, num_entries)
     if not scalars.is_known(share):
         std = jnp.where(share <= MOST_ROUNDING, std, jnp.nan)
-    elif share > MOST_ROUNDING:
-        raise InputError(
-            f"{num_entries} parameters are too many for noise that is correlated over "
-            f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
-        )
     # A product: a quotient by a constant would be one, too, of a program in which this is known.
-    std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - share)))
+    std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - _float32(share))))
     fresh = GaussianNoise(state.key, std, state.step)
     drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
     past = jnp.concatenate([drawn[None], state.past[:-1]])
     return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
+
+
+def check_past(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
+    """InputError for so many parameters that noise cannot be correlated as the strategy says."""
+    if isinstance(state, CorrelatedNoiseState):
+        rounding_share(noise_multiplier, strategy, state.past.shape[1])
+
+
+def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entries: int) -> Number:
+    """The share of correlated noise that its own rounding takes.
+
+    InputError where more than half of it would; of a σ that is traced nothing is known.
+    """
+    # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
+    rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
+    share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
+    if scalars.is_known(noise_multiplier) and share > MOST_ROUNDING:
+        raise InputError(
+            f"{num_entries} parameters are too many for noise that is correlated over "
+            f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
+        )
+    return share if not isinstance(share, np.floating) else float(share)
 
 
 def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:

@@ -6,7 +6,8 @@ removed would move all later ones by a place.
 
 So each row gets a place at random, by a permutation that depends on no row. Removing a row leaves
 the law of the others' places as it was and, given those places, what they add to the sum. Which
-microbatch and which device sum a row does not matter: all of them run the same code.
+microbatch and which device sum a row does not matter: all of them run the same code, and devices
+are of one kind.
 """
 
 import jax
@@ -37,7 +38,10 @@ def drawn(
 def of_batch(
     mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """The same for a batch whose rows already stand at random, as `sampling.pad` puts them."""
+    """The same for a batch whose rows already stand at random, as `sampling.pad` puts them.
+
+    Then the seed of the batches has to be secret for this, too.
+    """
     seats = jnp.arange(_num_seats(mask, group_size, num_devices))
     return _in_few_turns(seats, mask, group_size, num_devices)
 

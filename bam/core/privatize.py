@@ -20,7 +20,14 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 from bam.core import closure, grid, processes, scalars
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import per_example_sum
-from bam.core.noise import NoiseState, check_noise, first_noise, next_noise, scaled
+from bam.core.noise import (
+    NoiseState,
+    check_noise,
+    check_past,
+    first_noise,
+    next_noise,
+    scaled,
+)
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import claimed
@@ -113,7 +120,9 @@ def privatize(
                 "transform with a key of its own for each"
             )
         check_start(params)
-        return PrivatizeState(clip.init(params), first_noise(key, clip, params, by.strategy))
+        noise = first_noise(key, clip, params, by.strategy)
+        check_past(noise, sigma, by.strategy)
+        return PrivatizeState(clip.init(params), noise)
 
     def update(
         grads: Grads,

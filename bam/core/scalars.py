@@ -49,7 +49,7 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """`real`, or what JAX traces of it: then a float of no axes, whose value nothing can refuse.
+    """`real`, or what JAX traces of it: a float of no axes, of 32 bits or more, which nobody can see.
 
     What is made of one that is out of range is NaN: see `bam.core.engine`.
     """
@@ -57,7 +57,8 @@ def argument(name: str, value: Any) -> Number:
         return real(name, value)
     if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
         raise InputError(f"{name} must be one float, got {value.dtype}{list(value.shape)}")
-    return value
+    is_narrow = jnp.finfo(value.dtype).bits < 32
+    return value.astype(jnp.float32) if is_narrow else value
 
 
 def is_known(*values: Any) -> bool:

@@ -28,7 +28,7 @@ from bam.core import grid, pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.closure import Closure, as_closure
 from bam.core.gaussian import check_std
-from bam.core.noise import first_noise, scaled
+from bam.core.noise import check_past, first_noise, scaled
 from bam.core.oracles import LossFn, Oracle, mean_loss
 from bam.core.privatize import (
     NoisedMean,
@@ -433,6 +433,7 @@ class PrivateTraining:
         self._initialised = True
         key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
+        check_past(noise, self.plan.noise_multiplier, strategy)
         noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
         wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
         state = PrivatizeState(self._clip.init(trained), noise)

@@ -242,9 +242,7 @@ FAULTS = (
         "one_use"),
     _fault("bound_read_late",
         "A clip reads its bound again in each step, from the caller's object.",
-        "core/clipping", "_clip_whole, (), (_checked(\"clip_norm\", clip_norm),)), _in_range)",
-        "_clip_whole, (), (clip_norm,)),\n"
-        "        lambda _, b=_checked(\"clip_norm\", clip_norm): b)",
+        "core/clipping", "Closure(_itself, (), (bound,))", "Closure(_itself, (), (sensitivity,))",
         "made_once"),
     _fault("init_twice",
         "A second state, with the noise of the first, can be made.",
