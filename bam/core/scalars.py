@@ -49,7 +49,7 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """`real`, or what JAX traces of it: a float of no axes, of 32 bits or more, which nobody can see.
+    """`real`, or what JAX traces of it: a float of no axes, whose value nobody can see.
 
     What is made of one that is out of range is NaN: see `bam.core.engine`.
     """
