@@ -60,7 +60,7 @@ class GaussianNoise:
     drawn: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "std", scalars.argument("std", self.std))
+        object.__setattr__(self, "std", scalars.argument("std, a standard deviation,", self.std))
         for name in ("key", "step", "drawn"):
             object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
         check_std(self.std)

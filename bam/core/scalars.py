@@ -18,6 +18,7 @@ from bam.errors import InputError
 # A float, or what JAX traces of one: an argument of a program.
 Number: TypeAlias = float | Float[Array, ""]
 
+LARGEST = float(np.finfo(np.float32).max)
 KINDS = ((np.bool_, bool), (np.integer, int), (np.floating, float))
 
 
@@ -49,12 +50,17 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """`real`, or what JAX traces of it: a float of no axes, whose value nobody can see.
+    """`real`, if 32-bit floats hold it, or what JAX traces of it.
+
+    That is a float of no axes, of 32 bits or more, which nobody can see.
 
     What is made of one that is out of range is NaN: see `bam.core.engine`.
     """
     if not isinstance(value, jax.core.Tracer):
-        return real(name, value)
+        read = real(name, value)
+        if LARGEST < abs(read) < math.inf:
+            raise InputError(f"{name} must be a number that 32-bit floats hold, got {read}")
+        return read
     if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
         raise InputError(f"{name} must be one float, got {value.dtype}{list(value.shape)}")
     is_narrow = jnp.finfo(value.dtype).bits < 32
