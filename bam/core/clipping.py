@@ -85,7 +85,7 @@ class BoundedTransformation(optax.GradientTransformation):
     ) -> "BoundedTransformation":
         """Makes the pair `(init, update)` and attaches the bound."""
         bound = _checked("sensitivity", sensitivity)
-        return cls._of(init, update, _Promise(Closure(_itself, (), (bound,)), finish))
+        return cls._of(init, update, _Promise(Closure(_in_range, (), (bound,)), finish))
 
     @classmethod
     def _of(
@@ -261,9 +261,9 @@ def _normalize(
 
 
 def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
-    if scalars.is_known(clip_norm, gamma):
-        return clip_norm
     right = (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
+    if scalars.is_known(clip_norm, gamma):
+        return _in_range(clip_norm) if right else math.nan
     return jnp.where(right, _in_range(clip_norm), jnp.nan)
 
 
@@ -315,7 +315,7 @@ def _clip_leaves(
 
 def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
     if scalars.is_known(*bounds):
-        return math.hypot(*bounds)
+        return math.hypot(*map(_in_range, bounds))
     right = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
     return jnp.where(right, pytree.l2_norm([jnp.asarray(x) for x in bounds]), jnp.nan)
 
@@ -499,17 +499,15 @@ def _no_state(params: PyTree) -> optax.EmptyState:
     return optax.EmptyState()
 
 
-def _itself(number: Any) -> Any:
-    return number
-
-
 def _is_clip_norm(value: Any) -> Any:
     return (value == 0) | (value >= SMALLEST_CLIP_NORM)
 
 
 def _in_range(value: Number) -> Number:
-    """A bound; NaN where it is traced and cannot be one."""
-    return value if scalars.is_known(value) else jnp.where(_is_clip_norm(value), value, jnp.nan)
+    """A bound; NaN of what cannot be one, and no door has refused."""
+    if scalars.is_known(value):
+        return value if _is_clip_norm(value) else math.nan
+    return jnp.where(_is_clip_norm(value), value, jnp.nan)
 
 
 # What is proved to keep a bound, and the function of its numbers that the bound is.
