@@ -50,9 +50,7 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """`real`, if 32-bit floats hold it, or what JAX traces of it.
-
-    That is a float of no axes, of 32 bits or more, which nobody can see.
+    """`real`, if 32-bit floats hold it; or what JAX traces of a float, whose value nobody can see.
 
     What is made of one that is out of range is NaN: see `bam.core.engine`.
     """
