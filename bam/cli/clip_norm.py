@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from bam import waits
 from bam.cli import console
 from bam.training import public_clip, trainer
 
@@ -20,7 +21,7 @@ def measure(given: flags.FlagValues) -> None:
     console.use_compilation_cache()
     run = trainer.build(given.config)  # what does not fit costs no measurement
     shape = run.dataset.train.images.shape[-3:]
-    with console.patience(f"training {run.config.model.name} on {public.name} …"):
+    with waits.awaited(console.show, f"training {run.config.model.name} on {public.name}"):
         clip_norm = public_clip.clip_norm(run.config, public, given.quantile, given.steps, shape)
     console.say(
         f"C = {clip_norm:.4g}: the {given.quantile:g} quantile of gradient norms of "

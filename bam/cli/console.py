@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -141,7 +142,7 @@ def _put_back() -> Iterator[None]:
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     logger.setLevel(logging.WARNING)
-    warnings.formatwarning = lambda message, *where: f"warning: {visible(str(message))}\n"
+    warnings.formatwarning = _warning
     try:
         yield
     finally:
@@ -156,8 +157,43 @@ def _put_back() -> Iterator[None]:
             os.environ.update(environ)
 
 
+def _warning(message: Warning | str, *where: Any, **more: Any) -> str:
+    """A warning in a line of its own, which Python prints."""
+    show.draw("")
+    return f"warning: {visible(str(message))}\n"
+
+
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+_printing = threading.RLock()  # a wait is drawn by a thread, an interrupt may be in the way
+
+
+class _Unended(NamedTuple):
+    """A line of standard output that is not at its end: that of a wait, see `bam.waits`."""
+
+    file: Any = None
+    text: str = ""
+
+    def end(self, begins: str = "") -> str:
+        """Ends the line, and returns what is to be printed of one that begins so.
+
+        A terminal forgets it, for the next one or the same in full. In a file it is gone on with.
+        """
+        if not self.text or self.file is not sys.stdout:
+            return begins
+        if show.draws_in_place():
+            self.file.write("\r\x1b[K")
+        elif begins.startswith(self.text):
+            return begins[len(self.text) :]
+        else:
+            self.file.write("\n")
+        self.file.flush()
+        return begins
+
+
+_unended = _Unended()
 
 
 def say(*lines: str, error: bool = False) -> None:
@@ -165,27 +201,37 @@ def say(*lines: str, error: bool = False) -> None:
 
     Names in them may be a stranger's. They add no line, and nothing that a terminal obeys or hides.
     """
-    print(*map(visible, lines), sep="\n", file=sys.stderr if error else None, flush=True)
+    global _unended
+    with _printing:
+        text = "\n".join(map(visible, lines))
+        text = _unended.end() + text if error else _unended.end(text)
+        _unended = _Unended()
+        print(text, file=sys.stderr if error else None, flush=True)
 
 
-def show(text: str) -> None:
+class _Log:
     """Prints a text of several lines, each as `say` does: for what is ours, as a plan is."""
-    say(*text.split("\n"))
+
+    def __call__(self, text: str) -> None:
+        """Prints it."""
+        say(*text.split("\n"))
+
+    def draw(self, line: str) -> None:
+        """Prints a line that the next one goes on with, or on a terminal replaces; "" ends it."""
+        global _unended
+        with _printing:
+            line = visible(line)
+            if self.draws_in_place():  # where a line that is too long would become two
+                line = line[: shutil.get_terminal_size().columns - 1]
+            print(_unended.end(line), end="", flush=True)
+            _unended = _Unended(sys.stdout, line)
+
+    def draws_in_place(self) -> bool:
+        """Whether a line can be replaced, as on a terminal."""
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-PATIENCE = 3.0  # seconds after which a command says what it is doing
-
-
-@contextlib.contextmanager
-def patience(text: str, show: Callable[[str], None] = show) -> Iterator[None]:
-    """Shows a line on what takes longer than `PATIENCE`, while it does."""
-    timer = threading.Timer(PATIENCE, show, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+show = _Log()
 
 
 def require(*names: str) -> None:
