@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bam import models
-from bam.cli import console
+from bam import models, waits
 from bam.cli.main import main
 from bam.core import pytree
 from bam.core.clipping import BoundedTransformation
@@ -92,7 +91,7 @@ def command(config, *flags):
 def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_change(
     monkeypatch, capsys
 ):
-    monkeypatch.setattr(console, "PATIENCE", 600.0)
+    monkeypatch.setattr(waits, "PATIENCE", 600.0)
     rng = np.random.default_rng(0)
 
     def printed(brightness):
@@ -100,17 +99,18 @@ def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_chan
             np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
         )
         dataset = datasets.load("digits")._replace(train=private, test=private)
-        own = trainers.loading.make_dataset
+        own = trainers.loading.listed
+        given = dataset, lambda: dataset
         monkeypatch.setattr(
             trainers.loading,
-            "make_dataset",
-            lambda section, *more: dataset if section.name == "mnist" else own(section, *more),
+            "listed",
+            lambda section, *more: given if section.name == "mnist" else own(section, *more),
         )
         config = mnist.get_config("dp_sgd")
         config.update({"expected_batch_size": 8, "num_steps": 1, "accountant": "rdp"})
         config.model.name = "linear"
         assert command(config, "--public=digits", "--steps=1") == 0
-        monkeypatch.setattr(trainers.loading, "make_dataset", own)
+        monkeypatch.setattr(trainers.loading, "listed", own)
         return capsys.readouterr().out
 
     said = printed(0)

@@ -1,13 +1,12 @@
 """The fastest microbatch size is timed when it is asked for, and never inside of a run."""
 
 import math
-import time
 
 import jax
 import pytest
 from jax import monitoring
 
-from bam.cli import console, train
+from bam.cli import train
 from bam.cli.main import main
 from bam.training import config as base
 from bam.training import loop, tuning
@@ -157,20 +156,6 @@ def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
     assert capsys.readouterr().err.endswith(
         "bam train --config.dry_run --tune times which is fastest\n"
     )
-
-
-def test_what_takes_long_is_said_while_it_does(monkeypatch):
-    monkeypatch.setattr(console, "PATIENCE", 0.01)
-    said = []
-    with console.patience("timing", said.append):
-        deadline = time.monotonic() + 60
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert said == ["timing"]
-    monkeypatch.setattr(console, "PATIENCE", 60.0)
-    with console.patience("timing", said.append):
-        pass
-    assert said == ["timing"]
 
 
 def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from bam import waits
 from bam.cli import console
 from bam.core import processes
 from bam.privacy.rounding import rounded_up
@@ -29,8 +30,7 @@ def train(given: flags.FlagValues) -> int:
     console.use_compilation_cache()
     # Progress is shown once.
     show = console.show if processes.writes() else lambda line: None
-    experiment = loop.build(config, log=show, plan=plan)
-    show(describe(experiment))
+    experiment = loop.build(config, log=show, plan=plan, on_plan=lambda run: show(describe(run)))
     if config.dry_run:
         dry_run(experiment, given.tune, show)
         return 0
@@ -54,13 +54,13 @@ def dry_run(experiment: loop.Trainer, tune: bool, show: Callable[[str], None]) -
     """Says how long the run would take, and first, if asked, which microbatch size is fastest."""
     if tune:
         sizes = ", ".join(map(str, tuning.sizes()))
-        with console.patience(f"timing {sizes} examples at a time on {devices.name()} …", show):
+        with waits.awaited(show, f"timing microbatches on {devices.name()}"):
             size = tuning.fastest_size(experiment)
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
         config = experiment.config.copy_and_resolve_references()
         config.microbatch_size = size
         experiment = dataclasses.replace(experiment, config=config)
-    with console.patience(f"timing a step on {devices.name()} …", show):
+    with waits.compiling(show, f"and timing a step on {devices.name()}"):
         hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
     at_once = f", {experiment.config.microbatch_size} at a time" * tune
     show(f"about {hours} h {minutes} min of training on this device{at_once}")

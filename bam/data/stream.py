@@ -85,7 +85,12 @@ def content(array: Any) -> memoryview | bytes:
 
 def select(images: Any, index: Any) -> Any:
     """`images[index]` of an array; of stored images the same, not read."""
-    return images.select(index) if isinstance(images, StoredImages) else images[index]
+    if isinstance(images, StoredImages):
+        return images.select(index)
+    if isinstance(images, np.ndarray) and not any(images.strides):  # one number, of no memory
+        rows = np.broadcast_to(np.int8(0), images.shape[:1])[index].shape
+        return np.broadcast_to(images.flat[0], rows + images.shape[1:])
+    return images[index]
 
 
 def rows_of(

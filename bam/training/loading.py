@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from bam import files
+import numpy as np
+
+from bam import files, waits
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
@@ -29,24 +31,57 @@ def make_dataset(
     it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
     called with a line if they are computed. Raises InputError as `datasets.load`.
     """
+    _, mapped = listed(section, features_section, log)
+    return mapped()
+
+
+def listed(
+    section: ConfigDict,
+    features_section: ConfigDict | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[datasets.Dataset, Callable[[], datasets.Dataset]]:
+    """The data that `make_dataset` makes with blank features, and what makes the true ones.
+
+    Numbers and shapes are those of the data, and so a plan need not wait for a map of its images.
+    """
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = features_digest(described["features"])
     wanted = FrozenConfigDict(described)
-    if wanted not in kept_datasets:
-        dataset = _dataset(wanted, log)
-        while len(kept_datasets) > 1:
-            del kept_datasets[next(iter(kept_datasets))]
-        kept_datasets[wanted] = dataset
-    return kept_datasets[wanted]
+    if wanted in kept_datasets:
+        kept = kept_datasets[wanted]
+        return kept, lambda: kept
+    with waits.awaited(log, f"reading {section.name}"):
+        loaded = _loaded(wanted.dataset, log)
+    feature_map, holdout = parts.make_features(wanted.features), wanted.dataset.get("holdout", 0)
+    if feature_map is None:
+        kept = _keep(wanted, datasets.hold_out(loaded, holdout))
+        return kept, lambda: kept
+    # Which rows are held out makes no difference between blank ones, so no image is read for it.
+    rows = datasets.Split(np.zeros((len(loaded.train.labels), 0)), loaded.train.labels)
+    blank = datasets.hold_out(extraction.blank(loaded, feature_map), holdout, of=rows)
+
+    def mapped() -> datasets.Dataset:
+        extracted = _extracted(wanted, loaded, feature_map, log)
+        return _keep(wanted, datasets.hold_out(extracted, holdout, of=loaded.train))
+
+    return blank, mapped
+
+
+def _keep(wanted: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
+    while len(kept_datasets) > 1:
+        del kept_datasets[next(iter(kept_datasets))]
+    kept_datasets[wanted] = dataset
+    return dataset
 
 
 kept_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
 
 
-def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
-    options = wanted.dataset.as_configdict().to_dict()
-    name, holdout = options.pop("name"), options.pop("holdout", 0)
+def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
+    options = section.as_configdict().to_dict()
+    name = options.pop("name")
+    options.pop("holdout", None)
     groups, size = options.pop("groups", ""), options.pop("group_size", 0)
     memory = options.pop("memory", "auto")
     if ":" in name:
@@ -62,9 +97,17 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     if groups:
         has_columns = name == "folder" or options.get("source") == "parquet"
         loaded = users.with_ids(loaded, groups, folder if has_columns else None)
-    feature_map = parts.make_features(wanted.features)
-    if feature_map is None:
-        return datasets.hold_out(loaded, holdout)
+    return loaded
+
+
+def _extracted(
+    wanted: FrozenConfigDict,
+    loaded: datasets.Dataset,
+    feature_map: extraction.FeatureMap,
+    log: Callable[[str], None],
+) -> datasets.Dataset:
+    section = wanted.dataset
+    folder = datasets.folder_of(section.name, section.get("source"), section.get("path"))
     if wanted.features.get("cache"):
         folder = files.user_path(wanted.features.cache)
     elif folder is not None:
@@ -72,8 +115,7 @@ def _dataset(wanted: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     facts = parts.set_keys(wanted.features, "cache")
     if wanted.digest:
         facts["weights"] = wanted.digest
-    extracted = extraction.extract(loaded, feature_map, facts, folder, log)
-    return datasets.hold_out(extracted, holdout, of=loaded.train)
+    return extraction.extract(loaded, feature_map, facts, folder, log)
 
 
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:

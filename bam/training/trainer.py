@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from bam import models
+from bam import models, waits
 from bam.core import grid, oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
 from bam.core.closure import Same, as_closure
@@ -197,6 +197,7 @@ def build(
     hardware: Sequence[jax.Device] | None = None,
     log: Callable[[str], None] = lambda line: None,
     plan: PrivacyPlan | None = None,
+    on_plan: Callable[[Trainer], None] = lambda trainer: None,
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
@@ -209,16 +210,38 @@ def build(
         compiled, not run, for devices that are not there.
       log: called with a line on what takes time.
       plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
+      on_plan: called with the same run as soon as it is planned: its data, if they are features of
+        images, are blank still, since those may take minutes.
 
     Raises:
       InputError: for any value that cannot be, or a plan that is not of this config and data; the
         message names the fix.
     """
     check(config)
+    check_labels = parts.make_loss(config.loss).check
+
+    def rows_of(dataset: datasets.Dataset) -> datasets.Dataset:
+        datasets.check(dataset, check_labels)
+        return users.grouped(dataset, config.dataset.group_size)
+
     if dataset is None:
-        dataset = loading.make_dataset(config.dataset, config.features, log)
-    datasets.check(dataset, parts.make_loss(config.loss).check)
-    dataset = users.grouped(dataset, config.dataset.group_size)
+        listed, mapped = loading.listed(config.dataset, config.features, log)
+    else:
+        listed, mapped = dataset, lambda: listed
+    with waits.awaited(log, "planning", stays=False):
+        trainer = _planned_trainer(config, rows_of(listed), hardware, plan)
+    on_plan(trainer)
+    data = mapped()
+    return trainer if data is listed else dataclasses.replace(trainer, dataset=rows_of(data))
+
+
+def _planned_trainer(
+    config: ConfigDict,
+    dataset: datasets.Dataset,
+    hardware: Sequence[jax.Device] | None,
+    plan: PrivacyPlan | None,
+) -> Trainer:
+    """A run's parts; of data, their number, shapes and labels are read."""
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
