@@ -513,9 +513,15 @@ def test_a_command_leaves_nothing_for_the_next(tmp_path, capsys):
         process = start(*again)
         out, errors = process.communicate(timeout=240)
         here = said[tuple(arguments)]
-        shown = [re.sub(r"[\d.]+ s$|on \d? ?×? ?cpu", "", x) for x in here[1].splitlines()]
-        there = out.replace("/c", "/b").splitlines()
-        assert [re.sub(r"[\d.]+ s$|on \d? ?×? ?cpu", "", x) for x in there] == shown
+        shown, there = (
+            [
+                re.sub(r"[\d.]+ s$|on \d? ?×? ?cpu", "", x)
+                for x in text.splitlines()
+                if " … " not in x
+            ]
+            for text in (here[1], out.replace("/c", "/b"))  # without what took three seconds
+        )
+        assert there == shown
         assert (process.returncode, errors) == (here[0], here[2])
 
 

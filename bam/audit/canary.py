@@ -25,6 +25,7 @@ import optax
 from jaxtyping import Array, Float
 from scipy import signal, stats
 
+from bam import waits
 from bam.core import processes, sampling
 from bam.core.noise import renewed
 from bam.core.pytree import Grads
@@ -96,6 +97,7 @@ def scores(
     num_trials: int,
     first_seed: int = 0,
     canary_size: int = 1,
+    log: waits.Log = lambda line: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
@@ -143,10 +145,13 @@ def scores(
         fresh = signal.lfilter(plan.mechanism.strategy, [1.0], jax.device_get(step_scores))
         return float(np.mean(fresh))
 
-    seeds = range(first_seed, first_seed + 2 * num_trials, 2)
-    present = np.array([one_trial(seed, present=True) for seed in seeds])
-    absent = np.array([one_trial(seed + 1, present=False) for seed in seeds])
-    return present, absent
+    score_of = np.zeros((2, num_trials))  # with the canary, and without
+    with waits.awaited(log, f"{2 * num_trials:,} runs, half of them with the canary") as wait:
+        for number, (absent, trial) in enumerate(np.ndindex(score_of.shape)):
+            wait.share = number / score_of.size
+            seed = first_seed + 2 * trial + absent
+            score_of[absent, trial] = one_trial(seed, present=not absent)
+    return score_of[0], score_of[1]
 
 
 def lower_bound(

@@ -142,6 +142,7 @@ def run(
     num_canaries: int,
     seed: int | None,
     on_row: Callable[[JsonObject], None] = lambda row: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> OneRun:
     r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
 
@@ -150,8 +151,8 @@ def run(
     The score is the logarithm of the likelihood ratio of "in" and "out": the sum over the steps of
     $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation over the epochs of the logarithm
     of the mean of $e^{(x - 1/2)/s^2}$. x is the canary's entry of the privatised sum over S, less
-    what the attacker expects of all other examples, and s the spread of all x of the step. `seed`
-    and `on_row` are those of `loop.train`; the seed is that of the coins, too.
+    what the attacker expects of all other examples, and s the spread of all x of the step. `seed`,
+    `on_row` and `log` are those of `loop.train`; the seed is that of the coins, too.
     """
     plan, sensitivity = built.plan, built.sensitivity
     num_rows = len(built.dataset.train.labels)
@@ -180,7 +181,8 @@ def run(
         log_ratios.append((x - 0.5) / variance)
         return state
 
-    result = loop.train(dataclasses.replace(built, audited_step=scored_step), seed, on_row=on_row)
+    scored = dataclasses.replace(built, audited_step=scored_step)
+    result = loop.train(scored, seed, on_row=on_row, log=log)
     scores = scores_of(np.array(log_ratios), plan)
     return OneRun(scores, included, result.summary["test_accuracy"] or 0.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, provenance, tables
+from bam import files, provenance, tables, waits
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import console, screen
 from bam.errors import InputError
@@ -101,8 +101,9 @@ def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | N
         f"{given.canaries} canaries, half of which take part"
     )
     console.show(built.describe_plan())
-    seen = one_run.run(built, given.canaries, config.seed, on_row=_print_row)
-    bounds = one_run.bounds(seen, plan, given.confidence)
+    seen = one_run.run(built, given.canaries, config.seed, on_row=_print_row, log=console.show)
+    with waits.awaited(console.show, "the least ε that fits the guesses"):
+        bounds = one_run.bounds(seen, plan, given.confidence)
     which = {
         "kind": "one_run",
         "method": config.method.name,
@@ -177,15 +178,16 @@ def run(
     """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
     started = time.perf_counter()
     plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
-    present, absent = canary.scores(config, num_examples, wanted["num_trials"])
-    bound = canary.lower_bound(
-        present,
-        absent,
-        sampling_prob=plan.sampling_prob,
-        num_steps=plan.num_steps,
-        delta=plan.delta,
-        confidence=wanted["confidence"],
-    )
+    present, absent = canary.scores(config, num_examples, wanted["num_trials"], log=console.show)
+    with waits.awaited(console.show, "the least ε that fits their scores"):
+        bound = canary.lower_bound(
+            present,
+            absent,
+            sampling_prob=plan.sampling_prob,
+            num_steps=plan.num_steps,
+            delta=plan.delta,
+            confidence=wanted["confidence"],
+        )
     row = wanted | {
         "claimed_epsilon": plan.epsilon,
         "delta": plan.delta,
@@ -208,7 +210,8 @@ def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
     num_examples, batch_size, num_steps = WHOLE_RUN
     config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
-    return whole_run.audit(trainer.build(config, dataset))
+    with waits.awaited(console.show, f"3 runs of {num_steps} steps, their noise and batches"):
+        return whole_run.audit(trainer.build(config, dataset))
 
 
 def _print_row(row: JsonObject) -> None:

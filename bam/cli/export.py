@@ -5,6 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
+from bam import waits
 from bam.cli import console
 from bam.release import export as release
 
@@ -16,12 +17,13 @@ def main(argv: Sequence[str]) -> int:
 
 def export(given: flags.FlagValues) -> None:
     """Writes the folder, or says in one line why it cannot be released."""
-    release.export(
-        Path(given.workdir),
-        Path(given.out),
-        nominal=given.nominal,
-        own_model=given.own_model,
-        stablehlo=given.stablehlo,
-    )
+    with waits.awaited(console.show, "writing the release", stays=False):
+        release.export(
+            Path(given.workdir),
+            Path(given.out),
+            nominal=given.nominal,
+            own_model=given.own_model,
+            stablehlo=given.stablehlo,
+        )
     files = release.FILES + given.stablehlo * ("model.stablehlo",)
     console.say(f"{', '.join(files)} in {given.out}; read PRIVACY.md before you pass it on")

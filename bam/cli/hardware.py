@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bam import files
+from bam import files, waits
 from bam.cli import console
 from bam.files import JsonMapping
 from bam.training import ahead
@@ -23,7 +23,8 @@ def compile_ahead(given: flags.FlagValues) -> None:
     """
     console.check_writable(given.json)
     hardware = ahead.devices_of(given.target)
-    answer = ahead.look(given.config, given.target, hardware, given.size)
+    with waits.awaited(console.show, f"compiling for {given.target}", stays=False):
+        answer = ahead.look(given.config, given.target, hardware, given.size)
     console.say(*lines(answer))
     if given.json:
         files.write_json(Path(given.json), answer)

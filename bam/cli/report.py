@@ -5,6 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
+from bam import waits
 from bam.cli import console
 from bam.errors import InputError
 from bam.files import write_text
@@ -24,7 +25,8 @@ def report(given: flags.FlagValues) -> None:
         run = records.read(workdir)
         if public:
             run.check_chosen()
-        text = page.page(run, public=public, made_by=export.made_by())
+        with waits.awaited(console.show, "drawing the figures", stays=False):
+            text = page.page(run, public=public, made_by=export.made_by())
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
     console.check_writable(str(out))

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float16, Num
 
+from bam import waits
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
@@ -65,7 +67,8 @@ def extract(
       DataError: if rows mix, or a feature is not finite in float16.
     """
     computed = jax.jit(lambda images: to_features(feature_map, images))
-    _check_rows(computed, dataset.train.images)
+    with waits.compiling(log, "the map of images, and trying it"):
+        _check_rows(computed, dataset.train.images)
     return _with_images(
         dataset, lambda images: kept_or_computed(computed, images, facts, folder, log)
     )
@@ -134,7 +137,7 @@ def kept_or_computed(
     callback to Python, in JAX's own code or in the device; for them are the rows.
     """
     if folder is None:
-        return _all_rows(computed, images)
+        return _all_rows(computed, images, log)
     file, program = folder / f"{_fingerprint(images, facts)}.npy", _program(computed, images)
     kept, written_by = _read(file, log)
     if kept is not None:
@@ -145,7 +148,7 @@ def kept_or_computed(
             return kept
         log(f"{file} is not what the map makes of these images: computed again")
     log(f"features of {len(images):,} images, kept in {folder}")
-    features = _all_rows(computed, images)
+    features = _all_rows(computed, images, log)
     try:
         make_folder(folder)
         with tempfile.TemporaryDirectory(dir=folder) as own:  # nobody else can read what is in it
@@ -189,21 +192,32 @@ def _program(computed: Computed, images: Images) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _all_rows(computed: Computed, images: Images) -> np.ndarray:
-    features = in_chunks(computed, images)
+def _all_rows(computed: Computed, images: Images, log: Callable[[str], None]) -> np.ndarray:
+    features = in_chunks(computed, images, log)
     bad = ~np.isfinite(features).all(axis=(1, 2, 3))
     if bad.any():
         raise DataError(f"features of image {np.flatnonzero(bad)[0]} are not finite in float16")
     return features
 
 
-def in_chunks(computed: Computed, images: Images) -> np.ndarray:
-    """A map of any number of images, so many at a time that it is compiled once."""
-    chunks = []
-    for start in range(0, len(images), CHUNK):
+def in_chunks(
+    computed: Computed, images: Images, log: Callable[[str], None] = lambda line: None
+) -> np.ndarray:
+    """A map of any number of images, so many at a time that it is compiled once.
+
+    The first of several chunks tells the log about how long all of them take.
+    """
+
+    def chunk(start: int) -> np.ndarray:
         rows = images[start : start + CHUNK]
         padding = np.zeros((CHUNK - len(rows), *images.shape[1:]), images.dtype)
-        chunks.append(np.asarray(computed(np.concatenate([rows, padding])))[: len(rows)])
+        return np.asarray(computed(np.concatenate([rows, padding])))[: len(rows)]
+
+    began, chunks = time.perf_counter(), [chunk(0)]
+    later = range(CHUNK, len(images), CHUNK)
+    about = len(later) * (time.perf_counter() - began)
+    with waits.awaited(log, f"mapping {len(images):,} images", about):
+        chunks += map(chunk, later)
     return np.concatenate(chunks)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from bam import waits
 from bam.core import processes, sampling
 from bam.core.pytree import Params
 from bam.core.sampling import PaddedBatch
@@ -32,6 +33,7 @@ __all__ = [
 
 
 Rows: TypeAlias = np.ndarray | jax.Array
+LONG = 5.0  # seconds of a step from which on it is said that it is awaited
 LARGE_IMAGE = 64 * 64  # pixels, from which on fewer images than 1000 are judged at once
 
 
@@ -78,7 +80,8 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      log: called with one line if steps of this run were lost and count.
+      log: called with one line if steps of this run were lost and count. One that can draw, see
+        `bam.waits`, is told of what takes long.
       judged: whether the weights are judged on the test split.
 
     Returns:
@@ -111,14 +114,14 @@ def train(
             run.check_room(state)
         files.start_after(run.step if run.is_resumed else -1)
         feed = Feed(trainer)
-        watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged)
+        watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged, log)
         if not run.is_resumed:  # there is the bias to measure
             watch.look(state)
         batches = feed.batches(run.batch, range(run.step + 1, run.end + 1))
         for _ in run.steps():  # counted, and its batch drawn, while the devices compute the last
             rows = next(batches)
-            jax.block_until_ready(state.step)
-            state = trainer.take_step(state, *rows)
+            watch.wait(state)
+            state = watch.take(state, rows)
             watch.look(state)
         return watch.finish(state)
 
@@ -174,13 +177,37 @@ class _Watch:
         on_row: Callable[[JsonObject], None],
         should_stop: Callable[[], bool],
         judged: bool,
+        log: Callable[[str], None],
     ) -> None:
         self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
         self._on_row, self._should_stop, self._judged = on_row, should_stop, judged
+        self._log, self._step_seconds = log, math.inf  # until one was timed
+        self._running: tuple[int, float] | None = None  # the step on the devices, and since when
         self._outputs: np.ndarray | None = None  # of test images, by the last state
         run.more.setdefault("seconds", 0.0)
         self._is_training = False
         self._train()
+
+    def take(
+        self, state: TrainState, rows: tuple[datasets.Split, sampling.PaddedBatch]
+    ) -> TrainState:
+        """Gives a step to the devices; the first one of a process is compiled."""
+        is_first = math.isinf(self._step_seconds)
+        with waits.compiling(self._log, "the step") if is_first else contextlib.nullcontext():
+            state = self._trainer.take_step(state, *rows)
+        self._running = self._run.step, time.perf_counter()
+        return state
+
+    def wait(self, state: TrainState) -> None:
+        """Waits for the step that runs, and tells the log of a long one."""
+        if self._running is None:
+            return
+        (step, began), seconds, self._running = self._running, self._step_seconds, None
+        what, about = f"step {step} of {self._run.end}", seconds if seconds < math.inf else 0.0
+        awaited = waits.awaited(self._log, what, about, stays=False)
+        with awaited if seconds > LONG else contextlib.nullcontext():
+            jax.block_until_ready(state.step)
+        self._step_seconds = time.perf_counter() - began
 
     def look(self, state: TrainState) -> None:
         """Measures what is due after a step, shows it, and saves; StoppedError if told to stop."""
@@ -194,7 +221,8 @@ class _Watch:
             self._pause(state)
         measured = self._judge(state) if judges else {}
         if diagnoses:
-            measured |= not_private(self._trainer, state, self._feed)
+            with waits.awaited(self._log, "measuring the clipping bias"):
+                measured |= not_private(self._trainer, state, self._feed)
         if measured:
             self._on_row(self._add_row(measured))
         stops = step < end and processes.any_of(self._should_stop())
@@ -208,7 +236,7 @@ class _Watch:
 
     def _pause(self, state: TrainState) -> None:
         """Waits for the step; the time until `_train` is not that of training."""
-        jax.block_until_ready(state.step)
+        self.wait(state)
         self._run.more["seconds"] = time.perf_counter() - self._started
         self._is_training = False
 
@@ -221,7 +249,7 @@ class _Watch:
         """What test data say of the weights, if they are judged."""
         if not self._judged:
             return {}
-        judged, self._outputs = judge(self._trainer, whole_model(state))
+        judged, self._outputs = judge(self._trainer, whole_model(state), self._log)
         return judged
 
     def _add_row(self, measured: dict[str, float]) -> JsonObject:
@@ -299,17 +327,21 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     return judge(trainer, params)[0]
 
 
-def judge(trainer: Trainer, params: Params) -> tuple[dict[str, float], np.ndarray]:
+def judge(
+    trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
+) -> tuple[dict[str, float], np.ndarray]:
     """What `evaluate` says, and the outputs that it judges."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
-    for start in range(0, len(labels), together):
-        chunk = slice(start, start + together)
-        rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
-        *sums, output = trainer.evaluate(params, *rows)
-        totals += np.asarray(sums)
-        outputs.append(np.asarray(output))
+    with waits.awaited(log, f"judging {len(labels):,} test images") as wait:
+        for start in range(0, len(labels), together):
+            wait.share = start / len(labels)
+            chunk = slice(start, start + together)
+            rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
+            *sums, output = trainer.evaluate(params, *rows)
+            totals += np.asarray(sums)
+            outputs.append(np.asarray(output))
     accuracy, loss = (totals / len(labels)).tolist()
     predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
     judged = {"test_accuracy": accuracy} if criterion.right else {}

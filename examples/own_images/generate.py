@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from bam import waits
+from bam.cli import console
+
 CLASSES = ("disc", "square", "triangle")
 DAMAGED = 5
 SUFFIXES = ("png", "tif", "png", "webp", "jpg", "jpg", "jpg", "gif", "png", "npy")
@@ -76,4 +79,5 @@ def _shape(name: str, height: int, rng: np.random.Generator) -> Image.Image:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    with waits.awaited(console.show, "drawing 3,000 images"):
+        write(Path(sys.argv[1]))

@@ -15,7 +15,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import models
+from bam import models, waits
 from bam.cli import console
 from bam.core import oracles
 from bam.errors import InputError
@@ -61,16 +61,17 @@ def main() -> None:
     rows = []
     for depth in depths:
         calls, compiling = {}, {}
-        for method in METHODS:
-            calls[method], compiling[method] = _step(method, depth)
-        seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
+        with waits.awaited(console.show, f"compiling {len(METHODS)} methods of {depth} layers"):
+            for method in METHODS:
+                calls[method], compiling[method] = _step(method, depth)
+        with waits.awaited(console.show, f"timing them, {_TRIALS.value} rounds"):
+            seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
         for method in METHODS:
             row = timing.summarize(seconds[method], compiling[method])
             rows.append({"depth": depth, "method": method, **row._asdict()})
-            print(
+            console.say(
                 f"depth {depth:>4}  {METHODS[method].label:<26}  "
-                f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s",
-                flush=True,
+                f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s"
             )
     out = Path(_OUT.value)
     settings = {name: flags.FLAGS[name].value for name in ("width", "batch", "trials", "repeats")}
