@@ -10,7 +10,7 @@ import pytest
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
 from bam.training import arithmetic
-from scripts.benchmarks import cold, cold_case, timing
+from scripts.benchmarks import cold_case, timing
 from tests.cases import run_command
 
 
@@ -119,7 +119,7 @@ def of_round(scale):
 
 
 def test_rounds_of_the_cold_benchmark_are_summed_up_as_by_hand():
-    found = cold.summarize([of_round(scale) for scale in (3, 1, 2, 5, 4)])
+    found = timing.summarize_cold([of_round(scale) for scale in (3, 1, 2, 5, 4)])
     assert found["to_first_step"] == {"median": 21.0, "low": 14.0, "high": 28.0}
     assert found["changes"] == {"learning_rate": {"median": 24.0, "low": 16.0, "high": 32.0}}
     of_step = {"median": 12, "low": 8, "high": 16, "compilations": 4, "xla_seconds": 0}

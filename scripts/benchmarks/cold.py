@@ -9,7 +9,6 @@ is not installed is left out, and named. `--tree=NAME=FOLDER` measures ours in a
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -82,34 +81,6 @@ def main() -> None:
         timing.keep(Path(_OUT.value), _results(observations, trees, missing))
 
 
-def summarize(facts: Sequence[JsonObject]) -> JsonObject:
-    """Median and quartiles of the seconds, and medians of what XLA does, of a case's rounds.
-
-    `changes` are the seconds to the first step of another value of a number, with what is built.
-    """
-    observed = [x["phases"] for x in facts]
-
-    def seconds(values: list[float]) -> JsonObject:
-        median, low, high, _ = timing.summarize(values, 0.0)
-        return {"median": median, "low": low, "high": high}
-
-    phases = {
-        phase: seconds([x[phase]["seconds"] for x in observed])
-        | {
-            name: statistics.median(x[phase][name] for x in observed)
-            for name in ("compilations", "xla_seconds")
-        }
-        for phase in observed[0]
-    }
-    changes = {
-        name: seconds([x[name]["seconds"] + x[f"{name}_build"]["seconds"] for x in observed])
-        for name in cold_case.Numbers._fields
-        if name in phases
-    }
-    first = seconds([x["seconds_to_first_step"] for x in facts])
-    return {"to_first_step": first, "changes": changes, "phases": phases}
-
-
 def _results(
     observations: Mapping[str, Mapping[str, Sequence[JsonObject]]],
     trees: Mapping[str, Path],
@@ -125,7 +96,7 @@ def _results(
         "commits": {name or "this": _commit(folder) for name, folder in trees.items()},
         "not_installed": list(missing),
         "summary": {
-            network: {key: summarize(facts) for key, facts in cases.items()}
+            network: {key: timing.summarize_cold(facts) for key, facts in cases.items()}
             for network, cases in observations.items()
         },
         "observations": observations,

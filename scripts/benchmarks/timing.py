@@ -1,7 +1,8 @@
 """Timing of compiled functions: medians with spread, compilation apart."""
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ from jaxtyping import PyTree
 
 from bam import files, provenance
 from bam.core import sampling
-from bam.files import JsonMapping
+from bam.files import JsonMapping, JsonObject
 from bam.training import ahead, devices, trainer
+from scripts.benchmarks.cold_case import Numbers
 
 
 class Timing(NamedTuple):
@@ -78,3 +80,31 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
     """Median and quartiles of the observations."""
     low, median, high = (float(x) for x in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Timing(median, low, high, compile_seconds)
+
+
+def summarize_cold(facts: Sequence[JsonObject]) -> JsonObject:
+    """Median and quartiles of the seconds, and medians of what XLA does, of a case's rounds.
+
+    `changes` are the seconds to the first step of another value of a number, with what is built.
+    """
+    observed = [x["phases"] for x in facts]
+
+    def seconds(values: list[float]) -> JsonObject:
+        median, low, high, _ = summarize(values, 0.0)
+        return {"median": median, "low": low, "high": high}
+
+    phases = {
+        phase: seconds([x[phase]["seconds"] for x in observed])
+        | {
+            name: statistics.median(x[phase][name] for x in observed)
+            for name in ("compilations", "xla_seconds")
+        }
+        for phase in observed[0]
+    }
+    changes = {
+        name: seconds([x[name]["seconds"] + x[f"{name}_build"]["seconds"] for x in observed])
+        for name in Numbers._fields
+        if name in phases
+    }
+    first = seconds([x["seconds_to_first_step"] for x in facts])
+    return {"to_first_step": first, "changes": changes, "phases": phases}
