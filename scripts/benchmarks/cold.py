@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from bam import provenance
+from bam import files, provenance
 from bam.cli import console
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -30,7 +30,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 3, "processes of each case, in turn", l
 _NETWORK = flags.DEFINE_list("network", list(NETWORKS), f"of {', '.join(NETWORKS)}")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its own", lower_bound=0)
-_ONLY = flags.DEFINE_list("only", [], "cases to measure; none: all that are installed")
+_ONLY = flags.DEFINE_list("only", [], "cases to measure, beside those in the file; none: all")
 _TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: another checkout, to measure ours in")
 console.require("out", "network")
 
@@ -66,8 +66,12 @@ def main() -> None:
     print(f"importing everything once, {len(cases)} processes, not counted …", flush=True)
     for case in cases:
         _run(case, _NETWORK.value[0], steps=False)
+    path = Path(_OUT.value)
+    is_part = bool(_ONLY.value) and path.exists()
+    before: JsonObject = files.read_json(path)["observations"] if is_part else {}
     observations: dict[str, dict[str, list[JsonObject]]] = {
-        network: {case.key: [] for case in cases} for network in _NETWORK.value
+        network: before.get(network, {}) | {case.key: [] for case in cases}
+        for network in _NETWORK.value
     }
     for number in range(1, _ROUNDS.value + 1):
         for network in _NETWORK.value:
@@ -78,7 +82,7 @@ def main() -> None:
                 observations[network][case.key].append(facts)
                 seconds, first = time.perf_counter() - started, facts["seconds_to_first_step"]
                 print(f"{first:.1f} s to the first step, {seconds:.0f} s in all", flush=True)
-        timing.keep(Path(_OUT.value), _results(observations, trees, missing))
+        timing.keep(path, _results(observations, trees, missing))
 
 
 def _results(

@@ -134,9 +134,10 @@ def ours_loop(problem: Problem) -> Training:
     import bam
     from bam import models
 
+    module = models.create(problem.name, CLASSES, problem.network.width)
+    model = models.as_functions(module, problem.network.shape)  # one loss, of which one program is
+
     def training(numbers: Numbers) -> Iterator[None]:
-        module = models.create(problem.name, CLASSES, problem.network.width)
-        model = models.as_functions(module, problem.network.shape)
         images, labels = problem.normalised()
         data = {"image": images[:, None], "label": labels}
         private = bam.PrivateTraining(
