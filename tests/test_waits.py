@@ -378,3 +378,10 @@ def test_a_dry_run_prints_its_plan_before_it_maps_or_times(at_once, capsys):
     order = ("reading digits …", "planning …", "dp_sgd on digits", "compiling the map of images")
     order += ("mapping 1,437 images", "compiling and timing a step on cpu", "about 0 h 0 min")
     assert list(map(place, order)) == sorted(map(place, order))
+
+
+def test_a_line_that_is_drawn_shows_no_escape_sequence_of_a_name(capsys):
+    console.show.draw("reading a\x1b[31mb …")
+    console.show.draw("")
+    shown = capsys.readouterr().out
+    assert "\x1b[31m" not in shown and shown.startswith("reading a")

@@ -130,9 +130,8 @@ def gaussian(
             stream = jnp.where(is_tie, int(Stream.NOISE_TIES), int(Stream.NOISE))
             num = jnp.where(is_tie, TIE_PLANES, PLANES).astype(jnp.uint32)
             place = num * some + (plane - jnp.where(is_tie, PLANES, 0)).astype(jnp.uint32)
-            numbers = place[:, None] * np.uint32(num_blocks) + jnp.arange(
-                num_blocks, dtype=jnp.uint32
-            )
+            counts = jnp.arange(num_blocks, dtype=jnp.uint32)[None]
+            numbers = place[:, None] * np.uint32(num_blocks) + counts
             return blocks(key, numbers.ravel(), (step, stream, 0)).reshape(shape)
 
         def chosen(planes: Array) -> tuple[Choice, Choice]:
