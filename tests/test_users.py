@@ -187,6 +187,20 @@ def test_an_oracle_without_a_gradient_of_a_user_is_refused_where_users_are_the_u
     training().gradient(method(mlp_loss))  # the control: of examples
 
 
+def test_a_method_that_changes_anothers_gradient_changes_it_for_users_too():
+    @oracles.method
+    def doubled(loss_fn):
+        inner = bam.bam_sam(loss_fn, 0.1)
+        return inner._replace(grad=lambda *at: jax.tree.map(lambda g: 2 * g, inner.grad(*at)))
+
+    user = mlp_batch(2), jnp.ones(2, bool)
+    inner, changed = (
+        oracle.with_loss(oracles.mean_loss).grad(mlp_params(), user)
+        for oracle in (bam.bam_sam(mlp_loss, 0.1), doubled(mlp_loss))
+    )
+    assert_close(changed, jax.tree.map(lambda g: 2 * g, inner), rtol=1e-6, atol=1e-7)
+
+
 def test_a_users_gradient_is_the_mean_of_those_of_its_examples():
     alone = gradients(trainer.build(config_of(size=0), IMAGES))
     of_users = gradients(three_each())

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import pytree, scalars
-from bam.core.closure import Closure
+from bam.core.closure import Closure, as_closure
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.tracing import at_own_weights
@@ -59,6 +59,11 @@ class Oracle(NamedTuple):
     with_loss: Callable[[Callable[[LossFn], LossFn]], "Oracle"] | None = None
 
 
+def as_pytree(oracle: Oracle) -> Oracle:
+    """The same oracle, whose leaves are its numbers: the functions of one's own have none."""
+    return Oracle(*(fn and as_closure(fn) for fn in oracle))
+
+
 def method(
     make: Callable[Concatenate[LossFn, Options], Oracle],
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
@@ -70,14 +75,10 @@ def method(
 
     @functools.wraps(make)
     def made(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
-        oracle = make(loss_fn, *args, **options)
-        if oracle.with_loss is not None:
-            return oracle
-
         def with_loss(change: Callable[[LossFn], LossFn]) -> Oracle:
             return made(change(loss_fn), *args, **options)
 
-        return oracle._replace(with_loss=with_loss)
+        return make(loss_fn, *args, **options)._replace(with_loss=with_loss)
 
     return made
 
@@ -314,12 +315,8 @@ def _oracle(
     numbers: tuple[Any, ...] = (),
 ) -> Oracle:
     """An oracle of `gradient(*structure, loss_fn, *numbers, params, example)`, for any loss."""
-
-    def of_loss(loss_fn: LossFn) -> Closure:
-        return Closure(gradient, (*structure, loss_fn), numbers)
-
     with_loss = Closure(_with_loss, (gradient, structure, loss_fn), (ascend, numbers))
-    return Oracle(ascend, of_loss(loss_fn), with_loss)
+    return Oracle(ascend, Closure(gradient, (*structure, loss_fn), numbers), with_loss)
 
 
 def _with_loss(
