@@ -85,7 +85,7 @@ def without_the_tests_type_checks():
 
 @pytest.fixture
 def monkeypatch(monkeypatch):
-    """Of a function of bam that a test replaces, no program that was compiled before is used."""
+    """No program that was compiled before is used where a test replaces a function of bam."""
     from bam.core import tracing
     from bam.training import trainer
 

@@ -201,7 +201,7 @@ def test_low_rank_factors_are_those_that_jit_gives():
 
 
 def test_initial_weights_are_independent_draws_of_their_distribution():
-    """Of a leaf: mean, deviation, truncation; between neighbours, leaves and seeds: nothing."""
+    """A leaf's mean, deviation, truncation; between neighbours, leaves and seeds: nothing."""
 
     class Wide(nn.Module):
         @nn.compact

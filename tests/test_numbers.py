@@ -256,9 +256,9 @@ OTHERS = {"c": 0.3, "gamma": 2.0, "sigma": 4.0, "size": 9.0, "radius": 2.0, "mix
 
 def summed(name, numbers):
     clip = CLIPS[name](numbers["c"], numbers["gamma"])
-    made = bam.gaussian_noise(clip, numbers["sigma"], KEY, step=1)
+    noisy = bam.gaussian_noise(clip, numbers["sigma"], KEY, step=1)
     oracle = bam.bam_sam(squared, numbers["radius"], numbers["mix"])
-    return bam.clipped_sum(oracle.grad, clip, P, TREES, mask=None, microbatch_size=2, noise=made)
+    return bam.clipped_sum(oracle.grad, clip, P, TREES, mask=None, microbatch_size=2, noise=noisy)
 
 
 def privatized(name, strategy, numbers):
@@ -276,8 +276,8 @@ def test_sums_and_private_means_of_other_numbers_compile_nothing(name):
 
 def test_noise_of_another_deviation_compiles_nothing():
     def drawn(sigma):
-        made = bam.gaussian_noise(bam.clip_by_l2_norm(sigma), sigma, KEY)
-        return made.share(3) * made.spacing
+        noisy = bam.gaussian_noise(bam.clip_by_l2_norm(sigma), sigma, KEY)
+        return noisy.share(3) * noisy.spacing
 
     check_shared(drawn, 1.0, 2.0)
 
@@ -379,10 +379,10 @@ def test_a_row_moves_integers_by_less_than_the_noise_is_for(name, num_devices, m
     @jax.jit
     def integers(c, sigma, rows, mask, key):
         clip = make(c)
-        made = bam.gaussian_noise(clip, sigma, key)
-        options = {"mask": mask, "microbatch_size": 2, "mesh": mesh, "noise": made}
+        noisy = bam.gaussian_noise(clip, sigma, key)
+        options = {"mask": mask, "microbatch_size": 2, "mesh": mesh, "noise": noisy}
         total, _ = bam.clipped_sum(given, clip, None, rows, **options)
-        return total, made.std, made.spacing
+        return total, noisy.std, noisy.spacing
 
     most = 0.0
     for c, sigma, rows, removed in trials(60):
@@ -418,17 +418,17 @@ def a_little_longer(g, state, params=None):
 def check_no_overflow(sigma, microbatch_size):
     """AssertionError unless the sum of many rows as long as may be is exact."""
     clip = bam.BoundedTransformation(no_state, a_little_longer, 1.0)
-    made = bam.gaussian_noise(clip, sigma, KEY)
+    noisy = bam.gaussian_noise(clip, sigma, KEY)
     rows = jnp.tile(jnp.array([[1.0, 0.0]]), (NUM_ROWS, 1))
     totals = []
     for mask in (np.ones(NUM_ROWS, bool), np.zeros(NUM_ROWS, bool)):
-        options = {"mask": jnp.asarray(mask), "microbatch_size": microbatch_size, "noise": made}
+        options = {"mask": jnp.asarray(mask), "microbatch_size": microbatch_size, "noise": noisy}
         total, _ = bam.clipped_sum(given, clip, W, rows, **options)
         high, low = np.asarray(total).view(np.int32).tolist()
         totals.append(high * 2**grid.LIMB_BITS + low)
-    of_row = int(jax.jit(grid.cut)(jnp.float32(1.0000035), made.spacing))
-    assert of_row >= 2**20 / sigma * (1 - 7e-6) - 1
-    assert totals[0] - totals[1] == NUM_ROWS * of_row
+    row_units = int(jax.jit(grid.cut)(jnp.float32(1.0000035), noisy.spacing))
+    assert row_units >= 2**20 / sigma * (1 - 7e-6) - 1
+    assert totals[0] - totals[1] == NUM_ROWS * row_units
 
 
 SIGMAS = (0.01, 0.0311, 0.26, 1.0, 100.0)
@@ -490,8 +490,8 @@ SMALL = {"zero", "subnormal", "tiny"}
 
 
 def sum_of(clip, key, sigma=1.0, noise_of=bam.gaussian_noise, grad=given, at=P):
-    made = noise_of(clip, sigma, key)
-    return bam.clipped_sum(grad, clip, at, TREES, mask=None, microbatch_size=2, noise=made)[0]
+    noisy = noise_of(clip, sigma, key)
+    return bam.clipped_sum(grad, clip, at, TREES, mask=None, microbatch_size=2, noise=noisy)[0]
 
 
 def sum_by(oracle, key):
@@ -560,8 +560,8 @@ def outcome(release, *args):
     if not np.isfinite(result).any():
         return "nan"
     assert np.isfinite(result).all()
-    made = bam.gaussian_noise(bam.clip_by_l2_norm(1.0), 1.0, args[1])
-    alone = np.asarray(made.share(3))[:3] * np.float32(made.spacing)
+    noisy = bam.gaussian_noise(bam.clip_by_l2_norm(1.0), 1.0, args[1])
+    alone = np.asarray(noisy.share(3))[:3] * np.float32(noisy.spacing)
     return "noise" if np.allclose(result, alone, rtol=1e-6, atol=0) else "right"
 
 
@@ -577,19 +577,19 @@ def test_a_number_that_cannot_be_is_refused_or_nothing_is_released(name):
     door = DOORS[name]
     traced = jax.jit(door.release)
     for name, value in BAD.items():
-        found = outcome(door.release, value, bam.seeded_key(1))
+        result = outcome(door.release, value, bam.seeded_key(1))
         if name in door.right:
-            assert found == "right", name
+            assert result == "right", name
         else:  # what 32 bits take for 0 may be found out in the program
             later = {"nan", "noise"} if name == "subnormal" else set()
-            assert found in {"refused"} | later, (name, found)
+            assert result in {"refused"} | later, (name, result)
         with np.errstate(over="ignore"):
             value = np.float64(value).astype(np.float32)
-        found = outcome(traced, value, bam.seeded_key(1))
+        result = outcome(traced, value, bam.seeded_key(1))
         right = {"right"} if name in door.right_if_traced else {door.otherwise}
         if name == "subnormal" and "zero" in door.right_if_traced:
             right.add("right")
-        assert found in right, (name, found)
+        assert result in right, (name, result)
     for value in (0.5, jnp.float32(0.5)):  # the control
         assert outcome(door.release, value, bam.seeded_key(1)) == "right"
     assert outcome(traced, np.float32(0.5), bam.seeded_key(1)) == "right"
@@ -669,9 +669,9 @@ NOISE = bam.GaussianNoise(KEY, 1.0)
 
 def noised(c, sigma, key, step=0):
     clip = bam.clip_by_l2_norm(c)
-    made = bam.gaussian_noise(clip, sigma, key, step)
+    noisy = bam.gaussian_noise(clip, sigma, key, step)
     oracle = bam.bam_sam(squared, 0.1 * c, 0.5)
-    options = {"mask": None, "microbatch_size": 2, "noise": made}
+    options = {"mask": None, "microbatch_size": 2, "noise": noisy}
     return bam.clipped_sum(oracle.grad, clip, P, TREES, **options)
 
 

@@ -106,7 +106,7 @@ def test_the_cold_benchmarks_network_has_as_many_weights_in_torch(name):
     assert sorted(p.numel() for p in theirs.parameters()) == sorted(x.size for x in ours)
 
 
-def of_round(scale):
+def round_scaled(scale):
     """What a process of the cold benchmark prints, all seconds being so many times as large."""
     names = ("import", "build", "first_step", "learning_rate_build", "learning_rate")
     return {
@@ -119,11 +119,11 @@ def of_round(scale):
 
 
 def test_rounds_of_the_cold_benchmark_are_summed_up_as_by_hand():
-    found = timing.summarize_cold([of_round(scale) for scale in (3, 1, 2, 5, 4)])
+    found = timing.summarize_cold([round_scaled(scale) for scale in (3, 1, 2, 5, 4)])
     assert found["to_first_step"] == {"median": 21.0, "low": 14.0, "high": 28.0}
     assert found["changes"] == {"learning_rate": {"median": 24.0, "low": 16.0, "high": 32.0}}
-    of_step = {"median": 12, "low": 8, "high": 16, "compilations": 4, "xla_seconds": 0}
-    assert found["phases"]["first_step"] == of_step
+    step_facts = {"median": 12, "low": 8, "high": 16, "compilations": 4, "xla_seconds": 0}
+    assert found["phases"]["first_step"] == step_facts
 
 
 def test_a_clock_counts_what_xla_compiles_in_a_phase():

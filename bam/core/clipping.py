@@ -12,6 +12,7 @@ A bound is read when a transform is made, and cannot be changed: noise is scaled
 the transform is traced again for each new shape.
 """
 
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -92,11 +93,9 @@ class BoundedTransformation(optax.GradientTransformation):
         cls, init: Callable[..., PyTree], update: Callable[..., Any], promise: _Promise
     ) -> "BoundedTransformation":
         # Another object than that of a transform with the same `update` and another bound.
-        of_its_own = Closure(update)
-        if isinstance(update, Closure):
-            of_its_own = Closure(update.fn, update.structure, update.numbers)
-        _promises[of_its_own] = promise
-        return super().__new__(cls, init, of_its_own)
+        bounded_update = dataclasses.replace(as_closure(update))
+        _promises[bounded_update] = promise
+        return super().__new__(cls, init, bounded_update)
 
     def _replace(self, **changed: Any) -> optax.GradientTransformation:
         """A pair of functions that declares no bound: it was another pair's."""

@@ -57,7 +57,7 @@ def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Calla
     What JAX puts in their places, such as a shape, is not checked again.
     """
 
-    def of_class(cls: Any) -> Any:
+    def as_pytree(cls: Any) -> Any:
         def flatten(record: Any) -> tuple[tuple[Any, ...], tuple[Same, ...]]:
             values = lambda names: (getattr(record, name) for name in names)  # noqa: E731
             return tuple(values(numbers)), tuple(map(Same, values(structure)))
@@ -72,7 +72,7 @@ def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Calla
         jax.tree_util.register_pytree_node(cls, flatten, unflatten)
         return cls
 
-    return of_class
+    return as_pytree
 
 
 def as_closure(fn: Callable[..., Any]) -> Closure:
@@ -101,7 +101,7 @@ class Same(Hashable):
         return isinstance(other, Same) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        """Of what is compared."""
+        """The hash of what is compared."""
         return hash(self.identity)
 
 

@@ -108,7 +108,8 @@ def clipped_sum(
         check_keys(noise.key, noise.step)
         num_rows = max(1, *(len(x) if jnp.ndim(x) else 1 for x in jax.tree.leaves(batch)))
         size = min(microbatch_size, num_rows)
-        microbatch_size = grid.fitting_size(size, clip.sensitivity, noise.std, num_rows)
+        most_rows, _ = grid.rows_per_sum(clip.sensitivity, noise.std, num_rows)
+        microbatch_size = grid.fitting_size(size, most_rows)
     total = compiled_once(
         _clipped_sum, as_closure(grad_fn), clip, microbatch_size=microbatch_size, mesh=mesh
     )
@@ -227,16 +228,16 @@ def per_example_sum(
     else:
         check_step(noise.step)
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
-        size = grid.fitting_size(size, bound.sensitivity, noise.std, num_rows)
+        size = grid.fitting_size(size, most_rows)
         is_right &= most_rows >= size
-        # Of no constants: a compiler would merge them with those of what follows, to other bits.
+        # No constant: a compiler would merge it with those of what follows, to other bits.
         std = jnp.where(jnp.any(noise.key != 0), noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
     row_at = None
     num_devices = mesh.size if mesh else 1
     if noise is not None and num_rows > (0 if draw_places else size * num_devices):
         shared = mask, size, num_devices
-        row_at = places.drawn(noise, *shared) if draw_places else places.of_batch(*shared)
+        row_at = places.drawn(noise, *shared) if draw_places else places.in_batch(*shared)
         batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(row_at, num_rows - 1)], batch)
         mask = mask.at[row_at].get(mode="fill", fill_value=False)
 

@@ -71,7 +71,7 @@ def rows_per_sum(
         raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     check_std(noise_std)
     if scalars.is_known(sensitivity, noise_std):
-        # Of one entry; with more room than below, so that a program finds no fewer rows.
+        # The most of one entry, with more room than below: a program then finds no fewer rows.
         most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
@@ -80,28 +80,25 @@ def rows_per_sum(
             )
         return MOST_OF_SUM // most, True
     # The same in 32-bit floats, with room for their rounding beside the 1e-5 of `ROUNDING`.
-    of_row = sensitivity * (1 + 2e-5) / spacing_of(noise_std)
+    row_bound = sensitivity * (1 + 2e-5) / spacing_of(noise_std)
     is_right = (
-        jnp.isfinite(of_row)
+        jnp.isfinite(row_bound)
         & (sensitivity >= 0)
         & (noise_std >= LEAST_STD)
         & (noise_std <= MOST_STD)
-        & (of_row <= MOST_OF_ROW)
-        & (of_row * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
+        & (row_bound <= MOST_OF_ROW)
+        & (row_bound * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
     )
-    known = jnp.where(is_right, of_row, MOST_OF_ROW)
+    known = jnp.where(is_right, row_bound, MOST_OF_ROW)
     return MOST_OF_SUM // (jnp.ceil(known).astype(jnp.int32) + 2), is_right
 
 
-def fitting_size(
-    microbatch_size: int, sensitivity: Number, noise_std: Number, batch_size: int
-) -> int:
-    """Rows of a microbatch whose integers 32 bits surely hold the sum of: as many as asked, or 2^k.
+def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
+    """Rows of a microbatch, of which `num_rows` fit a sum: as many as asked, or else 2^k.
 
-    Of few sizes, since each is a program of its own. Where JAX traces one of the numbers, it is as
-    many as asked, and the sum is NaN if they do not fit. InputError as `rows_per_sum`.
+    These are few sizes, since each is a program of its own. Where JAX traces the number of rows, it
+    is as many as asked, and the sum is NaN if they do not fit.
     """
-    num_rows, _ = rows_per_sum(sensitivity, noise_std, batch_size)
     if not isinstance(num_rows, int) or num_rows >= microbatch_size:
         return microbatch_size
     return 2 ** (num_rows.bit_length() - 1)

@@ -141,7 +141,7 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
             f"{num_entries} parameters are too many for noise that is correlated over "
             f"{len(strategy)} steps: its rounding would cost more than its correlation gains"
         )
-    return share if not isinstance(share, np.floating) else float(share)
+    return _number(share)
 
 
 def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
@@ -149,6 +149,14 @@ def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
     with np.errstate(over="ignore"):
         std = _float32(noise_multiplier) * _float32(sensitivity) * np.float32(ROUNDING)
     return _number(std)
+
+
+def fitting_size(
+    microbatch_size: int, noise_multiplier: Number, sensitivity: Number, num_rows: int
+) -> int:
+    """As many rows of a microbatch as asked, if 32 bits hold the sum of their integers."""
+    std = scaled(noise_multiplier, sensitivity)
+    return grid.fitting_size(microbatch_size, grid.rows_per_sum(sensitivity, std, num_rows)[0])
 
 
 def _number(x: Any) -> Number:

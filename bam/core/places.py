@@ -35,7 +35,7 @@ def drawn(
     return _in_few_turns(seats, mask, group_size, num_devices)
 
 
-def of_batch(
+def in_batch(
     mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
     """The same for a batch whose rows already stand at random, as `sampling.pad` puts them.

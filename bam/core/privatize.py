@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import closure, grid, processes, scalars
+from bam.core import closure, processes, scalars
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import per_example_sum
 from bam.core.noise import (
@@ -25,8 +25,8 @@ from bam.core.noise import (
     check_noise,
     check_past,
     first_noise,
+    fitting_size,
     next_noise,
-    scaled,
 )
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
@@ -143,8 +143,7 @@ def privatize(
         size = max(1, len(jax.tree.leaves(grads)[0]))
         is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
         if is_noised:
-            std = scaled(sigma, sensitivity)
-            size = grid.fitting_size(size, sensitivity, std, size)
+            size = fitting_size(size, sigma, sensitivity, size)
         private_gradient = compiled_once(
             _private_gradient, clip, by, is_noised=is_noised, microbatch_size=size
         )

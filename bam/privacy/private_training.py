@@ -24,12 +24,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import grid, pytree, scalars, seeds, tracing, user_table
+from bam.core import pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
-from bam.core.closure import Closure, as_closure
+from bam.core.closure import Closure
 from bam.core.gaussian import check_std
-from bam.core.noise import check_past, first_noise, scaled
-from bam.core.oracles import LossFn, Oracle, mean_loss
+from bam.core.noise import check_past, first_noise, fitting_size
+from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
 from bam.core.privatize import (
     NoisedMean,
     PrivatizeState,
@@ -338,7 +338,7 @@ class PrivateTraining:
         by = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
         compiled = tracing.compiled_once(
             _private_gradient,
-            Oracle(*(x and as_closure(x) for x in oracle)),
+            as_pytree(oracle),
             self._clip,
             by,
             microbatch_size=self._fitting(microbatch_size),
@@ -443,8 +443,8 @@ class PrivateTraining:
         """As many rows as asked for, if 32 bits hold the sum of their integers."""
         size = scalars.count("microbatch_size", microbatch_size)
         size = max(1, size // self.plan.group_size) if self.plan.group_size else size
-        std = scaled(self.plan.noise_multiplier, self._sensitivity)
-        return grid.fitting_size(size, self._sensitivity, std, self.plan.capacity)
+        plan = self.plan
+        return fitting_size(size, plan.noise_multiplier, self._sensitivity, plan.capacity)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
         """Replaces what a training with this `folder` goes on from, all or nothing.

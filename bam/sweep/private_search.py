@@ -255,7 +255,7 @@ def _is_trial(value: object) -> bool:
 
 
 def _fingerprint(key: str, trainer: loop.Trainer) -> str:
-    """Of the images that a trial is trained on and judged by."""
+    """A digest of the images that a trial is trained on and judged by."""
     data = (trainer.dataset.train, _judged_on(trainer))
     return datasets.fingerprint(bytes.fromhex(key), *data)
 

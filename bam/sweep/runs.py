@@ -77,7 +77,7 @@ def build(
 ) -> dict[str, loop.Trainer]:
     """The trainers of some runs; those that differ by their seed alone share one.
 
-    They share what it compiled, too. `should_stop` is asked after each. `plans` are those that
+    So a setting is planned once. `should_stop` is asked after each. `plans` are those that
     unfinished runs have recorded.
     """
     built: dict[str, loop.Trainer] = {}

@@ -47,31 +47,32 @@ def listed(
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = features_digest(described["features"])
-    wanted = FrozenConfigDict(described)
-    if wanted in kept_datasets:
-        kept = kept_datasets[wanted]
+    sections = FrozenConfigDict(described)
+    if sections in kept_datasets:
+        kept = kept_datasets[sections]
         return kept, lambda: kept
     with waits.awaited(log, f"reading {section.name}"):
-        loaded = _loaded(wanted.dataset, log)
-    feature_map, holdout = parts.make_features(wanted.features), wanted.dataset.get("holdout", 0)
+        loaded = _loaded(sections.dataset, log)
+    feature_map = parts.make_features(sections.features)
+    holdout = sections.dataset.get("holdout", 0)
     if feature_map is None:
-        kept = _keep(wanted, datasets.hold_out(loaded, holdout))
+        kept = _keep(sections, datasets.hold_out(loaded, holdout))
         return kept, lambda: kept
     # Which rows are held out makes no difference between blank ones, so no image is read for it.
     rows = datasets.Split(np.zeros((len(loaded.train.labels), 0)), loaded.train.labels)
     blank = datasets.hold_out(extraction.blank(loaded, feature_map), holdout, of=rows)
 
     def mapped() -> datasets.Dataset:
-        extracted = _extracted(wanted, loaded, feature_map, log)
-        return _keep(wanted, datasets.hold_out(extracted, holdout, of=loaded.train))
+        extracted = _extracted(sections, loaded, feature_map, log)
+        return _keep(sections, datasets.hold_out(extracted, holdout, of=loaded.train))
 
     return blank, mapped
 
 
-def _keep(wanted: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
+def _keep(sections: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
     while len(kept_datasets) > 1:
         del kept_datasets[next(iter(kept_datasets))]
-    kept_datasets[wanted] = dataset
+    kept_datasets[sections] = dataset
     return dataset
 
 
@@ -101,20 +102,20 @@ def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
 
 
 def _extracted(
-    wanted: FrozenConfigDict,
+    sections: FrozenConfigDict,
     loaded: datasets.Dataset,
     feature_map: extraction.FeatureMap,
     log: Callable[[str], None],
 ) -> datasets.Dataset:
-    section = wanted.dataset
+    section = sections.dataset
     folder = datasets.folder_of(section.name, section.get("source"), section.get("path"))
-    if wanted.features.get("cache"):
-        folder = files.user_path(wanted.features.cache)
+    if sections.features.get("cache"):
+        folder = files.user_path(sections.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    facts = parts.set_keys(wanted.features, "cache")
-    if wanted.digest:
-        facts["weights"] = wanted.digest
+    facts = parts.set_keys(sections.features, "cache")
+    if sections.digest:
+        facts["weights"] = sections.digest
     return extraction.extract(loaded, feature_map, facts, folder, log)
 
 

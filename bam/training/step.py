@@ -115,8 +115,8 @@ def take(
     """One step, of a train split on the devices: Algorithm 2 of arXiv 2308.12018.
 
     The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which is
-    public. Without privacy it is the sum of gradients over l, of the same batches. Of data that are
-    streamed the split holds the batch's rows, in their order.
+    public. Without privacy it is the sum of gradients over l, of the same batches. The split of
+    streamed data holds the batch's rows, in their order.
     """
     oracle, example_at = parts.oracle, parts.example_at(state, train)
     rows = examples.rows(parts.inputs, train, batch.indices)
@@ -203,7 +203,7 @@ def means(
 ) -> tuple[diagnostics.Means, diagnostics.Means]:
     """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
 
-    The train split is on the devices; `indices` are its rows. Of data that are streamed it holds
+    The train split is on the devices; `indices` are its rows. That of streamed data holds
     these rows alone.
     """
     example_at = parts.example_at(state, train)

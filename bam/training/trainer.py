@@ -12,10 +12,10 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from bam import models, waits
-from bam.core import grid, oracles, pytree, sampling, strategy
+from bam.core import oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
 from bam.core.closure import Same, as_closure
-from bam.core.noise import first_noise, next_noise, scaled
+from bam.core.noise import first_noise, fitting_size, next_noise
 from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import compiled_once
@@ -128,7 +128,7 @@ class Trainer:
         plan, config = self.plan, self.config
         noise = strategy.noise_of(plan.mechanism.strategy, plan.num_steps)
         return steps.Parts(
-            oracle=oracles.Oracle(*(x and as_closure(x) for x in self.oracle)),
+            oracle=oracles.as_pytree(self.oracle),
             clip=self.clip,
             optimizer=optax.GradientTransformation(*map(as_closure, self.optimizer)),
             mean=NoisedMean(
@@ -150,8 +150,7 @@ class Trainer:
         plan, size = self.plan, int(self.config.microbatch_size)
         if not plan.private:
             return size
-        std = scaled(plan.noise_multiplier, self.sensitivity)
-        return grid.fitting_size(size, self.sensitivity, std, plan.capacity)
+        return fitting_size(size, plan.noise_multiplier, self.sensitivity, plan.capacity)
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
@@ -278,7 +277,8 @@ def _network(
     Ours are the same objects for the same config, so that their programs are compiled once.
     """
     names = ("model", "loss", "lora", "convolution", "precision")
-    sections = Same({name: config.to_dict()[name] for name in names})
+    given = config.to_dict()
+    sections = Same({name: given[name] for name in names})
     are_ours = ":" not in config.model.name + config.loss.name
     make = _made_network if are_ours else _made_network.__wrapped__
     return make(sections, num_classes, tuple(shape))

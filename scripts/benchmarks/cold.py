@@ -135,16 +135,16 @@ def _run(case: Measured, network: str, steps: bool) -> JsonObject:
     return facts
 
 
-def _installed(wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+def _installed(only: Sequence[str]) -> tuple[list[str], list[str]]:
     """The cases to measure, and packages that are missing; InputError for a case that needs one."""
-    if unknown := [name for name in wanted if name not in CASES]:
+    if unknown := [name for name in only if name not in CASES]:
         raise InputError(f"no case {unknown[0]!r}: choose from {', '.join(CASES)}")
     names, missing = [], []
-    for name in [*wanted] or [*CASES]:
+    for name in [*only] or [*CASES]:
         package = CASES[name].package
         if importlib.util.find_spec(package):
             names.append(name)
-        elif wanted:
+        elif only:
             raise InputError(f"{name} needs {package}, which is not installed: make bench-cold")
         elif package not in missing:
             missing.append(package)

@@ -1,7 +1,7 @@
 """One library's first steps in a fresh process, timed: what `cold.py` starts, once for each case.
 
-It prints a line of JSON. Nothing but Python's own is imported before the clock runs. Of ours it
-uses what older checkouts have too, so that `cold.py --tree` can compare them.
+It prints a line of JSON. Nothing but Python's own is imported before the clock runs. It uses
+what older checkouts of ours have too, so that `cold.py --tree` can compare them.
 """
 
 import functools
