@@ -139,16 +139,16 @@ def gaussian(
             return choose_slots(coarse, both >> 17), choose_slots(fine, both & (2**15 - 1))
 
         def is_tied(planes: Array) -> Bool[Array, ""]:
-            ties = [
-                jnp.any(_entry(t.first, c.slot) == c.first)
+            a, b = (
+                _entry(t.first, c.slot) == c.first
                 for t, c in zip(tables, chosen(planes), strict=True)
-            ]
-            return ties[0] | ties[1]
+            )
+            return jnp.any(a | b)
 
         # One loop, so that ChaCha20 is compiled once, whether there are ties or not.
         def add_plane(state: PyTree) -> PyTree:
             plane, planes, tied = state
-            planes = planes.at[plane].set(words(plane))
+            planes = jax.lax.dynamic_update_index_in_dim(planes, words(plane), plane, 0)
             tied = jax.lax.cond(plane == PLANES - 1, is_tied, lambda _: tied, planes)
             return plane + 1, planes, tied
 
