@@ -256,7 +256,7 @@ def _normalize(
 ) -> tuple[Grads, PyTree]:
     norm = pytree.l2_norm(grads)
     # In two steps: for a large C and a small norm their quotient could overflow.
-    return _scale(grads, 1 / (norm + gamma), jnp.isfinite(norm), clip_norm), state
+    return _scale(grads, 1.0, norm + gamma, jnp.isfinite(norm), clip_norm), state
 
 
 def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
@@ -431,6 +431,8 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
         norm = pytree.l2_norm(grads)
         clipped, _ = update(grads, clip_state, params)
         pytree.check_real(clipped)
+        if clip.is_proved:  # it gives these zeros
+            return clipped, norm
         # Entries whose squares underflow have a norm of 0, but are not 0.
         keep = jnp.isfinite(norm) & (sensitivity > 0)
         return jax.tree.map(lambda x: jnp.where(keep, x, 0), clipped), norm
@@ -530,20 +532,26 @@ def _clip(grads: Grads, norm: Array, bound: Number, keep: Array) -> Grads:
 
     A bound of 0 gives zeros even where squares underflow and the norm reads 0.
     """
-    return _scale(grads, jnp.where(norm > bound, bound / norm, 1.0), keep & (bound > 0))
+    is_longer = norm > bound
+    scaled = jnp.where(is_longer, bound, 1.0), jnp.where(is_longer, norm, 1.0)
+    return _scale(grads, *scaled, keep & (bound > 0))
 
 
-def _scale(grads: Grads, scale: Array, keep: Array, factor: Number = 1.0) -> Grads:
-    """Returns `factor · (scale · grads)`, or zeros where `keep` is False; never NaN from `0 · inf`.
+def _scale(
+    grads: Grads, numerator: Number, denominator: Array, keep: Array, factor: Number = 1.0
+) -> Grads:
+    """Returns `factor · (numerator / denominator · grads)`, or zeros where `keep` is False.
 
-    A scaled value is rounded towards zero where its dtype is narrow (bfloat16, float16), because
-    rounding to nearest could lift the norm above the bound.
+    Never NaN from `0 · inf`. A scaled value is rounded towards zero where its dtype is narrow
+    (bfloat16, float16), because rounding to nearest could lift the norm above the bound.
     """
+    # The division comes last: XLA keeps a quotient, but would choose anew for every entry.
+    scale = jnp.where(keep, numerator, 0.0) / jnp.where(keep, denominator, 1.0)
 
     def scale_leaf(x: Array) -> Array:
         scaled = factor * (scale * pytree.at_least_float32(x))
         is_narrow = jnp.finfo(x.dtype).bits < 32
         rounded = pytree.round_towards_zero(scaled, x.dtype) if is_narrow else scaled
-        return jnp.where(keep, rounded.astype(x.dtype), jnp.zeros_like(x))
+        return jnp.where(scale > 0, rounded.astype(x.dtype), jnp.zeros_like(x))
 
     return jax.tree.map(scale_leaf, grads)

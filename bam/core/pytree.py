@@ -64,8 +64,10 @@ def _sum_of_rows(*arrays: Array) -> Array:
 def _sum_in_a_row(x: Array) -> Array:
     # Few long rows, as of a product of a column and a row, are computed as they are added up.
     x = jnp.sum(x, axis=0) if x.ndim == 2 and x.shape[0] <= 16 else x.ravel()
-    while x.size > 32:
+    while x.size > 16 * 16:
         x = _add_parts(x, 8)
+    if x.size > 16:  # small leaves compile in half the time
+        x = jnp.sum(jnp.pad(x, (0, -x.size % 16)).reshape(16, -1), axis=0)
     return jnp.sum(x)
 
 
@@ -157,8 +159,9 @@ def read_from_memory(
     """
 
     def turn(count: Array | int, carry: PyTree) -> PyTree:
-        # In each turn other values, or what reads them would be computed before the loop.
-        return read(jax.tree.map(lambda x: jnp.where(count == 0, x, 0), values), carry)
+        # In each turn other values, or what reads them would be computed before the loop. A factor,
+        # not a choice, of which LLVM would make two loops.
+        return read(jax.tree.map(lambda x: x * jnp.asarray(1 - count, x.dtype), values), carry)
 
     after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(0, turns, turn, carry)
     return after
