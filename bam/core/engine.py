@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int32, PyTree
 
@@ -219,6 +220,7 @@ def per_example_sum(
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
+    value_fn = jax.jit(value_fn, inline=True)  # traced once, for its shapes and for the sum
     most_rows: int | Array | None = None
     is_right: bool | Array = True
     if noise is None or (scalars.is_known(noise.std) and noise.std == 0):
@@ -230,8 +232,9 @@ def per_example_sum(
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, most_rows)
         is_right &= most_rows >= size
-        # No constant: a compiler would merge it with those of what follows, to other bits.
-        std = jnp.where(jnp.any(noise.key != 0), noise.std, jnp.nan)
+        # No constants: a compiler would merge them with those of what follows, to other bits.
+        is_right &= (is_key := jnp.any(noise.key != 0))
+        std = jnp.where(is_key, noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
     row_at = None
     num_devices = mesh.size if mesh else 1
@@ -242,26 +245,47 @@ def per_example_sum(
         mask = mask.at[row_at].get(mode="fill", fill_value=False)
 
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    like, _ = jax.eval_shape(
-        lambda params, row: _summand(bound, None, params, value_fn(params, row)), params, one_row
-    )
+    traced, (like, _) = jax.make_jaxpr(
+        lambda params, row: _summand(bound, None, params, value_fn(params, row)), return_shape=True
+    )(params, one_row)
+    if mesh and "sharding_constraint" in str(traced):
+        raise InputError(
+            "the gradient cannot be computed on one device of the mesh: leave sharding constraints "
+            "out of the loss, since rows are shared out without them"
+        )
     if bound is not None:
         pytree.check_has_arrays(like, "gradient is")
         is_right &= jnp.logical_not(jnp.isnan(bound.sensitivity))
     how = _Sum(value_fn, bound, like, size, most_rows)
     total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
     if noise is not None:
-        widest = jnp.result_type(*jax.tree.leaves(like))
-        total = grid.to_float(grid.carried(total), noise.spacing, widest)
-        # What follows must not be merged into this rounding, or it would depend on what follows.
-        total = jax.lax.optimization_barrier(jnp.where(is_right, total, jnp.nan))
+        total = _as_floats(total, noise, like, is_right)
         total = with_noise_of_its_own(total, noise.key, noise.step)
-        total = pytree.from_vector(total, like)
     elif bound is not None:
         total = jax.tree.map(lambda x: jnp.where(is_right, x, jnp.nan), total)
     if row_at is not None:  # back to where the rows stand in the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
     return total, numbers
+
+
+def _as_floats(
+    total: grid.Total, noise: GaussianNoise, like: PyTree, is_right: bool | Bool[Array, ""]
+) -> PyTree:
+    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless all is right.
+
+    What a branch gives is in memory: nothing that follows is merged into this rounding, which would
+    then depend on it, and what follows is compiled once for all leaves of a shape.
+    """
+
+    def to_floats(total: grid.Total) -> PyTree:
+        widest = jnp.result_type(*jax.tree.leaves(like))
+        floats = grid.to_float(grid.carried(total), noise.spacing, widest)
+        return pytree.from_vector(floats, like)
+
+    def to_nan(_: grid.Total) -> PyTree:
+        return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), like)
+
+    return jax.lax.cond(is_right, to_floats, to_nan, total)
 
 
 class _Sum(NamedTuple):
@@ -322,16 +346,7 @@ def _sum_on_devices(
             check_vma=False,
         )
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
-    try:
-        total, numbers = sum_on_each(params, *shares, noise)
-    except ValueError as error:  # one device's part cannot be traced, though a row alone could be
-        if mesh is None:
-            raise
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            "the gradient cannot be computed on one device of the mesh: leave sharding constraints "
-            f"out of the loss, since rows are shared out without them ({reason})"
-        ) from error
+    total, numbers = sum_on_each(params, *shares, noise)
     return total, numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
 
 
@@ -349,8 +364,8 @@ def _sum_microbatches(
     """
     num_rows, size = mask.shape[0], how.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
-    rows_used = jnp.max(jnp.where(mask, jnp.arange(mask.shape[0]) + 1, 0), initial=0)
-    num_microbatches = (rows_used + size - 1) // size
+    is_used = jnp.any(mask.reshape(-1, size), axis=1)
+    num_microbatches = jnp.max(jnp.where(is_used, jnp.arange(1, len(is_used) + 1), 0))
 
     def add_microbatch(i: Array | int, carry: PyTree) -> PyTree:
         total, numbers = carry
@@ -367,7 +382,8 @@ def _sum_microbatches(
         return loop(0, num_microbatches, add_microbatch, (total, numbers))
 
     # The sum of so many microbatches is sure to fit 32 bits; then it is put aside.
-    per_carry = jnp.maximum(1, how.most_rows // size).astype(num_microbatches.dtype)
+    per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(how.most_rows, jnp.int32), np.int32(size)))
+    per_carry = per_carry.astype(num_microbatches.dtype)
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
@@ -378,7 +394,7 @@ def _sum_microbatches(
         return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), numbers
 
     zero = jnp.zeros(pytree.num_params(none), jnp.int32)
-    num_parts = (num_microbatches + per_carry - 1) // per_carry
+    num_parts = jax.lax.div(num_microbatches + per_carry - 1, per_carry)
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
     return carries(0, num_parts, add_and_carry, (grid.Total(zero, zero), numbers))
 

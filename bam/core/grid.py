@@ -90,7 +90,7 @@ def rows_per_sum(
         & (row_bound * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
     )
     known = jnp.where(is_right, row_bound, MOST_OF_ROW)
-    return MOST_OF_SUM // (jnp.ceil(known).astype(jnp.int32) + 2), is_right
+    return jax.lax.div(np.int32(MOST_OF_SUM), jnp.ceil(known).astype(jnp.int32) + 2), is_right
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
