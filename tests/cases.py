@@ -212,6 +212,13 @@ def mostly(values, slow):
     return [pytest.param(*marked(x), marks=pytest.mark.slow) if x in slow else x for x in values]
 
 
+def thoroughly(values, *always):
+    """For `parametrize`: values of which some alone are in `make test`."""
+    marked = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
+    thorough = pytest.mark.thorough
+    return [x if x in always else pytest.param(*marked(x), marks=thorough) for x in values]
+
+
 def refused(message, function, *arguments, kind=ValueError, **options):
     """Fails unless `function` raises this kind of error, in one line that matches."""
     with pytest.raises(kind, match=message) as error:

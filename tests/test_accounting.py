@@ -153,7 +153,7 @@ def test_the_largest_and_the_infinite_noise_are_answered_and_what_overflows_is_n
     [
         pytest.param("pld", 0.001, marks=loose),
         ("pld", 1.0),
-        ("pld", 8.0),
+        pytest.param("pld", 8.0, marks=pytest.mark.thorough),
         ("rdp", 0.1),
         ("rdp", 8.0),
         ("rdp", 256.0),

@@ -76,6 +76,7 @@ def test_with_sampling_the_bound_is_below_the_claim_too():
     assert epsilon_lower(SAMPLED, 200, "bam_sam") <= 4.0
 
 
+@pytest.mark.thorough
 def test_whole_runs_cut_and_resumed_with_and_without_a_seed_are_what_the_plan_says():
     assert checks.failures(whole_run.audit(right())) == []
 

@@ -232,6 +232,7 @@ def test_ctrl_c_stops_a_run_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_every_other_command_in_one_line(tmp_path):
     Image.new("L", (11_000, 11_000)).save(tmp_path / "large.png")
     for folder in ("A", "B"):
@@ -464,6 +465,7 @@ def test_a_flag_that_may_come_several_times_may(capsys):
     assert given.set == ["clip_norm=1,2", "epsilon=1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "mistake",
     [

@@ -545,6 +545,7 @@ def real(request, tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("real", ["cifar10_jpeg"], indirect=True)
 def test_real_cifar10_has_a_thousand_test_images_a_class(real):
     train, test, num_classes = parquet.read(real)

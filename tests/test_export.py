@@ -706,6 +706,7 @@ def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
     assert facts_of()["parts"] == ""  # the control
 
 
+@pytest.mark.thorough
 def test_a_release_of_low_rank_factors_holds_the_product_in_the_layer_that_has_them(tmp_path):
     config = tiny_digits("dp_sgd", num_steps=2, checkpoint__every=1, trainable="lora|Conv_1")
     config.model.update({"name": "convnet", "width": 4})
@@ -738,6 +739,7 @@ def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp
         assert OWN_NAME not in said and "/home/me" not in said
 
 
+@pytest.mark.thorough
 def test_a_loop_of_ones_own_names_the_commit_of_its_steps_and_whose_gradient_it_bounds(tmp_path):
     private = bam.PrivateTraining(
         num_examples=3, expected_batch_size=1, num_epochs=1, epsilon=3.0, delta=1e-3,

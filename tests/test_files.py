@@ -93,6 +93,7 @@ def test_what_is_written_outlives_a_power_cut_as_does_its_name(write, disk, tmp_
         assert disk.lacks(tmp_path / "new") == [*may_lack, last.name]
 
 
+@pytest.mark.thorough
 def test_a_release_outlives_a_power_cut(disk, tmp_path):
     config = digits.get_config("dp_sgd")
     config.update({"accountant": "rdp", "num_steps": 1, "expected_batch_size": 20})

@@ -50,6 +50,7 @@ def near(ours, theirs):
 # ---------------------------------------------------------------- Random bits.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 7), (2, BLOCK // 2), (3, BLOCK - 1)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
 def test_random_bits_are_those_of_jax(shape, dtype):
@@ -140,6 +141,7 @@ def test_each_row_is_of_an_operation_that_jax_has():
     assert "copy_of_it_p" not in dir(primitives)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", ASKED)
 def test_what_an_initialiser_asks_for_is_what_jax_computes(asked):
     function = ASKED[asked]
@@ -243,6 +245,7 @@ def test_initial_weights_are_independent_draws_of_their_distribution():
     assert abs(np.mean(b * (0.02 * a + b))) > 4.5 / np.sqrt(b.size)
 
 
+@pytest.mark.thorough
 def test_no_network_of_other_shapes_compiles_anything(compiled):
     as_model("ViT").init(KEY)
     before = compiled()
@@ -267,6 +270,7 @@ def test_what_the_weights_do_not_need_is_not_computed():
         jax.block_until_ready(interpreted(lambda key: init(key)[1], KEY))
 
 
+@pytest.mark.thorough
 def test_inside_a_trace_it_is_the_function_itself():
     model = as_model("convnet")
     both = jax.vmap(model.init)(jax.random.split(KEY, 2))

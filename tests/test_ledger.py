@@ -503,6 +503,7 @@ def test_a_process_is_on_the_disk_before_its_first_step_is_counted(
     assert processes_of(tmp_path / "late") == []
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_and_resumed_elsewhere_names_every_code(steps, tmp_path, monkeypatch):
     at_commits(monkeypatch, "aaa", "bbb", "bbb", "ccc", "ccc")
     kills = [("shown", 1), ("computed", 1), ("saved", 1)]

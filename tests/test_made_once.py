@@ -19,6 +19,7 @@ from bam.core import clipping, noise, privatize, tracing
 from bam.privacy import mechanisms, random_allocation, selection
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import methods
+from tests.cases import thoroughly
 from tests.test_every_hand import compilations
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
@@ -331,7 +332,9 @@ WALK = [
 
 @pytest.mark.filterwarnings("ignore:another transform has a key of the same words")
 @pytest.mark.parametrize(
-    ("name", "argument", "holder"), WALK, ids=[f"{a}-{b}-{c.__name__}" for a, b, c in WALK]
+    ("name", "argument", "holder"),
+    thoroughly(WALK, *(case for case in WALK if "clip" in case[0])),
+    ids=[f"{a}-{b}-{c.__name__}" for a, b, c in WALK],
 )
 def test_what_is_made_does_not_change_with_what_it_was_made_of(name, argument, holder):
     check_made_once(CASES[name], argument, holder)

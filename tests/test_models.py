@@ -20,7 +20,7 @@ from bam.models.layers import (
     mish,
     standardise_weights,
 )
-from tests.cases import distance, mostly, norm64, refused
+from tests.cases import distance, mostly, norm64, refused, thoroughly
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
@@ -274,13 +274,17 @@ GOLDEN_COUNTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "num_classes", "width", "options", "count"), GOLDEN_COUNTS)
+@pytest.mark.parametrize(
+    ("name", "num_classes", "width", "options", "count"),
+    thoroughly(GOLDEN_COUNTS, *GOLDEN_COUNTS[:3]),
+)
 def test_models_have_the_papers_parameter_counts(name, num_classes, width, options, count):
     module = models.create(name, num_classes, width, **options)
     model = models.as_functions(module, (32, 32, 3))
     assert pytree.num_params(jax.eval_shape(model.init, jax.random.key(0))) == count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "side"), [("convnet", 8), ("lenet5", 8), ("linear", 8), ("resnet9", 16)]
 )

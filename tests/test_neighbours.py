@@ -21,7 +21,7 @@ from bam.privacy.plan import Population
 from bam.training import loop
 from bam.training.loop import Feed
 from configs import digits
-from tests.cases import recomputed, without_mu
+from tests.cases import recomputed, thoroughly, without_mu
 
 RNG = np.random.default_rng(0)
 PLAN = {
@@ -277,7 +277,9 @@ def test_the_printed_lines_of_a_reordered_plan_give_its_epsilon():
 # μ of Gaussian DP.
 
 
-@pytest.mark.parametrize(("sigma", "prob", "steps"), [(1.5, 0.04, 500), (2.7, 0.18, 100)])
+@pytest.mark.parametrize(
+    ("sigma", "prob", "steps"), thoroughly([(1.5, 0.04, 500), (2.7, 0.18, 100)], (2.7, 0.18, 100))
+)
 def test_mu_bounds_the_whole_profile_and_is_hardly_above_the_least(sigma, prob, steps):
     mechanism = {"noise_multiplier": sigma, "sampling_prob": prob, "num_steps": steps}
     epsilon = accounting.epsilon(delta=1e-5, **mechanism)

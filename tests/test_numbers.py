@@ -16,7 +16,14 @@ from bam.core import clipping, grid, noise, tracing
 from bam.models import finetune
 from bam.privacy.mechanisms import MECHANISMS
 from bam.training import methods, parts, trainer
-from tests.cases import assert_same_bits, norm64, random_images, refused, tiny_digits
+from tests.cases import (
+    assert_same_bits,
+    norm64,
+    random_images,
+    refused,
+    thoroughly,
+    tiny_digits,
+)
 from tests.test_every_hand import compilations
 from tests.test_exact_sums import mesh_of
 
@@ -62,13 +69,6 @@ def check_shared(fn, before, after):
     assert compilations(lambda: results.append(jax.device_get(fn(after)))) == 0, "compiled again"
     assert same(results[0], expected), "a number of the run before is in the program"
     assert not same(results[0], other)
-
-
-def thoroughly(names, *always):
-    """For `parametrize`: names of which some alone are in `make test`."""
-    return [
-        name if name in always else pytest.param(name, marks=pytest.mark.thorough) for name in names
-    ]
 
 
 # Runs of configs.
@@ -569,8 +569,7 @@ def outcome(release, *args):
     "name",
     thoroughly(
         DOORS,
-        *("clip_by_l2_norm", "gamma", "clip_per_layer of a tree", "sensitivity"),
-        *("gaussian_noise", "GaussianNoise", "privatize", "mix"),
+        *("clip_by_l2_norm", "gamma", "sensitivity", "gaussian_noise"),
     ),
 )
 def test_a_number_that_cannot_be_is_refused_or_nothing_is_released(name):

@@ -485,6 +485,7 @@ def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(t
 DAMAGED = r"0\.npz could not be read: if it is damaged, move it away"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("facts", "message"),
     [

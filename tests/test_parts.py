@@ -42,6 +42,7 @@ def released(folder, monkeypatch, row):
     return settings, (folder / "out" / "PRIVACY.md").read_text()
 
 
+@pytest.mark.thorough
 def test_a_clip_that_is_added_is_in_a_run_the_statement_and_a_release(tmp_path, monkeypatch):
     settings, text = released(tmp_path, monkeypatch, shrunk())
     assert settings["clip"] == {"name": "shrunk", "share": 0.25}

@@ -116,6 +116,7 @@ def test_what_rounding_hides_is_refused_and_without_sampling_there_is_no_roundin
     assert bam.epsilon(**run, delta=1e-11) == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("run", "line"),
     [

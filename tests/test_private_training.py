@@ -16,7 +16,7 @@ import bam
 from bam.core import pytree
 from bam.privacy import statement
 from tests import cases
-from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, mostly, recomputed
+from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed, thoroughly
 
 N, DATA = 60, np.linspace(-1, 1, 120, dtype=np.float32).reshape(60, 2)
 ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
@@ -236,7 +236,6 @@ KINDS_OF_STEP = {
     "trainable": {"trainable": "b"},
     "sam": {"oracle": bam.bam_sam(mlp_loss, 0.1)},
 }
-ON_OTHERS = [(kind, num) for kind in KINDS_OF_STEP if kind != "dp_sgd" for num in (2, "explicit")]
 
 
 @functools.cache
@@ -246,8 +245,8 @@ def on_one_device(kind):
 
 @pytest.mark.parametrize(
     ("kind", "num"),
-    mostly([*((kind, 8) for kind in KINDS_OF_STEP), ("dp_sgd", 2), ("dp_sgd", "explicit"),
-            *ON_OTHERS], slow=ON_OTHERS),
+    thoroughly([(kind, num) for kind in KINDS_OF_STEP for num in (2, 8, "explicit")],
+               ("dp_sgd", 8), ("dp_sgd", "explicit"), ("users", 8)),
 )  # fmt: skip
 def test_gradients_are_equal_to_the_bit_on_any_number_of_devices(kind, num):
     # Explicit axes are JAX's default.
@@ -380,6 +379,7 @@ KINDS = {  # a tree of the network's parameters, and back
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_trees_of_any_kind(kind, without_the_tests_type_checks):
     make, back = KINDS[kind]

@@ -23,10 +23,10 @@ from tests.cases import (
     Command,
     assert_same_bits,
     made_once,
-    mostly,
     run_command,
     several_devices,
     stop_after,
+    thoroughly,
     tiny_digits,
     write_parquet,
 )
@@ -152,7 +152,10 @@ def assert_equal_runs(resumed, whole, seed):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("name", mostly([*VARIANTS, *MORE], slow=MORE))
+@pytest.mark.parametrize(
+    "name",
+    thoroughly([*VARIANTS, *MORE], *("DP-SAT, views, EMA", "noise over bands, a frozen layer")),
+)
 def test_a_run_that_is_stopped_twice_is_the_run_that_never_stopped(name, images, tmp_path):
     variant = (VARIANTS | MORE)[name]
 
@@ -208,7 +211,7 @@ def taken(private, tx, tree, num):
     return tree
 
 
-@pytest.mark.parametrize("name", mostly([*LOOPS], slow=[*LOOPS][-1:]))
+@pytest.mark.parametrize("name", thoroughly(LOOPS, "without a seed", "noise over bands"))
 def test_an_own_loop_that_is_stopped_twice_is_the_one_that_never_stopped(name, tmp_path):
     settings = {**PLAN, "seed": 3, **LOOPS[name]}
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
@@ -301,6 +304,7 @@ def wait_for(process, condition):
         time.sleep(0.002)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", RANDOM_KILLS)
 def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_ledger_has(
     kills, tmp_path

@@ -389,6 +389,7 @@ def audited():
     return trainer.build(config, canary.canary_dataset(100))
 
 
+@pytest.mark.thorough
 def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
     p_values = whole_run.audit(audited)
     assert checks.failures(p_values) == []

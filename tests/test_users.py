@@ -34,6 +34,7 @@ from tests.cases import (
     mlp_params,
     norm64,
     random_images,
+    thoroughly,
     without_mu,
     write_parquet,
 )
@@ -127,7 +128,7 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thoroughly(METHODS, "bam_exact"))
 def test_a_run_and_a_loop_of_ones_own_take_the_same_gradient_of_a_user(method):
     options = {f"method.{key}": value for key, value in METHODS[method].items()}
     options |= {"num_steps": 4, "optimizer.learning_rate": 0.5, "seed": 0}
@@ -540,6 +541,7 @@ def test_examples_bounded_one_by_one_and_claimed_for_their_user_are_caught():
     assert canary.lower_bound(*scores, **AUDITED).epsilon_lower > 4.0
 
 
+@pytest.mark.thorough
 def test_whole_runs_of_users_are_what_the_plan_says():
     config = audited(2, num_steps=60, expected_batch_size=20)
     built = trainer.build(config, canary.users_dataset(80, 3))
