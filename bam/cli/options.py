@@ -92,6 +92,10 @@ MANY_RUNS = (
     Flag("num_seeds", 3, "runs of each kind, by seeds 0, 1, …", least=1),
     Flag("max_seconds", 0.0, "stop with a checkpoint after so long; 0: never", least=0),
 )
+# Flags of `bam privacy` that are not of plans.
+ONE_MECHANISM = (
+    *("noise_multiplier", "target_epsilon", "sampling_prob", "num_steps", "accountant", "plot"),
+)
 EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, h100, h100:8, h200, b200"
 
 
@@ -380,6 +384,7 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
                 "where validation images go; '': to training, or to the test where there is none",
                 choices=("", "train", "test", "leave"),
             ),
+            Flag("masks", False, "use img_mask.png and the like beside img.png as images, too"),
             Flag("near_duplicates", False, "count pictures that look alike, too"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
@@ -395,16 +400,21 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
         """\
 bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
 bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
+bam privacy --plan=runs/first --plan=runs/second --delta=1e-5
 
 ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains. It holds for
 one example that is replaced by nothing, its place left empty (zero-out): q and T are public and the
 same with and without it. That is adding or removing it if N is a public constant.
+
+With --plan, ε of several runs on the same data together: of `bam train`, or of loops of your own.
+Their privacy losses are composed, which gives less than the sum of their ε.
 """,
         (
             Flag("noise_multiplier", None, "σ; this or --target_epsilon", float),
             Flag("target_epsilon", None, "ε, to find σ for", float),
-            Flag("sampling_prob", None, "q, of Poisson sampling", float, required=True),
-            Flag("num_steps", None, "T", int, least=1, required=True),
+            Flag("sampling_prob", None, "q, of Poisson sampling", float),
+            Flag("num_steps", None, "T", int, least=1),
+            Flag("plan", None, "plan.json of a run, or its folder; for several, several", list),
             Flag("delta", 1e-5, "δ"),
             Flag("accountant", "pld", "finds σ for an ε", choices=("pld", "rdp")),
             Flag("json", "", "file for the numbers; none if empty"),
@@ -412,8 +422,23 @@ same with and without it. That is adding or removing it if N is a public constan
         ),
         (
             Rule(
-                lambda given: (given.noise_multiplier is None) != (given.target_epsilon is None),
+                lambda given: not (given.plan and any(given[x].present for x in ONE_MECHANISM)),
+                "--plan has σ, q and T: give none of them beside it, no plot and no accountant",
+            ),
+            Rule(
+                lambda given: (
+                    given.plan
+                    or (given.noise_multiplier is None) != (given.target_epsilon is None)
+                ),
                 "give one of --noise_multiplier and --target_epsilon",
+            ),
+            Rule(
+                lambda given: given.plan or given.sampling_prob is not None,
+                "--sampling_prob is required: q, of Poisson sampling",
+            ),
+            Rule(
+                lambda given: given.plan or given.num_steps is not None,
+                "--num_steps is required: T",
             ),
         ),
     ),

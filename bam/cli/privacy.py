@@ -1,4 +1,7 @@
-"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains."""
+"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains.
+
+Or ε of several runs on the same data.
+"""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def account(given: flags.FlagValues) -> None:
-    """Prints ε (or σ), ε as training goes and the attacker's best rates."""
+    """Prints ε (or σ), ε as training goes and the attacker's best rates; or ε of several runs."""
+    if given.plan:
+        return account_for_all(given.plan, given.delta, given.json)
     sampling_prob, num_steps = given.sampling_prob, given.num_steps
     if not 0 < sampling_prob <= 1:
         raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
@@ -84,6 +89,44 @@ def account(given: flags.FlagValues) -> None:
     screen.show(SPENT, analysis["over_training"], "ε as training goes")
     rates = analysis["best_true_positive_rate"]
     screen.show(RATES, rates, "an attacker's best true positive rate")
+
+
+def account_for_all(names: Sequence[str], delta: float, json: str) -> None:
+    """Prints ε of each of several runs, of all together and their sum; the last beside sums of δ.
+
+    `names` are those of a `plan.json` each, or of its folder; `json` of a file to write, or "".
+    """
+    from bam.privacy.mechanisms import ADJACENCIES  # what imports JAX
+    from bam.privacy.plan import PrivacyPlan, joint_epsilon
+    from bam.privacy.run import PLAN
+
+    paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError("--plan names one run twice: each counts once")
+    console.check_writable(json)
+    plans = []
+    for path in paths:
+        try:
+            plans.append(plan := PrivacyPlan.from_json(files.read_json(path)))
+            plan.check_epsilon()
+        except ValueError as error:
+            raise InputError(f"{path}: {error}") from None
+    rows: list[JsonObject] = [
+        {"plan": name, "epsilon": plan.epsilon, "delta": plan.delta}
+        for name, plan in zip(names, plans, strict=True)
+    ]
+    together: JsonObject = {"plan": "together", "epsilon": joint_epsilon(plans, delta)}
+    together["delta"] = delta
+    total: JsonObject = {"plan": "their sum"}
+    total |= {key: sum(row[key] for row in rows) for key in ("epsilon", "delta")}
+    if json:
+        files.write_json(Path(json), {"plans": rows, "together": together, "sum": total})
+    neighbours = ADJACENCIES[plans[0].adjacency][1]
+    console.show(f"Runs on the same data: {len(plans)}, neighbours: {neighbours}\n")
+    for row in (*rows, together, total):
+        epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")
+        console.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
+    console.say("", "It holds if no two of the runs had the same seed: those share their noise.")
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:

@@ -389,6 +389,44 @@ def make_plan(
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
+def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
+    """ε of the runs of several plans together, on the same data, at a given δ: by PLD, from above.
+
+    The privacy losses of all planned steps are composed; that is at most the sum of the plans' ε,
+    at a δ that need not be the sum of theirs. Each run needs batches and noise of its own: no seed,
+    or a seed that no other has, which no plan says.
+
+    Raises an InputError if a plan is not private, its ε is known by no Poisson-sampled Gaussians
+    (random allocation, a private search), plans protect different units or have other neighbours,
+    or δ is not above what their draws may overflow with.
+
+    Examples:
+      >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
+      ...                  target_epsilon=2.0, delta=1e-5)
+      >>> 2.0 < joint_epsilon([plan, plan], delta=1e-5) < 3.0
+      True
+    """
+    steps = []
+    for plan in plans:
+        if not plan.private:
+            raise InputError("a run without privacy has no epsilon, and none together with others")
+        if (event := plan.dp_event) is None:
+            raise InputError(
+                f"the privacy loss of mechanism {plan.mechanism_name} is not composed with others: "
+                "add up the epsilons, and the deltas"
+            )
+        steps.append(event)
+    for what in ("unit", "adjacency"):
+        if len(different := {getattr(plan, what): None for plan in plans}) > 1:
+            raise InputError(
+                f"these plans do not protect the same: their {what} is {' and '.join(different)}"
+            )
+    overflow = sum(plan.overflow for plan in plans)
+    if not overflow < delta < 1:
+        raise InputError(f"delta must be above {overflow:.3g} and below 1, got {delta}")
+    return accounting.joint_epsilon(steps, delta - overflow)
+
+
 def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None:
     """Refuses, with an InputError, the record of another run: its ε would not be this run's.
 

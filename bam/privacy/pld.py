@@ -43,7 +43,17 @@ def epsilon(
     spacing: float = FINE,
 ) -> float:
     """ε of T steps, from above; σ, q and T are positive and δ passes `check`."""
-    composed, error = _composed(noise_multiplier, sampling_prob, num_steps, spacing)
+    return joint_epsilon([(noise_multiplier, sampling_prob, num_steps)], delta, spacing)
+
+
+def joint_epsilon(
+    mechanisms: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
+) -> float:
+    """ε of several mechanisms on the same data, from above: each T steps of σ and q, positive."""
+    composed, error = _composed(*mechanisms[0], spacing)
+    for mechanism in mechanisms[1:]:
+        other, its_error = _composed(*mechanism, spacing)
+        composed, error = composed.compose(other), error + its_error + ROUNDING
     return float(composed.get_epsilon_for_delta(delta - error))
 
 
