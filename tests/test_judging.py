@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from bam.cli import train
 from bam.data import datasets
 from bam.models import figures, losses
 from bam.release import page, records
@@ -211,6 +212,20 @@ def test_the_page_draws_recall_and_confusion_and_one_to_pass_on_does_not(tmp_pat
         assert text in own and text not in public, text
     assert own.count("<svg") == 2 and "<svg" not in public
     assert "On test data" not in shown(tmp_path / "none")
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_class_without_a_test_image_is_named_wherever_a_mean_leaves_it_out(tmp_path):
+    outputs, labels = random_classes(90, 3)
+    found = figures.classification(outputs[labels > 0], labels[labels > 0], ("ill", "well", "x"))
+    assert "(of 2 of 3 classes; no test image: ill)" in train.judged(found)[0]
+    assert "undefined, for want of test images: ill" in shown(tmp_path / "run", **found)
+    whole = figures.classification(outputs, labels, ("ill", "well", "x"))
+    assert "classes" not in train.judged(whole)[0]
+    assert "for want of" not in shown(tmp_path / "whole", **whole)
+    yes = np.stack([labels > 0, labels > -1], axis=1)
+    several = figures.multilabel(outputs[:, :2], yes, ("cat", "dog"))
+    assert "(of 1 of 2 labels; all or no test images: dog)" in train.judged(several)[0]
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -19,6 +19,7 @@ from bam import models
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
+from bam.files import visible
 from bam.images import importing, listing
 from bam.release import export, load, predict
 from bam.training import loop, summary
@@ -365,6 +366,7 @@ def listed(num_classes):
     return init, apply
 
 
+@pytest.mark.thorough
 def test_parameters_of_any_tree_and_in_bfloat16_are_released(tmp_path):
     config = digits.get_config("dp_sgd")
     config.update({"num_steps": 1, "accountant": "rdp", "expected_batch_size": 9})
@@ -405,6 +407,15 @@ def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test
     assert [row["file"] for row in rows] == [str(x) for x in predict.images_of([test_files])]
     assert set(rows[0]) == {"file", "class", "probability", "class_2", "probability_2"}
     assert {row["class"] for row in rows} <= set(CLASSES)
+    for name in CLASSES:
+        seen = [row["class"] for row in rows if row["file"].startswith(f"{test_files}/{name}/")]
+        right = seen.count(name)
+        share = f"{visible(name)} {right / len(seen):.2%} ({right} of {len(seen)})"
+        assert share in done.stderr, done.stderr
+    (one_class := tmp_path / "one").mkdir()
+    (one_class / CLASSES[0]).symlink_to(test_files / CLASSES[0])
+    done = run_command(*run, str(one_class), f"--out={tmp_path / 'one.csv'}")
+    assert all(f"{visible(name)} –" in done.stderr for name in CLASSES[1:]), done.stderr
     bad.write_bytes(b"")
     some = str(next(iter((test_files / CLASSES[1]).iterdir())))
     Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / "dark.png")
@@ -431,6 +442,7 @@ def test_names_reach_a_terminal_written_out_and_a_table_without_formulas(
     assert files == ["'=1+1.png", names[1], "'@7.png", names[3]]
 
 
+@pytest.mark.thorough
 def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, tmp_path):
     picture(0).save(tmp_path / "0.png")
     (tmp_path / "exists.csv").write_text("mine")

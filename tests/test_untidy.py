@@ -101,13 +101,20 @@ FOLDERS = {
     "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 times a file"),
     "patients": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {}, "A 2, B 2",
         "3 folders below .*NOT PRIVATE.* --user_from=folder: else ε is for one image"),
-    "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": True},
+    "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": "folder"},
         "A:p1 1, A:p2 1, B:p1 1, B:p3 1", ""),
+    "patients in DICOM files": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png",
+        {"users": "file"}, "A 2, B 2", ""),
+    "masks beside images": (TWO + "A/1_mask.png B/1-SEG.PNG B/1_gt.tif B/4_mask.png", {},
+        "A 2, B 3", "ignored: 3 masks beside their images: --masks uses them"),
+    "masks that are images": (TWO + "A/1_mask.png", {"masks": True}, "A 3, B 2", ""),
+    "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "A 2, B 2, masks 2",
+        "are these meant as classes: masks?"),
     "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
         "classes are p1, p2; .*if they are the classes, move them above"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
         "!A/test/1.png: a split belongs above the classes", ""),
-    "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": True},
+    "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": "folder"},
         "!A/2.png: is in no folder of a user", ""),
 }  # fmt: skip
 
@@ -159,9 +166,9 @@ def test_each_folder_is_walked_once_however_many_links_lead_to_it(tmp_path, monk
 @pytest.mark.parametrize(
     ("link", "users", "is_read"),
     [
-        ("A/again>p1", False, True), ("A/again>p1", True, False), ("B/again>../A/p1", False, False),
-        ("C>A", False, False), ("A/p1/again>../../A/p2/in", True, False),
-        ("A/p2/again>in", True, True),
+        ("A/again>p1", "", True), ("A/again>p1", "folder", False), ("B/again>../A/p1", "", False),
+        ("C>A", "", False), ("A/p1/again>../../A/p2/in", "folder", False),
+        ("A/p2/again>in", "folder", True),
     ],
 )  # fmt: skip
 def test_a_link_gives_images_no_second_label_or_user(tmp_path, link, users, is_read):
@@ -240,7 +247,13 @@ def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
         return
     examples = listing.in_table(top, table, columns, log=lines.append)
     assert counts(examples, ("split", "label")) == expected
-    assert len({os.path.realpath(top / x.file) for x in examples}) == len(examples)
+    used = {os.path.realpath(top / x.file) for x in examples}
+    assert len(used) == len(examples)
+    there = {os.path.realpath(image) for image in listing.tree(top).images}
+    unused = f"not used, in no row of the table: {len(there) - len(used)} images of the folder, as "
+    (line,) = [x for x in lines if x.startswith(unused)]
+    assert os.path.realpath(top / line.removeprefix(unused)) in there - used
+    lines.remove(line)
     assert re.search(printed, "\n".join(lines)) if printed else not lines
 
 
@@ -364,7 +377,7 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
 def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):
     spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
     top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
-    importing.run(top, listing.in_class_folders(top, users=True), out, OPTIONS)
+    importing.run(top, listing.in_class_folders(top, users="folder"), out, OPTIONS)
     config = digits.get_config("dp_sgd")
     config.dataset.update({"name": "folder", "path": str(out)})
     config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})

@@ -65,8 +65,10 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
             may_lack="PatientID" if given.user_column == "PatientID" else "",
         )
     else:
-        users = given.user_from == "folder"
-        examples = listing.in_class_folders(folder, given.validation, users, log=console.say)
+        users = "folder" if given.user_from else "file" if given.user_column else ""
+        examples = listing.in_class_folders(
+            folder, given.validation, users, given.masks, log=console.say
+        )
     classes, num_listed = given.classes or sorted({x.label for x in examples}), len(examples)
     if kind != "class":
         classes = given.label_column.split(",") if several else []

@@ -1,5 +1,6 @@
 """Says what a released model sees on images, without the data that it was trained on."""
 
+import collections
 import functools
 import os
 import sys
@@ -17,6 +18,8 @@ from bam.errors import InputError
 from bam.extras import MissingExtraError
 from bam.images import pixels
 from bam.release import load, predict
+
+MOST_SHOWN = 12  # classes whose recall is printed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,13 +58,27 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
         named = [[str(file), *row] for file, row in zip(images, rows, strict=True)]
         _write(given.out, [["file", *header], *named])
         if header[0] == "class" and {*images.values()} <= {*facts["classes"]}:
-            right = sum(x == row[0] for x, row in zip(images.values(), rows, strict=True))
+            judged = zip(images.values(), rows, predicted, strict=True)
+            pairs = [(x, row[0]) for x, row, y in judged if not isinstance(y, DataError)]
+            right = sum(own == seen for own, seen in pairs)
             _say(
                 f"accuracy {right / num_read:.2%}, {right:,} of {num_read:,}, if the folders' "
                 "names are true; of private images it is NOT PRIVATE: no ε covers it"
             )
+            _say(_recall(facts["classes"], pairs))
     if faults:
         raise DataError(f"{len(faults):,} of {len(images):,} files could not be read")
+
+
+def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
+    """The share of each class that is predicted right; pairs are true and predicted classes."""
+    num = collections.Counter(own for own, _ in pairs)
+    right = collections.Counter(own for own, seen in pairs if own == seen)
+    there = sorted((name for name in classes if num[name]), key=lambda x: right[x] / num[x])
+    each = [f"{x} {right[x] / num[x]:.2%} ({right[x]:,} of {num[x]:,})" for x in there]
+    which = f"recall of the {MOST_SHOWN} worst classes" if each[MOST_SHOWN:] else "recall by class"
+    without = [f"{name} –" for name in classes if not num[name]]
+    return f"{which}: " + ", ".join(each[:MOST_SHOWN] + without[:MOST_SHOWN])
 
 
 _say = functools.partial(console.say, error=True)  # standard output is the table

@@ -101,13 +101,26 @@ def judged(row: dict) -> list[str]:
     shown = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
     if diverged := rundir.divergence(row):
         return [*shown, diverged]
-    if balanced := (row.get("figures") or {}).get("balanced_accuracy"):
-        shown.append(f"balanced accuracy {balanced[0]:.2%}")
+    figures = row.get("figures") or {}
+    if balanced := figures.get("balanced_accuracy"):
+        shown.append(f"balanced accuracy {balanced[0]:.2%}{_over(figures)}")
     own = [x for x in row if x.startswith("test_") and "/" not in x]
     own = [x for x in own if x not in ("test_accuracy", "test_loss")]
     if "test_loss" in row and not (own or shown):
         own = ["test_loss"]
     return shown + [f"{name.replace('_', ' ')} {row[name]:.4f}" for name in own]
+
+
+def _over(figures: dict) -> str:
+    """Over how many classes or labels a mean is, if there are some without a test image."""
+    by_class = "recall/" if any(x.startswith("recall/") for x in figures) else "balanced_accuracy/"
+    each = {x.removeprefix(by_class): y for x, y in figures.items() if x.startswith(by_class)}
+    without = [name for name, figure in each.items() if figure is None]
+    if not without:
+        return ""
+    names = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if without[3:] else "")
+    what = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
+    return f" (of {len(each) - len(without)} of {len(each)} {what}: {names})"
 
 
 def describe_row(row: dict) -> str:

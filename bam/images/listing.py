@@ -40,6 +40,9 @@ JUNK = {
     "system volume information", "lost+found", "__pycache__",
 }  # fmt: skip
 MISSING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "<NA>"}
+# What the name of a mask has behind that of its image, and folders of masks beside such of images.
+_MASK = re.compile(r"(.+)[_-](mask|masks|seg|segmentation|gt|label|labels)", re.I | re.S)
+_MASKS = {"mask", "masks", "seg", "segmentation", "gt", "annotations", "labels"}
 _IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 
 Log: TypeAlias = Callable[[str], None]
@@ -66,21 +69,31 @@ class Example(NamedTuple):
 
 
 def in_class_folders(
-    folder: Path, validation: str = "", users: bool = False, log: Log = lambda line: None
+    folder: Path,
+    validation: str = "",
+    users: str = "",
+    masks: bool = False,
+    log: Log = lambda line: None,
 ) -> list[Example]:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
     Images of `validation` go to "train", "test" or "leave"; "": to training, or to the test where
-    there is no other. With `users` the folder between a class and an image names its user. `log` is
-    given lines on what is ignored, moved or doubtful. DataError for folders that are no classes,
-    and for a class without images or with one, which would be known to be in training.
+    there is no other. `users` says what names the user of an image: "folder", the one between class
+    and image; "file", what is in it; "": nothing. With `masks`, an image img_mask beside img counts
+    as one. `log` is given lines on what is ignored, moved or doubtful. DataError for folders that
+    are no classes, and for a class without images or with one, which would be known to be in
+    training.
     """
     images, folders, ignored, again = tree(folder)
+    if not masks:
+        all_images, images = images, _without_masks(images)
+        ignored["masks beside their images: --masks uses them"] = len(all_images) - len(images)
     below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
     examples, nested = list[Example](), set[str]()
-    _check_links(folder, again, depth, users)
+    by_folder = users == "folder"
+    _check_links(folder, again, depth, by_folder)
     if again:
         ignored["links to folders that are read elsewhere"] = len(again)
     for file in images:
@@ -91,13 +104,13 @@ def in_class_folders(
             continue
         if any(map(split_name, above[depth:])):
             raise DataError(f"{file}: a split belongs above the classes: FOLDER/test/CLASS")
-        if users and len(above) == depth:
+        if by_folder and len(above) == depth:
             raise DataError(f"{file}: is in no folder of a user, between class and image")
         nested |= set(above[depth : depth + 1])
-        name, user = _printable(str(file.relative_to(folder))), above[depth] if users else ""
+        name, user = _printable(str(file.relative_to(folder))), above[depth] if by_folder else ""
         examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
     reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
-    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
+    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in (+ignored).most_common())
     if also:
         log(f"ignored: {also}")
     named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
@@ -157,8 +170,13 @@ def in_table(
         examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    unused = [x for x in header if x not in columns.values() and _IDS.search(x)]
-    for name in [] if "user" in columns else unused:
+    used = {os.path.realpath(folder / x.file) for x in examples}
+    there = {os.path.realpath(x): x for x in tree(folder).images}
+    if unused := [path for real, path in there.items() if real not in used]:
+        first = _printable(str(unused[0].relative_to(folder)))
+        log(f"not used, in no row of the table: {len(unused):,} images of the folder, as {first}")
+    ids_of = [x for x in header if x not in columns.values() and _IDS.search(x)]
+    for name in [] if "user" in columns else ids_of:
         ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
         if 1 < len(ids) < len(examples):
             log(
@@ -217,9 +235,27 @@ def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, l
             why = "a name that is not UTF-8" if "\\udc" in name else f"{few}; a class needs two"
             raise DataError(f"{folder}: class {name} has {why}: {shown}{also}")
     same = Counts(name.strip().casefold() for name in labels)
-    is_odd = lambda x: x != x.strip() or split_name(x) or same[x.casefold()] > 1  # noqa: E731
-    if odd := list(filter(is_odd, labels)):
+    odd = [
+        name
+        for name in labels
+        if name != name.strip()
+        or split_name(name)
+        or same[name.casefold()] > 1
+        or name.strip().casefold() in _MASKS
+    ]
+    if odd:
         log(f"are these meant as classes: {_listed(odd)}? Images of each: {shown}")
+
+
+def _without_masks(images: list[Path]) -> list[Path]:
+    """Images but for those whose name is another's in the folder with "_mask" or the like."""
+    names = {(x.parent, x.name.partition(".")[0].casefold()) for x in images}
+
+    def is_mask(image: Path) -> bool:
+        match = _MASK.fullmatch(image.name.partition(".")[0])
+        return match is not None and (image.parent, match[1].casefold()) in names
+
+    return [x for x in images if not is_mask(x)]
 
 
 def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:

@@ -124,7 +124,10 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         return None
     whole: JsonObject = {}
     members: dict[str, JsonObject] = {}
+    undefined: dict[str, list[str]] = {}
     for name, interval in recorded.items():
+        if interval is None and "/" in name:
+            undefined.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
         with contextlib.suppress(TypeError, ValueError):
             value, low, high = map(float, interval)
             figure, slash, member = name.partition("/")
@@ -133,7 +136,9 @@ def _tests(summary: JsonObject) -> JsonObject | None:
     for figure, each in members.items():
         lowest = sorted(each, key=each.__getitem__)[:MOST_SHOWN]
         cut = f", the {MOST_SHOWN} lowest of {len(each)}" if len(each) > MOST_SHOWN else ""
-        title = f"{figure.replace('_', ' ')}, one by one{cut}".capitalize()
+        none = ", ".join(undefined.get(figure, ())[:MOST_SHOWN])
+        none = none and f"; undefined, for want of test images: {none}"
+        title = f"{figure.replace('_', ' ').capitalize()}, one by one{cut}{none}"
         charts[title] = {x: each[x] for x in each if x in lowest}
     names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
     with contextlib.suppress(TypeError, ValueError):
