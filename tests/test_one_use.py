@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bam
@@ -746,6 +747,25 @@ def test_a_sharding_constraint_in_the_loss_with_a_mesh_is_one_line():
     )
     _, tx, state, batch = started(oracle, mesh=mesh)
     refused("leave sharding constraints out of the loss", tx.update, batch, state, W)
+
+
+def test_a_name_like_that_of_a_sharding_constraint_is_no_constraint():
+    @jax.jit
+    def my_sharding_constraint_free(w, x):
+        return 0.5 * jnp.sum(checkpoint_name(w - x, "no_sharding_constraint") ** 2)
+
+    mesh = Mesh(np.array(cases.several_devices(2)), ("devices",))
+    _, tx, state, batch = started(bam.dp_sgd(my_sharding_constraint_free), mesh=mesh)
+    assert jnp.all(jnp.isfinite(tx.update(batch, state, W)[0]))
+
+
+def test_a_shard_map_in_the_loss_with_a_mesh_is_one_line():
+    mesh = Mesh(np.array(cases.several_devices(2)), ("devices",))
+    every = PartitionSpec()
+    half = jax.shard_map(lambda x: x / 2, mesh=mesh, in_specs=every, out_specs=every)
+    oracle = bam.dp_sgd(lambda w, x: jnp.sum(half(w - x) ** 2))
+    _, tx, state, batch = started(oracle, mesh=mesh)
+    refused("cannot be computed on one device of the mesh", tx.update, batch, state, W)
 
 
 def test_parameters_without_an_array_are_one_line():

@@ -33,6 +33,11 @@ from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
 from bam.errors import InputError
 
+ONE_DEVICE = (
+    "the gradient cannot be computed on one device of the mesh: leave sharding constraints out of "
+    "the loss, since rows are shared out without them"
+)
+
 
 def clipped_sum(
     grad_fn: Callable[[Params, PyTree], Grads],
@@ -248,11 +253,8 @@ def per_example_sum(
     traced, (like, _) = jax.make_jaxpr(
         lambda params, row: _summand(bound, None, params, value_fn(params, row)), return_shape=True
     )(params, one_row)
-    if mesh and "sharding_constraint" in str(traced):
-        raise InputError(
-            "the gradient cannot be computed on one device of the mesh: leave sharding constraints "
-            "out of the loss, since rows are shared out without them"
-        )
+    if mesh and " = sharding_constraint[" in str(traced):
+        raise InputError(ONE_DEVICE)
     if bound is not None:
         pytree.check_has_arrays(like, "gradient is")
         is_right &= jnp.logical_not(jnp.isnan(bound.sensitivity))
@@ -346,7 +348,13 @@ def _sum_on_devices(
             check_vma=False,
         )
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
-    total, numbers = sum_on_each(params, *shares, noise)
+    try:
+        total, numbers = sum_on_each(params, *shares, noise)
+    except ValueError as error:  # one device's part cannot be traced, though a row alone could be
+        if mesh is None:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{ONE_DEVICE} ({reason})") from error
     return total, numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
 
 
