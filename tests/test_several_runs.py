@@ -69,8 +69,8 @@ AT_MOST = Population(1000, num_examples_given=True)
         ({"num_examples": USERS}, 1e-5, "do not protect the same: their unit is example and user"),
         ({"num_examples": AT_MOST}, 1e-5, "their adjacency is zero_out and add_or_remove_one"),
         ({"mechanism": "random_allocation"}, 1e-5, "mechanism random_allocation is not composed"),
-        ({}, 2e-8, "delta must be above 2e-08 and below 1, got 2e-08"),
-        ({}, 1.0, "delta must be above 2e-08 and below 1, got 1"),
+        ({}, 2e-8, "delta must be above 2e-08 and below 1/N = 0.001, got 2e-08"),
+        ({}, 1e-3, "delta must be above 2e-08 and below 1/N = 0.001, got 0.001"),
         ({}, 2.01e-8, None),
     ],
 )
@@ -88,6 +88,13 @@ def test_what_pld_cannot_resolve_or_hold_is_refused():
     refused("cannot resolve delta 1e-10", accounting.joint_epsilon, many, 1e-10)
     little = [PoissonSteps(0.3, 0.5, 40)] * 4
     refused("no room for an epsilon of about", accounting.joint_epsilon, little, 1e-5)
+
+
+def test_nothing_together_has_no_epsilon():
+    refused("needs one at least", joint_epsilon, [], 1e-5)
+    refused("needs one at least", accounting.joint_epsilon, [], 1e-5)
+    for wrong in ({"num_steps": 0}, {"sampling_prob": 0.0}, {"noise_multiplier": math.inf}):
+        refused("must be positive", accounting.joint_epsilon, [FIRST._replace(**wrong)], 1e-5)
 
 
 # The command.
@@ -130,6 +137,9 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
         (["--plan={0}", "--plot=a.png"], "--plan has σ, q and T"),
         (["--plan={0}/nothing"], "nothing: missing"),
         (["--plan={0}", "--delta=0"], "delta must be above"),
+        (["--plan={0}", "--delta=0.5"], "below 1/N"),
+        (["--plan="], "--plan needs a file"),
+        (["--plan={0}", "--json={0}/plan.json"], "would overwrite the record of a run"),
         (["--noise_multiplier=1", "--num_steps=3"], "--sampling_prob is required"),
         (["--noise_multiplier=1", "--sampling_prob=0.1"], "--num_steps is required"),
         ([], "give one of --noise_multiplier and --target_epsilon"),
@@ -140,6 +150,16 @@ def test_flags_that_cannot_be_are_one_line(flags, message, plans):
     done = run_command("bam", "privacy", *command)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_delta_is_the_plans_own_unless_it_is_given(plans, tmp_path):
+    path = plans[0] / "plan.json"
+    path.write_text(json.dumps(planned(delta=1e-6).to_json()))
+    done = run_command("bam", "privacy", f"--plan={plans[0]}", f"--json={tmp_path / 'x.json'}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "x.json").read_text())["together"]
+    assert found["delta"] == 1e-6
+    assert found["epsilon"] == pytest.approx(planned(delta=1e-6).epsilon, rel=1e-9)
 
 
 def test_a_record_whose_epsilon_is_too_small_is_refused(plans):

@@ -107,6 +107,10 @@ FOLDERS = {
         {"users": "file"}, "A 2, B 2", ""),
     "masks beside images": (TWO + "A/1_mask.png B/1-SEG.PNG B/1_gt.tif B/4_mask.png", {},
         "A 2, B 3", "ignored: 3 masks beside their images: --masks uses them"),
+    "masks of other dots and accents": (TWO + "A/1.2.png A/1.2_mask.png A/3_label.3.png "
+        + "B/e\u0301.png B/\u00e9_MASK.png ".encode().decode("latin-1") + "B/_mask.png", {},
+        "A 4, B 4",
+        "ignored: 2 masks beside their images"),
     "masks that are images": (TWO + "A/1_mask.png", {"masks": True}, "A 3, B 2", ""),
     "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "A 2, B 2, masks 2",
         "are these meant as classes: masks?"),

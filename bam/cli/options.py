@@ -415,7 +415,7 @@ Their privacy losses are composed, which gives less than the sum of their ε.
             Flag("sampling_prob", None, "q, of Poisson sampling", float),
             Flag("num_steps", None, "T", int, least=1),
             Flag("plan", None, "plan.json of a run, or its folder; for several, several", list),
-            Flag("delta", 1e-5, "δ"),
+            Flag("delta", 1e-5, "δ; of --plan the largest of theirs, if it is not given"),
             Flag("accountant", "pld", "finds σ for an ε", choices=("pld", "rdp")),
             Flag("json", "", "file for the numbers; none if empty"),
             Flag("plot", "", "PNG file for trade-off curves and ε over training"),

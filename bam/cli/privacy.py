@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
 def account(given: flags.FlagValues) -> None:
     """Prints ε (or σ), ε as training goes and the attacker's best rates; or ε of several runs."""
     if given.plan:
-        return account_for_all(given.plan, given.delta, given.json)
+        return account_for_all(
+            given.plan, given.delta if given["delta"].present else None, given.json
+        )
     sampling_prob, num_steps = given.sampling_prob, given.num_steps
     if not 0 < sampling_prob <= 1:
         raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
@@ -91,18 +93,23 @@ def account(given: flags.FlagValues) -> None:
     screen.show(RATES, rates, "an attacker's best true positive rate")
 
 
-def account_for_all(names: Sequence[str], delta: float, json: str) -> None:
+def account_for_all(names: Sequence[str], delta: float | None, json: str) -> None:
     """Prints ε of each of several runs, of all together and their sum; the last beside sums of δ.
 
     `names` are those of a `plan.json` each, or of its folder; `json` of a file to write, or "".
+    δ of None is the largest of the plans'.
     """
     from bam.privacy.mechanisms import ADJACENCIES  # what imports JAX
     from bam.privacy.plan import PrivacyPlan, joint_epsilon
     from bam.privacy.run import PLAN
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
-    if len({path.resolve() for path in paths}) < len(paths):
+    if "" in names:
+        raise InputError("--plan needs a file, or a folder of a run")
+    if len(records := {path.resolve() for path in paths}) < len(paths):
         raise InputError("--plan names one run twice: each counts once")
+    if json and Path(json).resolve() in records:
+        raise InputError(f"--json={json} would overwrite the record of a run")
     console.check_writable(json)
     plans = []
     for path in paths:
@@ -115,6 +122,7 @@ def account_for_all(names: Sequence[str], delta: float, json: str) -> None:
         {"plan": name, "epsilon": plan.epsilon, "delta": plan.delta}
         for name, plan in zip(names, plans, strict=True)
     ]
+    delta = max(plan.delta for plan in plans) if delta is None else delta
     together: JsonObject = {"plan": "together", "epsilon": joint_epsilon(plans, delta)}
     together["delta"] = delta
     total: JsonObject = {"plan": "their sum"}

@@ -170,8 +170,9 @@ def in_table(
         examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    used = {os.path.realpath(folder / x.file) for x in examples}
-    there = {os.path.realpath(x): x for x in tree(folder).images}
+    used = {_printable(os.path.realpath(folder / x.file)) for x in examples}
+    images = filter(os.path.isfile, tree(folder).images)
+    there = {_printable(os.path.realpath(x)): x for x in images}
     if unused := [path for real, path in there.items() if real not in used]:
         first = _printable(str(unused[0].relative_to(folder)))
         log(f"not used, in no row of the table: {len(unused):,} images of the folder, as {first}")
@@ -249,11 +250,11 @@ def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, l
 
 def _without_masks(images: list[Path]) -> list[Path]:
     """Images but for those whose name is another's in the folder with "_mask" or the like."""
-    names = {(x.parent, x.name.partition(".")[0].casefold()) for x in images}
+    names = {(x.parent, _stem(x)) for x in images if x.is_file()}
 
     def is_mask(image: Path) -> bool:
-        match = _MASK.fullmatch(image.name.partition(".")[0])
-        return match is not None and (image.parent, match[1].casefold()) in names
+        match = _MASK.fullmatch(_stem(image))
+        return match is not None and (image.parent, match[1]) in names and image.is_file()
 
     return [x for x in images if not is_mask(x)]
 
@@ -452,6 +453,13 @@ def suffix_of(name: str) -> str:
     """In lower case, as `READ_BY` has it."""
     last = "".join(Path(name).suffixes[-2:]).lower()
     return last if last in (*READ_BY, *SUFFIXES) else Path(name).suffix.lower() or "no suffix"
+
+
+def _stem(image: Path) -> str:
+    """The name of an image without its suffix, alike for names that look alike."""
+    suffix = suffix_of(image.name)
+    name = image.name[: -len(suffix)] if image.name.lower().endswith(suffix) else image.name
+    return normal(name).casefold()
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -138,6 +138,10 @@ def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
       6.769
     """
     delta = scalars.real("delta", delta)
+    if not all(0 < sigma < math.inf and q > 0 and steps > 0 for sigma, q, steps in mechanisms):
+        raise InputError("noise_multiplier, sampling_prob and num_steps must be positive")
+    if not mechanisms:
+        raise InputError("epsilon of several mechanisms together needs one at least")
     for sigma, prob, steps in mechanisms:
         check_mechanism(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)

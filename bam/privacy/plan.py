@@ -396,9 +396,9 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     at a δ that need not be the sum of theirs. Each run needs batches and noise of its own: no seed,
     or a seed that no other has, which no plan says.
 
-    Raises an InputError if a plan is not private, its ε is known by no Poisson-sampled Gaussians
-    (random allocation, a private search), plans protect different units or have other neighbours,
-    or δ is not above what their draws may overflow with.
+    Raises an InputError if there is no plan, one is not private, its ε is known by no
+    Poisson-sampled Gaussians (random allocation, a private search), plans protect different units
+    or have other neighbours, or δ is not above what their draws may overflow with and below 1/N.
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
@@ -406,7 +406,9 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
       >>> 2.0 < joint_epsilon([plan, plan], delta=1e-5) < 3.0
       True
     """
-    steps = []
+    delta, steps = scalars.real("delta", delta), []
+    if not plans:
+        raise InputError("epsilon of several plans together needs one at least")
     for plan in plans:
         if not plan.private:
             raise InputError("a run without privacy has no epsilon, and none together with others")
@@ -422,8 +424,11 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
                 f"these plans do not protect the same: their {what} is {' and '.join(different)}"
             )
     overflow = sum(plan.overflow for plan in plans)
-    if not overflow < delta < 1:
-        raise InputError(f"delta must be above {overflow:.3g} and below 1, got {delta}")
+    most = 1 / max(plan.num_examples for plan in plans)
+    if not overflow < delta < most:
+        raise InputError(
+            f"delta must be above {overflow:.3g} and below 1/N = {most:.2g}, got {delta}"
+        )
     return accounting.joint_epsilon(steps, delta - overflow)
 
 
