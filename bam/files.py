@@ -67,6 +67,17 @@ def as_object(text: str | bytes, path: Path) -> JsonObject:
     return value
 
 
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first of the names, in their order, and how many more there are.
+
+    Examples:
+      >>> listed(["a", "b", "c"], most=2)
+      'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def one_line(value: Any, without: str = "`|") -> Any:
     """A JSON value in whose texts, keys too, spaces stand for what is not printed and `without`.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from bam import waits
+from bam import files, waits
 from bam.cli import console
 from bam.core import processes
 from bam.privacy.rounding import rounded_up
@@ -118,9 +118,8 @@ def _over(figures: dict) -> str:
     without = [name for name, figure in each.items() if figure is None]
     if not without:
         return ""
-    names = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if without[3:] else "")
     what = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
-    return f" (of {len(each) - len(without)} of {len(each)} {what}: {names})"
+    return f" (of {len(each) - len(without)} of {len(each)} {what}: {files.listed(without, 3)})"
 
 
 def describe_row(row: dict) -> str:

@@ -87,7 +87,8 @@ def in_class_folders(
     images, folders, ignored, again = tree(folder)
     if not masks:
         all_images, images = images, _without_masks(images)
-        ignored["masks beside their images: --masks uses them"] = len(all_images) - len(images)
+        if num_masks := len(all_images) - len(images):
+            ignored["masks beside their images: --masks uses them"] = num_masks
     below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
@@ -110,7 +111,7 @@ def in_class_folders(
         name, user = _printable(str(file.relative_to(folder))), above[depth] if by_folder else ""
         examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
     reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
-    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in (+ignored).most_common())
+    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
     if also:
         log(f"ignored: {also}")
     named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
@@ -118,9 +119,10 @@ def in_class_folders(
     _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
     if nested and not users:
         log(
-            f"classes are {_listed(labels)}; images are in {len(nested):,} folders below them (NOT "
-            "PRIVATE). If these are persons, give --user_from=folder: else ε is for one image, not "
-            "for one person; if they are the classes, move them above: classes' names are public"
+            f"classes are {files.listed(labels)}; images are in {len(nested):,} folders below them "
+            "(NOT PRIVATE). If these are persons, give --user_from=folder: else ε is for one "
+            "image, not for one person; if they are the classes, move them above: classes' names "
+            "are public"
         )
     return _divided(folder, _once(folder, folder, examples, log), validation, log)
 
@@ -149,7 +151,8 @@ def in_table(
     if may_lack.casefold() not in map(str.casefold, header):
         columns = {field: name for field, name in columns.items() if name != may_lack}
     places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
-    find, examples = _finder(folder, table), list[Example]()
+    images = tree(folder).images
+    find, examples = _finder(folder, table, images), list[Example]()
     for number, row in enumerate(rows, start=1):
         texts, where = [_text(x) for x in row], f"{table}: row {number}"
         if not any(texts):
@@ -171,13 +174,12 @@ def in_table(
     if not examples:
         raise DataError(f"{table}: has no rows")
     used = {_printable(os.path.realpath(folder / x.file)) for x in examples}
-    images = filter(os.path.isfile, tree(folder).images)
-    there = {_printable(os.path.realpath(x)): x for x in images}
+    there = {_printable(os.path.realpath(x)): x for x in images if x.is_file()}
     if unused := [path for real, path in there.items() if real not in used]:
         first = _printable(str(unused[0].relative_to(folder)))
         log(f"not used, in no row of the table: {len(unused):,} images of the folder, as {first}")
-    ids_of = [x for x in header if x not in columns.values() and _IDS.search(x)]
-    for name in [] if "user" in columns else ids_of:
+    id_columns = [x for x in header if x not in columns.values() and _IDS.search(x)]
+    for name in [] if "user" in columns else id_columns:
         ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
         if 1 < len(ids) < len(examples):
             log(
@@ -199,8 +201,8 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     full = {normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
     if splits and (classes := sorted(full.difference(splits))):
         raise DataError(
-            f"{folder}: {_listed(splits)} name a split, {_listed(classes)} do not: move classes "
-            "into the folders of splits, and rename a class that has such a name"
+            f"{folder}: {files.listed(splits)} name a split, {files.listed(classes)} do not: move "
+            "classes into the folders of splits, and rename a class that has such a name"
         )
     while len(inside) == 1 and not splits:
         inner += 1
@@ -226,7 +228,7 @@ def _check_links(folder: Path, again: dict[Path, Path], depth: int, users: bool)
 
 def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
     """DataError for a class of less than two images; a line if a name is odd."""
-    shown = _listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
+    shown = files.listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
     also = f"; ignored: {also}" if also else ""
     if not images:
         raise DataError(f"{folder}: no folder of a class with images in it{also}")
@@ -245,7 +247,7 @@ def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, l
         or name.strip().casefold() in _MASKS
     ]
     if odd:
-        log(f"are these meant as classes: {_listed(odd)}? Images of each: {shown}")
+        log(f"are these meant as classes: {files.listed(odd)}? Images of each: {shown}")
 
 
 def _without_masks(images: list[Path]) -> list[Path]:
@@ -274,7 +276,7 @@ def _divided(where: Path, examples: list[Example], validation: str, log: Log) ->
         log("there is no test split: a share of the training images (--test) is drawn by hash")
         return [x._replace(split="") for x in there]
     if not given & {"train", ""}:
-        raise DataError(f"{where}: no training images, but {_listed(sorted(images))}")
+        raise DataError(f"{where}: no training images, but {files.listed(sorted(images))}")
     return there
 
 
@@ -294,7 +296,7 @@ def _once(folder: Path, where: Path, examples: list[Example], log: Log) -> list[
     return list(first.values())
 
 
-def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
+def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str, str], str]:
     """`path as a table has it, where that is -> path in the folder`, else a DataError."""
     top, real = os.path.abspath(folder), os.path.realpath(folder)
     bases = (top, os.path.abspath(table.parent))
@@ -311,13 +313,13 @@ def _finder(folder: Path, table: Path) -> Callable[[str, str], str]:
             for file in (resolved, os.path.relpath(path, top)):  # a link may lead elsewhere
                 if not file.startswith(".."):
                     return file
-        for image in () if known else tree(folder).images:
+        for image in () if known else images:
             for name in (image, image.with_suffix("")):
                 known[key(name)].add(_printable(str(image.relative_to(folder))))
         meant = sorted(set[str]().union(*(known.get(key(x), ()) for x in paths)))
         if len(meant) == 1:
             return meant[0]
-        several = f"; several could be meant: {_listed(meant)}" if meant else ""
+        several = f"; several could be meant: {files.listed(meant)}" if meant else ""
         raise DataError(f"{where}: no file {text[:200]} in {folder}{several}")
 
     return find
@@ -365,7 +367,7 @@ def _column(table: Path, header: list[str], name: str) -> int:
     places = [i for i, x in enumerate(header) if x == name]
     places = places or [i for i, x in enumerate(header) if x.casefold() == name.casefold()]
     if len(places) != 1:
-        seen = files.one_line(_listed(header))[:300]
+        seen = files.one_line(files.listed(header))[:300]
         many = f"{len(places)} columns" if places else "no column"
         raise DataError(f"{table}: {many} {name} among {seen}")
     return places[0]
@@ -460,8 +462,3 @@ def _stem(image: Path) -> str:
     suffix = suffix_of(image.name)
     name = image.name[: -len(suffix)] if image.name.lower().endswith(suffix) else image.name
     return normal(name).casefold()
-
-
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

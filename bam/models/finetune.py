@@ -167,5 +167,4 @@ def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
 
 def _few(names: Collection[str], most: int = 3) -> str:
     """The first of the names, in one line."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(sorted(names)[:most]) + more
+    return files.listed(sorted(names), most)
