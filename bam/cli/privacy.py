@@ -100,8 +100,8 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     δ of None is the largest of the plans'.
     """
     from bam.privacy.mechanisms import ADJACENCIES  # what imports JAX
-    from bam.privacy.plan import PrivacyPlan, joint_epsilon
-    from bam.privacy.run import PLAN
+    from bam.privacy.plan import joint_epsilon
+    from bam.privacy.run import PLAN, read_plan
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
     if "" in names:
@@ -111,13 +111,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     if json and Path(json).resolve() in records:
         raise InputError(f"--json={json} would overwrite the record of a run")
     console.check_writable(json)
-    plans = []
-    for path in paths:
-        try:
-            plans.append(plan := PrivacyPlan.from_json(files.read_json(path)))
-            plan.check_epsilon()
-        except ValueError as error:
-            raise InputError(f"{path}: {error}") from None
+    plans = [read_plan(path) for path in paths]
     rows: list[JsonObject] = [
         {"plan": name, "epsilon": plan.epsilon, "delta": plan.delta}
         for name, plan in zip(names, plans, strict=True)

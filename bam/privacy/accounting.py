@@ -145,10 +145,9 @@ def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
     for sigma, prob, steps in mechanisms:
         check_mechanism(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)
+    # Composing tables rounds as one step more does, also that of Gaussians without sampling.
     pld.check(0.5, sum(steps + 1 for *_, steps in mechanisms), delta)
-    with without_order_warnings():
-        rdp = sum(x.num_steps * _step_rdp(*x[:2], FEW_ORDERS).rdp for x in mechanisms)
-        _check_about(float(compute_epsilon(FEW_ORDERS, rdp, delta)[0]))
+    _check_room(mechanisms, delta)
     return pld.joint_epsilon(mechanisms, delta)
 
 
@@ -168,7 +167,7 @@ def deltas(
         raise InputError(
             "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
         )
-    _check_room(noise_multiplier, sampling_prob, num_steps, 1e-5)
+    _check_room([PoissonSteps(noise_multiplier, sampling_prob, num_steps)], 1e-5)
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
 
 
@@ -242,7 +241,7 @@ def _noise_multiplier(
 
 
 def _by_pld(sigma: float, prob: float, num_steps: int, delta: float) -> float:
-    _check_room(sigma, prob, num_steps, delta)
+    _check_room([PoissonSteps(sigma, prob, num_steps)], delta)
     return pld.epsilon(sigma, prob, num_steps, delta)
 
 
@@ -331,16 +330,13 @@ def without_order_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _check_room(sigma: float, prob: float, num_steps: int, delta: float) -> None:
+def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
     """InputError where PLD's tables would fill the memory."""
     about = math.inf
-    if sigma >= SMALLEST_NOISE:
-        about = _by_rdp(sigma, prob, num_steps, delta, FEW_ORDERS)
-    _check_about(about)
-
-
-def _check_about(about: float) -> None:
-    """The same of an ε by RDP."""
+    if all(x.noise_multiplier >= SMALLEST_NOISE for x in mechanisms):
+        with without_order_warnings():
+            rdp = sum(x.num_steps * _step_rdp(*x[:2], FEW_ORDERS).rdp for x in mechanisms)
+            about = float(compute_epsilon(FEW_ORDERS, rdp, delta)[0])
     if about > LARGEST_PLD_EPSILON:
         raise InputError(
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "

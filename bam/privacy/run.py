@@ -53,6 +53,11 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
     path = folder / PLAN
     if not path.exists():
         return None
+    return read_plan(path, target_epsilon, "; choose another folder")
+
+
+def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "") -> PrivacyPlan:
+    """The plan in a file, checked in the same way; an error ends in the advice."""
     record = files.read_json(path)
     try:
         plan = PrivacyPlan.from_json(record)
@@ -60,7 +65,7 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
             plan.check_target(target_epsilon)
         plan.check_epsilon()
     except ValueError as error:
-        raise InputError(f"{path}: {error}; choose another folder") from None
+        raise InputError(f"{path}: {error}{advice}") from None
     return plan
 
 
