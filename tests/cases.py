@@ -208,15 +208,16 @@ def mlp_batch(num_rows, dtype=np.float32):
 
 def mostly(values, slow):
     """For `parametrize`: some of the values only in the slow suite."""
-    marked = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
-    return [pytest.param(*marked(x), marks=pytest.mark.slow) if x in slow else x for x in values]
+    return [_marked(x, pytest.mark.slow) if x in slow else x for x in values]
 
 
 def thoroughly(values, *always):
     """For `parametrize`: values of which some alone are in `make test`."""
-    marked = lambda x: x if isinstance(x, tuple) else (x,)  # noqa: E731
-    thorough = pytest.mark.thorough
-    return [x if x in always else pytest.param(*marked(x), marks=thorough) for x in values]
+    return [x if x in always else _marked(x, pytest.mark.thorough) for x in values]
+
+
+def _marked(value, mark):
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
 
 
 def refused(message, function, *arguments, kind=ValueError, **options):

@@ -43,17 +43,8 @@ THOROUGH = (
     *("every_hand", "examples", "features", "hardware", "install", "judging", "kit"),
     *("page", "pixels", "pretrained", "prior"),
     *("private_search", "processes", "properties", "random_allocation"),
-    *(
-        "scripts",
-        "stream",
-        "sweep",
-        "symmetries",
-        "timing",
-        "tuning",
-        "untidy",
-        "untrusted",
-        "waits",
-    ),
+    *("scripts", "stream", "sweep", "symmetries", "timing", "tuning"),
+    *("untidy", "untrusted", "waits"),
 )
 
 

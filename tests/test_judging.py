@@ -217,9 +217,9 @@ def test_the_page_draws_recall_and_confusion_and_one_to_pass_on_does_not(tmp_pat
 @pytest.mark.usefixtures("no_charts")
 def test_a_class_without_a_test_image_is_named_wherever_a_mean_leaves_it_out(tmp_path):
     outputs, labels = random_classes(90, 3)
-    found = figures.classification(outputs[labels > 0], labels[labels > 0], ("ill", "well", "x"))
-    assert "(of 2 of 3 classes; no test image: ill)" in train.judged(found)[0]
-    assert "undefined, for want of test images: ill" in shown(tmp_path / "run", **found)
+    partial = figures.classification(outputs[labels > 0], labels[labels > 0], ("ill", "well", "x"))
+    assert "(of 2 of 3 classes; no test image: ill)" in train.judged(partial)[0]
+    assert "undefined, for want of test images: ill" in shown(tmp_path / "run", **partial)
     whole = figures.classification(outputs, labels, ("ill", "well", "x"))
     assert "classes" not in train.judged(whole)[0]
     assert "for want of" not in shown(tmp_path / "whole", **whole)

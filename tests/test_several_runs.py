@@ -118,12 +118,12 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
         "bam", "privacy", f"--plan={plans[0]}", f"--plan={plans[1]}/plan.json", "--delta=2e-5",
         f"--json={out}",
     )  # fmt: skip
-    found = json.loads(out.read_text())
-    assert [x["plan"] for x in found["plans"]] == [str(plans[0]), f"{plans[1]}/plan.json"]
+    numbers = json.loads(out.read_text())
+    assert [x["plan"] for x in numbers["plans"]] == [str(plans[0]), f"{plans[1]}/plan.json"]
     both = [planned(), planned(target_epsilon=3.0)]
-    assert found["together"]["epsilon"] == pytest.approx(joint_epsilon(both, 2e-5), rel=1e-9)
-    assert found["sum"]["epsilon"] == pytest.approx(sum(x.epsilon for x in both), rel=1e-9)
-    assert found["sum"]["delta"] == pytest.approx(2e-5) and found["together"]["delta"] == 2e-5
+    assert numbers["together"]["epsilon"] == pytest.approx(joint_epsilon(both, 2e-5), rel=1e-9)
+    assert numbers["sum"]["epsilon"] == pytest.approx(sum(x.epsilon for x in both), rel=1e-9)
+    assert numbers["sum"]["delta"] == pytest.approx(2e-5) and numbers["together"]["delta"] == 2e-5
     lines = [line for line in done.stdout.split("\n") if line.startswith("ε = ")]
     assert [line.split()[-1] for line in lines[2:]] == ["together", "sum"], done.stdout
     assert "no two of the runs had the same seed" in done.stdout
@@ -157,9 +157,9 @@ def test_delta_is_the_plans_own_unless_it_is_given(plans, tmp_path):
     path.write_text(json.dumps(planned(delta=1e-6).to_json()))
     done = run_command("bam", "privacy", f"--plan={plans[0]}", f"--json={tmp_path / 'x.json'}")
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "x.json").read_text())["together"]
-    assert found["delta"] == 1e-6
-    assert found["epsilon"] == pytest.approx(planned(delta=1e-6).epsilon, rel=1e-9)
+    numbers = json.loads((tmp_path / "x.json").read_text())["together"]
+    assert numbers["delta"] == 1e-6
+    assert numbers["epsilon"] == pytest.approx(planned(delta=1e-6).epsilon, rel=1e-9)
 
 
 def test_a_record_whose_epsilon_is_too_small_is_refused(plans):

@@ -119,11 +119,11 @@ def round_scaled(scale):
 
 
 def test_rounds_of_the_cold_benchmark_are_summed_up_as_by_hand():
-    found = timing.summarize_cold([round_scaled(scale) for scale in (3, 1, 2, 5, 4)])
-    assert found["to_first_step"] == {"median": 21.0, "low": 14.0, "high": 28.0}
-    assert found["changes"] == {"learning_rate": {"median": 24.0, "low": 16.0, "high": 32.0}}
+    summary = timing.summarize_cold([round_scaled(scale) for scale in (3, 1, 2, 5, 4)])
+    assert summary["to_first_step"] == {"median": 21.0, "low": 14.0, "high": 28.0}
+    assert summary["changes"] == {"learning_rate": {"median": 24.0, "low": 16.0, "high": 32.0}}
     step_facts = {"median": 12, "low": 8, "high": 16, "compilations": 4, "xla_seconds": 0}
-    assert found["phases"]["first_step"] == step_facts
+    assert summary["phases"]["first_step"] == step_facts
 
 
 def test_a_clock_counts_what_xla_compiles_in_a_phase():
