@@ -1,5 +1,9 @@
 """The data set that a config names: loaded, kept for the next run, features of it if it says so."""
 
+import contextlib
+import hashlib
+import os
+import stat
 from collections.abc import Callable
 
 import numpy as np
@@ -47,6 +51,8 @@ def listed(
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = features_digest(described["features"])
+    # And data are of the files that are there now, whatever was read in their place before.
+    described["files"] = _files_at(section.get("path"))
     sections = FrozenConfigDict(described)
     if sections in kept_datasets:
         kept = kept_datasets[sections]
@@ -67,6 +73,19 @@ def listed(
         return _keep(sections, datasets.hold_out(extracted, holdout, of=loaded.train))
 
     return blank, mapped
+
+
+def _files_at(path: str | None) -> str:
+    """A digest of which files are at a path or in its folder, of what size and changed when."""
+    if not path:
+        return ""
+    place = os.path.realpath(files.user_path(path))
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+        stats = [os.stat(x) for x in (place, *(os.path.join(place, x) for x in names))]
+        facts = [(x.st_ino, x.st_size, x.st_mtime_ns) for x in stats if stat.S_ISREG(x.st_mode)]
+        place += repr(facts)
+    return hashlib.blake2b(place.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def _keep(sections: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
