@@ -55,7 +55,7 @@ def imported(folder):
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / f"{number}.png")
     options = importing.Options(Preprocessing((8, 8), 1), ("a", "b"), 0.25, strict=True)
-    examples = listing.in_class_folders(folder / "images")
+    examples = listing.in_class_folders(folder / "images").examples
     importing.run(folder / "images", examples, folder / "new" / "out", options)
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path):
 
 
 def made(folder, out, options=OPTIONS, **more):
-    return importing.run(folder, listing.in_class_folders(folder), out, options, **more)
+    return importing.run(folder, listing.in_class_folders(folder).examples, out, options, **more)
 
 
 def contents(out):
@@ -107,7 +107,7 @@ def test_a_file_that_a_power_cut_emptied_is_made_again(folder, tmp_path, monkeyp
 
 def test_an_image_more_moves_no_other_to_another_split(folder, tmp_path):
     sides = lambda: {  # noqa: E731
-        x.file: importing.split_of(x, 0.25) for x in listing.in_class_folders(folder)
+        x.file: importing.split_of(x, 0.25) for x in listing.in_class_folders(folder).examples
     }
     before = sides()
     picture(50).save(folder / "disc" / "more.png")
@@ -130,7 +130,7 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
         str(x.relative_to(folder)) for x in folder.rglob("*.*") if x.stat().st_size > 160
     )
     rows = [f"{file},{file.split('/')[0]},person {i // 3}," for i, file in enumerate(files)]
-    examples = listing.in_table(folder, table(tmp_path, rows), COLUMNS)
+    examples = listing.in_table(folder, table(tmp_path, rows), COLUMNS).examples
     manifest = importing.run(folder, examples, tmp_path / "out", OPTIONS)
     assert manifest["ids"] == "user"
     ids = parquet.read_ids(tmp_path / "out", "user")

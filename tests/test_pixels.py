@@ -525,7 +525,7 @@ def scans(folder, *values, kind=np.uint16):
         numbers = full(level, kind, shape)
         numbers[1, 1] = np.max(value)
         np.save(place / f"{number}.npy", numbers)
-    return listing.in_class_folders(folder)
+    return listing.in_class_folders(folder).examples
 
 
 @pytest.mark.parametrize(

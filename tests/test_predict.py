@@ -51,7 +51,7 @@ def make_folder(root):
         picture(number, (20 + number % 5, 31), ("RGB", "L")[number % 2]).save(
             place / f"{number}.{kind}"
         )
-    examples = listing.in_class_folders(root / "photographs")
+    examples = listing.in_class_folders(root / "photographs").examples
     made = Preprocessing(SHAPE[:2], SHAPE[2], background="black")
     options = importing.Options(made, CLASSES, 0.3, strict=True)
     importing.run(root / "photographs", examples, root / "data", options)
@@ -118,7 +118,7 @@ def test_predictions_of_the_test_files_have_the_accuracy_of_the_run(folder, test
 
 
 def test_original_files_become_the_pixels_that_were_trained_and_tested_on(folder):
-    examples = listing.in_class_folders(folder / "photographs")
+    examples = listing.in_class_folders(folder / "photographs").examples
     tested = [x for x in examples if importing.split_of(x, 0.3) == "test"]
     files = [folder / "photographs" / x.file for x in tested]
     _, cells, _ = predicted(load.load(folder / "release"), files)

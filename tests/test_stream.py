@@ -39,7 +39,7 @@ def data(tmp_path_factory):
         rows.append(f"{number}.png,{CLASSES[label]},{number % 30}")
     table = folder / "table.csv"
     table.write_text("\n".join(rows))
-    examples = listing.in_table(folder, table, {x: x for x in ("file", "label", "user")})
+    examples = listing.in_table(folder, table, {x: x for x in ("file", "label", "user")}).examples
     eight = Preprocessing((8, 8), 3)
     importing.run(folder, examples, out, importing.Options(eight, CLASSES, 0.25, strict=True))
     return out

@@ -132,7 +132,7 @@ def test_a_folder_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     if expected.startswith("!"):
         refused(expected[1:], listing.in_class_folders, top, kind=DataError, **arguments)
         return
-    examples = listing.in_class_folders(top, **arguments)
+    examples = listing.in_class_folders(top, **arguments).examples
     assert counts(examples) == expected
     assert re.search(printed, "\n".join(lines)) if printed else not lines
 
@@ -145,7 +145,7 @@ def test_a_folder_of_any_depth_is_read(tmp_path):
             inner = inner / "d"
             inner.mkdir()
         Image.new("L", (12, 12)).save(inner / "3.png")
-        assert counts(listing.in_class_folders(top, log=lines.append)) == "A 3, B 2"
+        assert counts(listing.in_class_folders(top, log=lines.append).examples) == "A 3, B 2"
     finally:
         (inner / "3.png").unlink(missing_ok=True)
         while inner != top / "A":  # deeper than what else removes folders can go
@@ -162,7 +162,7 @@ def test_each_folder_is_walked_once_however_many_links_lead_to_it(tmp_path, monk
                 (top / "A" / name / f"to_{other}").symlink_to(f"../{other}")
     walked, iterdir, lines = [], Path.iterdir, []
     monkeypatch.setattr(Path, "iterdir", lambda path: walked.append(path) or iterdir(path))
-    assert counts(listing.in_class_folders(top, log=lines.append)) == "A 14, B 2"
+    assert counts(listing.in_class_folders(top, log=lines.append).examples) == "A 14, B 2"
     assert len(walked) == 3 + len(names)
     assert "links in circles" in lines[0] and "links to folders that are read else" in lines[0]
 
@@ -178,7 +178,7 @@ def test_each_folder_is_walked_once_however_many_links_lead_to_it(tmp_path, monk
 def test_a_link_gives_images_no_second_label_or_user(tmp_path, link, users, is_read):
     spec = f"A/p1/1.png A/p2/1.png A/p2/in/3.png B/p3/1.png B/p4/1.png {link}"
     top, expected = tree(tmp_path / "x", spec), "A 3, B 2"
-    read = lambda: listing.in_class_folders(top, users=users)  # noqa: E731
+    read = lambda: listing.in_class_folders(top, users=users).examples  # noqa: E731
     if is_read:
         assert counts(read(), ("label",)) == expected
     else:
@@ -249,7 +249,7 @@ def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     if expected.startswith("!"):
         refused(expected[1:], listing.in_table, top, table, columns, kind=DataError)
         return
-    examples = listing.in_table(top, table, columns, log=lines.append)
+    examples = listing.in_table(top, table, columns, log=lines.append).examples
     assert counts(examples, ("split", "label")) == expected
     used = {os.path.realpath(top / x.file) for x in examples}
     assert len(used) == len(examples)
@@ -306,7 +306,7 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
         return iterdir(path)
 
     monkeypatch.setattr(Path, "iterdir", locked)
-    examples = listing.in_class_folders(top)
+    examples = listing.in_class_folders(top).examples
     manifest = importing.run(top, examples, tmp_path / "out", OPTIONS)
     why = {file: text.rpartition(": ")[2] for file, text in manifest["left_out"].items()}
     assert why == {
@@ -381,7 +381,7 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
 def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):
     spec = " ".join(f"{x}/p{i}/{i}.png" for i in range(40) for x in "AB")
     top, out = tree(tmp_path / "photographs", spec), tmp_path / "data"
-    importing.run(top, listing.in_class_folders(top, users="folder"), out, OPTIONS)
+    importing.run(top, listing.in_class_folders(top, users="folder").examples, out, OPTIONS)
     config = digits.get_config("dp_sgd")
     config.dataset.update({"name": "folder", "path": str(out)})
     config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})

@@ -1,6 +1,7 @@
 """Makes a data set of a folder of images, and shows one."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,16 @@ from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.errors import InputError
+from bam.files import JsonObject
 from bam.images import importing, leaks, listing, pixels
 
 VERBS = ("import", "show")
+LOSSES = {
+    "class": "",
+    "several": "binary",
+    "number": "squared_error",
+}  # of labels; "": the config's
+GROUP_SIZE = 4  # images of a user, in the command that is printed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +64,7 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         named = {"file": given.file_column, "label": given.label_column}
         named |= {"user": given.user_column, "split": given.split_column}
         columns = {field: name for field, name in named.items() if name}
-        examples = listing.in_table(
+        listed = listing.in_table(
             folder,
             Path(given.labels),
             columns,
@@ -66,9 +74,10 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         )
     else:
         users = "folder" if given.user_from else "file" if given.user_column else ""
-        examples = listing.in_class_folders(
+        listed = listing.in_class_folders(
             folder, given.validation, users, given.masks, log=console.say
         )
+    examples = listed.examples
     classes, num_listed = given.classes or sorted({x.label for x in examples}), len(examples)
     if kind != "class":
         classes = given.label_column.split(",") if several else []
@@ -100,15 +109,27 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         console.say(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     console.say(
-        f"{train:,} images to train and {test:,} to test on, {num_listed - train - test} left out; "
-        f"{len(options.classes)} classes",
-        f"train on them: --config.dataset.name=folder --config.dataset.path={out}"
-        + (" --config.dataset.groups=user" if manifest["ids"] else "")
-        + {
-            "several": " --config.loss.name=binary",
-            "number": " --config.loss.name=squared_error",
-        }.get(kind, ""),
+        f"{listed.num_images:,} images: {train:,} to train, {test:,} to test, "
+        f"{num_listed - train - test:,} left out"
+        + "".join(f", {num:,} {why}" for why, num in listed.unused.items())
+        + {"class": f"; {len(classes)} classes", "several": f"; {len(classes)} labels each"}.get(
+            kind, "; labels are numbers"
+        ),
+        f"train on them: {_command(out, manifest, kind)}",
     )
+
+
+def _command(out: Path, manifest: JsonObject, kind: str) -> str:
+    """What trains on a data set, for a shell; `configs/folder.py` does the rest."""
+    values = {"dataset.path": str(out), "loss.name": LOSSES[kind]}
+    if manifest["ids"]:
+        # A constant: the largest number of images that a user has is private.
+        values |= {"dataset.groups": "user", "dataset.group_size": str(GROUP_SIZE)}
+    num_units = manifest["num_users"] or manifest["num_examples"]["train"]
+    if num_units >= 50_000:  # of which 1e-5 is not far below 1/N
+        values["delta"] = f"1e-{len(str(num_units)) + 1}"
+    given = [f"--config.{key}={value}" for key, value in values.items() if value]
+    return shlex.join(["bam", "train", "--config=folder:dp_sgd", "--workdir=run", *given])
 
 
 def _preprocessing(given: flags.FlagValues) -> Preprocessing:

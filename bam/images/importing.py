@@ -118,6 +118,9 @@ def run(
         "preprocessing": options.preprocessing.as_json(),
         "num_examples": counts,
         "ids": "user" if examples[0].user else "",
+        "num_users": len(
+            {x.user for x in examples if split_of(x, options.test_share) == "train"} - {""}
+        ),
         "first_frames": several,
         "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
         "files": {name: done[name]["sha256"] for name in sorted(done)},

@@ -45,6 +45,8 @@ _MASK = re.compile(r"(.+)[_-](mask|masks|seg|segmentation|gt|label|labels)", re.
 _MASKS = {"mask", "masks", "seg", "segmentation", "gt", "annotations", "labels"}
 _IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 
+MORE_NAMES = "more names of one file"
+
 Log: TypeAlias = Callable[[str], None]
 Counts: TypeAlias = collections.Counter[str]
 
@@ -68,13 +70,27 @@ class Example(NamedTuple):
         return f"row {self.row}: {self.file}" if self.row else self.file
 
 
+class Listed(NamedTuple):
+    """The images that are used, and how many are not.
+
+    Attributes:
+      examples: each image once.
+      num_images: image files that are there, or that a table names: examples and unused ones.
+      unused: why -> how many images.
+    """
+
+    examples: list[Example]
+    num_images: int
+    unused: Counts
+
+
 def in_class_folders(
     folder: Path,
     validation: str = "",
     users: str = "",
     masks: bool = False,
     log: Log = lambda line: None,
-) -> list[Example]:
+) -> Listed:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
     Images of `validation` go to "train", "test" or "leave"; "": to training, or to the test where
@@ -84,11 +100,11 @@ def in_class_folders(
     are no classes, and for a class without images or with one, which would be known to be in
     training.
     """
-    images, folders, ignored, again = tree(folder)
-    if not masks:
-        all_images, images = images, _without_masks(images)
-        if num_masks := len(all_images) - len(images):
-            ignored["masks beside their images: --masks uses them"] = num_masks
+    all_images, folders, ignored, again = tree(folder)
+    images = all_images if masks else _without_masks(all_images)
+    unused = +Counts({"masks": len(all_images) - len(images)})
+    if unused:
+        ignored["masks beside their images: --masks uses them"] = unused["masks"]
     below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
@@ -102,6 +118,7 @@ def in_class_folders(
         if len(above) < depth:
             unreadable = f"that cannot be read: {_printable(file.name)}"
             ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
+            unused["outside of class folders"] += 1
             continue
         if any(map(split_name, above[depth:])):
             raise DataError(f"{file}: a split belongs above the classes: FOLDER/test/CLASS")
@@ -124,7 +141,10 @@ def in_class_folders(
             "image, not for one person; if they are the classes, move them above: classes' names "
             "are public"
         )
-    return _divided(folder, _once(folder, folder, examples, log), validation, log)
+    divided = _divided(
+        folder, _once(folder, folder, examples, unused, log), validation, unused, log
+    )
+    return Listed(divided, len(all_images), unused)
 
 
 def in_table(
@@ -135,7 +155,7 @@ def in_table(
     validation: str = "",
     log: Log = lambda line: None,
     may_lack: str = "",
-) -> list[Example]:
+) -> Listed:
     """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
 
     Paths are in FOLDER, however they are written: absolute or relative to FOLDER or to the table,
@@ -173,11 +193,13 @@ def in_table(
         examples.append(example._replace(file=file, split=split))
     if not examples:
         raise DataError(f"{table}: has no rows")
-    used = {_printable(os.path.realpath(folder / x.file)) for x in examples}
-    there = {_printable(os.path.realpath(x)): x for x in images if x.is_file()}
-    if unused := [path for real, path in there.items() if real not in used]:
-        first = _printable(str(unused[0].relative_to(folder)))
-        log(f"not used, in no row of the table: {len(unused):,} images of the folder, as {first}")
+    used = {_identity(folder / x.file) for x in examples}
+    there = {_identity(x): x for x in reversed(images)}
+    unused = +Counts({MORE_NAMES: len(images) - len(there)})
+    if rest := sorted(path for identity, path in there.items() if identity not in used):
+        unused["in no row of the table"] = len(rest)
+        first = _printable(str(rest[0].relative_to(folder)))
+        log(f"not used, in no row of the table: {len(rest):,} images of the folder, as {first}")
     id_columns = [x for x in header if x not in columns.values() and _IDS.search(x)]
     for name in [] if "user" in columns else id_columns:
         ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
@@ -186,7 +208,9 @@ def in_table(
                 f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(rows):,} rows; if it "
                 f"names persons, give --user_column={name} to protect them"
             )
-    return _divided(table, _once(folder, table, examples, log), validation, log)
+    once = _once(folder, table, examples, Counts(), log)  # rows, not files, are there again
+    divided = _divided(table, once, validation, unused, log)
+    return Listed(divided, len(images) + len(used.difference(there)), unused)
 
 
 def split_name(text: str) -> str:
@@ -261,7 +285,9 @@ def _without_masks(images: list[Path]) -> list[Path]:
     return [x for x in images if not is_mask(x)]
 
 
-def _divided(where: Path, examples: list[Example], validation: str, log: Log) -> list[Example]:
+def _divided(
+    where: Path, examples: list[Example], validation: str, unused: Counts, log: Log
+) -> list[Example]:
     """Examples whose split is training or test, or drawn by hash where there is no test."""
     images = collections.Counter(x.split for x in examples)
     validation = validation or ("train" if images["train"] and images["test"] else "test")
@@ -270,6 +296,8 @@ def _divided(where: Path, examples: list[Example], validation: str, log: Log) ->
         log(f"{images['validation']:,} validation images are {moved}: --validation chooses that")
     into = {"validation": validation}
     there = [x._replace(split=into.get(x.split, x.split)) for x in examples]
+    if left := sum(x.split == "leave" for x in there):
+        unused["for validation"] = left
     there = [x for x in there if x.split != "leave"]
     given = {x.split for x in there}
     if given == {"train"}:
@@ -280,12 +308,18 @@ def _divided(where: Path, examples: list[Example], validation: str, log: Log) ->
     return there
 
 
-def _once(folder: Path, where: Path, examples: list[Example], log: Log) -> list[Example]:
+def _identity(path: Path) -> str:
+    """What all names of one file share: where links lead to, if they do."""
+    return _printable(os.path.realpath(path) if os.path.exists(path) else str(path))
+
+
+def _once(
+    folder: Path, where: Path, examples: list[Example], unused: Counts, log: Log
+) -> list[Example]:
     """Each file once, by its resolved path: the promise is for one image, not for a row of it."""
     first: dict[str, Example] = {}
     for example in examples:
-        path = str(folder / example.file)
-        other = first.setdefault(os.path.realpath(path) if os.path.exists(path) else path, example)
+        other = first.setdefault(_identity(folder / example.file), example)
         if other[1:4] != example[1:4]:
             raise DataError(
                 f"{where}: {example.place} is there 2 times, see {other.place}, with another label,"
@@ -293,6 +327,7 @@ def _once(folder: Path, where: Path, examples: list[Example], log: Log) -> list[
             )
     if repeated := len(examples) - len(first):
         log(f"{repeated:,} times a file is named once more, with the same facts: it counts once")
+        unused[MORE_NAMES] += repeated
     return list(first.values())
 
 

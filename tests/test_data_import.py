@@ -1,0 +1,213 @@
+"""What `bam data import` says: a sum of all images that there are, and a command that trains."""
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from bam.data.common import manifest
+from bam.images import listing
+from bam.training import loading
+from configs import folder
+from tests.cases import run_command, thoroughly
+from tests.test_pixels import dicom
+
+# Of an image beside two good ones of each class: its folder, name, suffix and what it is.
+ENTRIES = st.tuples(
+    st.sampled_from(("A", "B", "", "A/deeper", "B/.hidden", "C/x")),
+    st.sampled_from(("1", "2", "1_mask", "2-gt", "Ünï", ".3", "é%", "a b")),
+    st.sampled_from((".png", ".gif", ".PNG", ".txt", "")),
+    st.sampled_from(("good", "good", "damaged", "empty", "link", "nowhere", "itself", "folder")),
+)
+SPLITS = ("", "train/", "test/", "val/")
+
+
+def write(path, kind, number=0, shape=(9, 9)):
+    """One entry of a tree; False if there is one of that name."""
+    if os.path.lexists(path):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grey = np.random.default_rng(number).integers(0, 255, shape, np.uint8)
+    match kind:
+        case "good" | "damaged":
+            Image.fromarray(grey).save(path, "PNG")
+            if kind == "damaged":
+                path.write_bytes(path.read_bytes()[:50])
+        case "empty":
+            path.touch()
+        case "folder":
+            path.mkdir()
+        case "link":
+            others = sorted(x for x in path.parent.iterdir() if x.is_file())
+            path.symlink_to(others[0].name if others else "none")
+        case _:
+            path.symlink_to("none" if kind == "nowhere" else path.name)
+    return True
+
+
+def images_in(top):
+    """How many images a person counts: names with an image's suffix, none of them hidden."""
+    count = 0
+    for place, folders, names in os.walk(top):
+        folders[:] = [x for x in folders if not x.startswith(".")]
+        suffixes = [listing.suffix_of(x) for x in names if not x.startswith(".")]
+        count += sum(x in listing.SUFFIXES for x in suffixes)
+        # A link that leads to no folder is a name of a file, whatever its suffix.
+        files = [x for x in names if not x.startswith(".")]
+        broken = [x for x in files if not os.path.exists(os.path.join(place, x))]
+        count += sum(listing.suffix_of(x) not in listing.SUFFIXES for x in broken)
+    return count
+
+
+def said(done):
+    """The number of images, and the sum of its parts, in the last line but one of an import."""
+    line = done.stdout.splitlines()[-2]
+    whole, parts = re.fullmatch(r"([\d,]+) images: (.+); .*", line).groups()
+    numbers = [int(x.split()[0].replace(",", "")) for x in parts.split(", ")]
+    return int(whole.replace(",", "")), sum(numbers), line
+
+
+def account_for(entries, split, validation, masks, in_table):
+    """The import's sum for a tree beside a count of its own."""
+    with tempfile.TemporaryDirectory() as place:
+        top, out = Path(place) / "top", Path(place) / "out"
+        roots = ("train/", "test/") if split else ("",)
+        for number, root in enumerate(roots):
+            for k, name in enumerate("ABAB"):
+                write(top / f"{root}{name}" / f"good{k}.png", "good", 10 * number + k)
+        (top / "A").mkdir(parents=True, exist_ok=True)
+        for number, (folder, name, suffix, kind) in enumerate(entries):
+            write(top / f"{split}{folder}" / f"{name}{suffix}", kind, 100 + number)
+        options = [f"--out={out}", "--size=8", "--test=0.5", *masks]
+        if in_table:
+            images = sorted(x for x in listing.tree(top).images if "\\" not in str(x))
+            kept = [x for k, x in enumerate(images) if k % 3 or "good" in x.name]
+            rows = [f'"{x.relative_to(top)}",{"AB"[k % 2]}' for k, x in enumerate(kept)]
+            (top / "t.csv").write_text("\n".join(["file,label", *rows, rows[-1]]))
+            options += [f"--labels={top / 't.csv'}", "--classes=A,B"]
+        done = run_command("bam", "data", "import", str(top), *options, *validation)
+        if done.returncode:
+            assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+            assert not out.exists()
+            return False
+        whole, parts, line = said(done)
+        assert whole == parts == images_in(top), (line, sorted(top.rglob("*")))
+        counts = manifest(out)["num_examples"]
+        assert f"{counts['train']} to train, {counts['test']} to test" in line
+        return True
+
+
+SHOWN = [("A", "1", ".png", "good"), ("A", "1_mask", ".png", "good"), ("", "2", ".gif", "damaged")]
+
+
+@pytest.mark.parametrize("in_table", (False, True))
+@pytest.mark.parametrize("entry", [*SHOWN, ("B", "2", ".PNG", "link"), ("A", "1", "", "nowhere")])
+def test_an_import_accounts_for_each_image(entry, in_table):
+    assert account_for([SHOWN[0], entry], "", [], ["--masks"] if in_table else [], in_table)
+
+
+@pytest.mark.thorough
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(ENTRIES, max_size=12),
+    st.sampled_from(SPLITS),
+    st.sampled_from(([], ["--validation=leave"], ["--validation=train"])),
+    st.sampled_from(([], ["--masks"])),
+    st.booleans(),
+)
+def test_an_import_accounts_for_each_image_of_a_random_tree(
+    entries, split, validation, masks, in_table
+):
+    account_for(entries, split, validation, masks, in_table)
+
+
+KINDS = {
+    "a name that a shell would cut": ("my images & more", {}),
+    "users in folders": ("A/u1 A/u2 B/u3 B/u4", {"user_from": "folder"}),
+    "classes in a table": ("", {"labels": "t.csv", "classes": "A,B"}),
+    "users in a table": ("", {"labels": "t.csv", "classes": "A,B", "user_column": "who"}),
+    "several labels": ("", {"labels": "t.csv", "label_column": "cough,fever"}),
+    "several labels of users": (
+        "",
+        {"labels": "t.csv", "label_column": "cough,fever", "user_column": "who"},
+    ),
+    "a number": ("", {"labels": "t.csv", "label_column": "age", "number": "true"}),
+    "two numbers' users": (
+        "",
+        {"labels": "t.csv", "label_column": "age", "number": "true", "user_column": "who"},
+    ),
+    "colour": ("", {"channels": "3"}),
+    "not square": ("", {"size": "8x12"}),
+    "a window": ("", {"window": "0,100"}),
+    "scans": (".dcm", {"user_column": "PatientID"}),
+}
+FAST = ("a name that a shell would cut", "several labels of users")
+
+
+@pytest.mark.parametrize("kind", thoroughly(KINDS, *FAST))
+def test_the_printed_command_trains(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layout, options = KINDS[kind]
+    users = layout.split() if "/" in layout else ["A", "B"]
+    top = tmp_path / (layout if " & " in layout else "images")
+    rows = ["file,label,cough,fever,age,who"]
+    for number in range(60):
+        label = users[number % len(users)]
+        name = f"{label}/{number}"
+        if layout == ".dcm":
+            path = top / f"{name}.dcm"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            numbers = np.random.default_rng(number).integers(0, 255, (8, 8), np.uint8)
+            path.write_bytes(dicom(numbers, PatientID=f"p{number // 2}"))
+        else:
+            write(top / f"{name}.png", "good", number)
+        rows.append(
+            f"{name}.png,{label},{number % 2},{number // 2 % 2},{number / 60},u{number // 2}"
+        )
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    given = {"size": "8", "channels": "1", "out": "da ta", **options}
+    flags = [f"--{key}={value}" for key, value in given.items()]
+    done = run_command("bam", "data", "import", str(top), *flags, "--test=0.4")
+    assert done.returncode == 0, done.stderr
+    printed = shlex.split(done.stdout.splitlines()[-1].removeprefix("train on them: "))
+    assert "--config.dataset.path=da ta" in printed
+    has_users = "user" in "".join(options)
+    assert ("--config.dataset.group_size=4" in printed) == has_users
+    done = run_command(*printed, "--config.num_steps=2", "--config.num_epochs=0")
+    assert done.returncode == 0, done.stderr
+    assert f"one of {'' if not has_users else manifest(tmp_path / 'da ta')['num_users']}" in (
+        done.stdout
+    )
+    done = run_command("bam", "export", "--workdir=run", "--out=release")
+    assert done.returncode == 0, done.stderr
+    image = next(x for x in sorted(top.rglob("*")) if x.is_file())
+    done = run_command("bam", "predict", "--release=release", str(image))
+    assert done.returncode == 0 and done.stdout.count("\n") == 2, done.stderr
+
+
+def test_data_that_were_made_anew_are_read_anew(tmp_path):
+    """In one process, at one path, with the same config: rows of the files that are there."""
+    config = folder.get_config("dp_sgd")
+    config.dataset.path = str(tmp_path / "out")
+    sizes = []
+    for number in (40, 60):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        for k in range(number):
+            write(tmp_path / "top" / "AB"[k % 2] / f"{k}.png", "good", k)
+        done = run_command(
+            "bam", "data", "import", str(tmp_path / "top"), f"--out={tmp_path / 'out'}", "--size=8"
+        )
+        assert done.returncode == 0, done.stderr
+        read = loading.make_dataset(config.dataset)
+        assert loading.make_dataset(config.dataset) is read  # kept where nothing has changed
+        sizes.append(len(read.train.labels) + len(read.test.labels))
+        assert config.expected_batch_size == len(read.train.labels) // 2
+    assert sizes == [40, 60]
