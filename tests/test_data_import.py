@@ -211,3 +211,50 @@ def test_data_that_were_made_anew_are_read_anew(tmp_path):
         sizes.append(len(read.train.labels) + len(read.test.labels))
         assert config.expected_batch_size == len(read.train.labels) // 2
     assert sizes == [40, 60]
+
+
+LOSSES = {  # numbers of six of twelve pictures -> what is said of them, with --window=0,4095
+    "of one colour": (np.float32, (0, 0.9), "of one colour go from 0", "--window=0,4095"),
+    "white": (np.uint16, (50_000, 60_000), "of one colour go from 5", "--window=0,4095"),
+    "nothing": (np.uint16, (0, 4095), "", ""),
+    "not a number": (np.float32, (np.nan, np.nan), "6 of the pictures are of one colour", ""),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_pictures_that_a_window_empties_are_counted(kind, tmp_path):
+    dtype, (low, high), *expected = LOSSES[kind]
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        (tmp_path / "top" / "AB"[number % 2]).mkdir(parents=True, exist_ok=True)
+        ends = (low, high) if number < 6 else (0, 4095)
+        numbers = (ends[0] + (ends[1] - ends[0]) * rng.uniform(size=(9, 9))).astype(
+            dtype if number < 6 else np.uint16
+        )
+        np.save(tmp_path / "top" / "AB"[number % 2] / f"{number}.npy", numbers)
+    flags = [f"--out={tmp_path / 'out'}", "--size=8", "--window=0,4095", "--test=0.4"]
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags)
+    assert done.returncode == 0, done.stderr
+    assert all(x in done.stdout for x in expected), done.stdout
+    is_lost = "NOT PRIVATE: 6 of the pictures are of one colour" in done.stdout
+    assert is_lost == (kind != "nothing")
+    assert ("go from" in done.stdout) == (kind in ("of one colour", "white"))
+
+
+def test_pictures_of_few_pixels_or_colours_are_counted(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)
+    for number, image in enumerate(
+        [grey[:1, :1], grey[:3, :3], grey[:2], 255 * (grey[:8, :8] > 99), grey]
+    ):
+        for name in "AB":
+            (tmp_path / "top" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.astype(np.uint8)).save(tmp_path / "top" / name / f"{number}.png")
+    flags = [f"--out={tmp_path / 'out'}", "--test=0.5"]
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags, "--size=16")
+    assert done.returncode == 0, done.stderr
+    assert "2 of the pictures are of one colour" in done.stdout
+    assert "4 of the pictures are enlarged more than four times" in done.stdout
+    flags = [f"--out={tmp_path / 'small'}", "--test=0.5"]
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags, "--size=8")
+    assert "2 of the pictures are of two or three colours" in done.stdout
+    assert "enlarged" not in done.stdout

@@ -33,7 +33,7 @@ LEVELS[:1] = 120
 
 
 def decoded(file, preprocessing=GREY):
-    image = Image.open(io.BytesIO(pixels.encoded(file, preprocessing)))
+    image = Image.open(io.BytesIO(pixels.encoded(file, preprocessing).png))
     assert not image.info and not image.getexif() and image.mode in ("L", "RGB")
     return np.asarray(image)
 
@@ -443,7 +443,7 @@ def test_what_would_take_more_than_the_budget_is_refused_before_it_is_decoded(
 ):
     file = tmp_path / "x.png"
     Image.fromarray(BIG).save(file)
-    assert pixels.encoded(file, GREY)
+    assert pixels.encoded(file, GREY).png
     monkeypatch.setattr(pixels, "DECODING", 2**24)
     with at_most(1):
         refused("x.png: .*decoding takes up to 72,", pixels.encoded, file, GREY, kind=DataError)
@@ -590,7 +590,7 @@ def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_pa
     file = tmp_path / "x.dcm"
     file.write_bytes(dicom(full(77, np.uint8)))
     assert pixels.dicom_user(file) == "p7"
-    written = pixels.encoded(file, GREY)
+    written = pixels.encoded(file, GREY).png
     assert b"Doe" in file.read_bytes() and b"Doe" not in written and b"p7" not in written
     assert chunks(written) == [b"IHDR", b"IDAT", b"IEND"]
     file.write_bytes(dicom(full(77, np.uint8), PatientID=""))

@@ -202,6 +202,8 @@ def say(*lines: str, error: bool = False) -> None:
     Names in them may be a stranger's. They add no line, and nothing that a terminal obeys or hides.
     """
     global _unended
+    if not lines:
+        return
     with _printing:
         text = "\n".join(map(visible, lines))
         text = _unended.end() + text if error else _unended.end(text)

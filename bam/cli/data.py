@@ -104,6 +104,7 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         console.say(
             f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)"
         )
+    console.say(*_lost(manifest))
     for file, why in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
         console.say(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
@@ -117,6 +118,21 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         ),
         f"train on them: {_command(out, manifest, kind)}",
     )
+
+
+def _lost(manifest: JsonObject) -> list[str]:
+    """Lines about pictures that may have lost what they showed."""
+    lines = [
+        f"NOT PRIVATE: {num:,} of the pictures are {kind}" for kind, num in manifest["lost"].items()
+    ]
+    if ends := manifest["lost_numbers"]:
+        low, high = ends
+        window = ",".join(f"{x:g}" for x in manifest["preprocessing"]["window"])
+        lines.append(
+            f"NOT PRIVATE: numbers of those of one colour go from {low:.6g} to {high:.6g}; "
+            f"--window={window} shows none of them: give that of the device that made the files"
+        )
+    return lines
 
 
 def _command(out: Path, manifest: JsonObject, kind: str) -> str:

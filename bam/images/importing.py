@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +113,7 @@ def run(
                 if not os.listdir(out):
                     out.rmdir()
             raise
+    numbers = [x for facts in done.values() for x in facts["numbers"]]
     facts: JsonObject = {
         "classes": list(options.classes),
         "shape": list(options.preprocessing.shape),
@@ -122,6 +124,8 @@ def run(
             {x.user for x in examples if split_of(x, options.test_share) == "train"} - {""}
         ),
         "first_frames": several,
+        "lost": dict(sum((Counter(x["lost"]) for x in done.values()), Counter[str]())),
+        "lost_numbers": [min(numbers), max(numbers)] if numbers else [],
         "left_out": dict(sorted(x for facts in done.values() for x in facts["left_out"].items())),
         "files": {name: done[name]["sha256"] for name in sorted(done)},
     }
@@ -230,19 +234,29 @@ def _write_shard(
     folder: Path, shard: Sequence[Example], path: Path, options: Options
 ) -> JsonObject:
     """Writes a file; returns its digest and rows, and what was left out of it, and why."""
-    kept, left_out = [], dict[str, str]()
+    kept, left_out, lost = [], dict[str, str](), Counter[str]()
+    numbers = list[float]()
     for example in shard:
         try:
-            kept.append((example, png(folder, example, options)))
+            picture = encoded(folder, example, options)
+            kept.append((example, picture.png))
+            lost[picture.lost] += 1
+            numbers += picture.numbers or ()
         except DataError as error:
             if options.strict:
                 raise
             left_out[example.file] = str(error)
     write([x for _, x in kept], [x for x, _ in kept], path, options)
-    return {"sha256": sha256(path), "num_rows": len(kept), "left_out": left_out}
+    return {
+        "sha256": sha256(path),
+        "num_rows": len(kept),
+        "left_out": left_out,
+        "lost": {kind: num for kind, num in sorted(lost.items()) if kind},
+        "numbers": [min(numbers), max(numbers)] if numbers else [],
+    }
 
 
-def png(folder: Path, example: Example, options: Options) -> bytes:
+def encoded(folder: Path, example: Example, options: Options) -> pixels.Encoded:
     """An example's image as a PNG, by the options' preprocessing; else a DataError."""
     file = folder / example.file
     if not (os.path.isfile(file) and os.access(file, os.R_OK)):  # a pipe would be waited for

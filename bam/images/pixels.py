@@ -33,6 +33,8 @@ LIMIT = 2**27  # pixels of a file
 DECODING = 2**32
 # Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
 PIXEL_BYTES = 32
+LOST = ("of one colour", "of two or three colours", "enlarged more than four times")
+ENLARGED = 4
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
 CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
 NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
@@ -78,27 +80,53 @@ def decoding(num_bytes: int) -> Iterator[None]:
             _changed.notify_all()
 
 
-def encoded(file: Path, preprocessing: Preprocessing) -> bytes:
-    """An image file as a PNG of 8 bits a channel, pixels and nothing else; else a DataError.
+class Encoded(NamedTuple):
+    """A picture, and whether it may have lost what it showed.
+
+    Attributes:
+      png: pixels of 8 bits a channel and nothing else.
+      lost: one of `LOST`, or "".
+      numbers: the file's least and largest number, if a window left one colour of them.
+    """
+
+    png: bytes
+    lost: str = ""
+    numbers: tuple[float, float] | None = None
+
+
+def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
+    """An image file as a PNG of 8 bits a channel, and what it lost; else a DataError.
 
     It is what a viewer shows: the first frame, upright, in sRGB, on the background. It is resized
     by Lanczos until it covers the size, and its middle is cut out.
     """
     written = io.BytesIO()
-    _fitted(file, preprocessing).save(written, "PNG")
-    return written.getvalue()
+    image, size, numbers = _fitted(file, preprocessing)
+    image.save(written, "PNG")
+    few = image.getcolors(3)  # None: there are more
+    is_small = any(ENLARGED * x < y for x, y in zip(size, preprocessing.size, strict=True))
+    lost = LOST[0 if few and len(few) == 1 else 1] if few else LOST[2] if is_small else ""
+    return Encoded(written.getvalue(), lost, numbers if lost == LOST[0] else None)
 
 
 def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
     """The pixels of the PNG that `encoded` makes."""
-    return np.asarray(_fitted(file, preprocessing)).reshape(preprocessing.shape)
+    return np.asarray(_fitted(file, preprocessing)[0]).reshape(preprocessing.shape)
 
 
-def _fitted(file: Path, preprocessing: Preprocessing) -> Image.Image:
+def _fitted(
+    file: Path, preprocessing: Preprocessing
+) -> tuple[Image.Image, tuple[int, int], tuple[float, float] | None]:
+    """The picture, the file's height and width, and its least and largest number in a window."""
+    numbers = None
     result = PIXEL_BYTES * math.prod(preprocessing.size)
     with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
         if isinstance(image, np.ndarray):
+            if preprocessing.window and opened.bits != 8:
+                colours = image[..., :-1] if image.shape[2:] in ((2,), (4,)) else image
+                low, high = (float(x.reduce(colours, axis=None)) for x in (np.fmin, np.fmax))
+                numbers = (low, high) if math.isfinite(high - low) else None
             image = _scaled(image, opened.bits, preprocessing.window)
             image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
         image = _as_viewed(image, preprocessing.background)
@@ -106,7 +134,7 @@ def _fitted(file: Path, preprocessing: Preprocessing) -> Image.Image:
         image = image.convert(MODES[preprocessing.channels])
         fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
         fitted.info.clear()
-    return fitted
+    return fitted, opened.size, numbers
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
