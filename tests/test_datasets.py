@@ -94,7 +94,7 @@ def test_unknown_names_sources_and_absent_paths_are_refused():
     fails("unknown data set 'cifar'; choose from digits", "cifar", None, "somewhere")
     fails("no source 'web' of cifar10; choose from tfds, parquet, archive", "cifar10", "web", "x")
     fails("no source 'tfds' of digits", "digits", "tfds", "x")
-    fails("cifar10 from source parquet needs a path", "cifar10", "parquet", None)
+    fails("cifar10 from source parquet needs --config.dataset.path", "cifar10", "parquet", None)
     fails("no such file or folder", "cifar10", "archive", "no/such/place")
 
 

@@ -141,12 +141,19 @@ def test_a_users_gradient_is_the_mean_over_its_examples_labels(labels):
 @pytest.mark.parametrize(
     ("loss", "labels", "num_classes", "message"),
     [
-        ("binary", SEVERAL, 4, r"labels of shape \(40, 3\); expected \[N, 4\]"),
+        ("binary", SEVERAL, 4, r"labels of shape \(40, 3\); loss binary needs \[N, 4\]"),
         ("binary", 2 * SEVERAL, 3, "labels that are neither 0 nor 1"),
         ("squared_error", NUMBERS * np.nan, 1, "labels that are not finite"),
         ("squared_error", SEVERAL, 2, r"expected \[N, 2\] numbers"),
         ("per_pixel", PIXELS + 1, 2, "label 2 of row 0 is not from 0 to 1"),
-        ("cross_entropy", NUMBERS, 2, "labels of float32"),
+        (
+            "cross_entropy",
+            NUMBERS,
+            2,
+            "labels of float32 .*; numbers need --config.loss.name=squared",
+        ),
+        ("cross_entropy", NUMBERS, 1, "got 1; numbers need --config.loss.name=squared_error"),
+        ("cross_entropy", SEVERAL, 3, "; several labels of an image need --config.loss.name=bin"),
         ("per_pixel", PIXELS, 2, r"outputs of shape \(2,\) for pixels \(4, 4\)"),
         ("no_such", NUMBERS, 1, "unknown loss 'no_such'; choose from binary, cross_entropy"),
         ("optax:sigmoid_binary_cross_entropy", SEVERAL, 3, "does not take|without of_output"),

@@ -422,7 +422,7 @@ def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test
     done = run_command(*run, some, str(bad), str(tmp_path / "dark.png"))
     bad.unlink()
     assert done.returncode == 2 and "1 of 3 files could not be read" in done.stderr
-    assert "warning: files of 16 bits (0 to 65,535): 1, of values from 4,000" in done.stderr
+    assert "warning: files of 16 bits (0 to 65,535): 1, with values from 4,000" in done.stderr
     first, second, _ = csv.DictReader(io.StringIO(done.stdout))
     assert first["class"] and second["file"] == str(bad) and not second["class"]
 

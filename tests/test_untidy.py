@@ -96,11 +96,11 @@ FOLDERS = {
     "a class not of UTF-8": (TWO + "\xff/1.png \xff/2.png", {}, "!not UTF-8", ""),
     "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>. all>. C>C", {},
         "A 4, B 3", "3 links in circles"),
-    "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 folders below"),
+    "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 subfolder. "),
     "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png is there 2 times", ""),
     "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 times a file"),
     "patients": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {}, "A 2, B 2",
-        "3 folders below .*NOT PRIVATE.* --user_from=folder: else ε is for one image"),
+        "NOT PRIVATE: .* 3 subfolders. .* --user_from=folder: otherwise ε protects one image"),
     "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": "folder"},
         "A:p1 1, A:p2 1, B:p1 1, B:p3 1", ""),
     "patients in DICOM files": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png",
@@ -115,7 +115,7 @@ FOLDERS = {
     "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "A 2, B 2, masks 2",
         "are these meant as classes: masks?"),
     "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
-        "classes are p1, p2; .*if they are the classes, move them above"),
+        "classes p1, p2 .*If they are the classes, move them up one level"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
         "!A/test/1.png: a split belongs above the classes", ""),
     "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": "folder"},
@@ -283,7 +283,7 @@ def test_a_column_that_may_name_persons_is_offered(tmp_path):
         ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png: has no user, others have"),
         ([("A/1.png", "A", "p", "train"), ("A/2.png", "B", "p", "test")], {},
          r"user 'p' has images in both splits: A/1.png \(train\) and A/2.png \(test\)"),
-        ([("A/1.png", "x", "", "train", 5)], {"kind": "number"}, "row 5: .* no finite number"),
+        ([("A/1.png", "x", "", "train", 5)], {"kind": "number"}, "row 5: .* not a finite number"),
         ([("A/1.png", "A")], {"classes": ("A",)}, r"two classes are needed.*\['A'\]"),
     ],
 )  # fmt: skip
@@ -327,7 +327,7 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
 def leaked(top, examples, near=False, options=OPTIONS):
     with ThreadPoolExecutor(1) as pool:
         found = leaks.lines(top, [listing.Example(*x) for x in examples], options, near, pool)
-    return "\n".join(x for x in found if "fewer than 10 images" not in x)
+    return "\n".join(x for x in found if "fewer than 10 test images" not in x)
 
 
 def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path):
@@ -337,20 +337,21 @@ def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path)
     tree(top, "B/copy.png=A/1.png")
     one = ("A/1.png", "A", "p", "train")
     twice = leaked(top, [one, ("B/copy.png", "B", "q", "test")])
-    assert twice.count("NOT PRIVATE: pictures of the same bytes ") == 3
+    assert twice.count("(identical files)") == 3
     assert all(
-        x in twice for x in ("in training and test: 1", "of two users: 1", "of two labels: 1")
+        f"NOT PRIVATE: 1 picture is {x} (identical files)" in twice
+        for x in ("both in training and in test", "of more than one user", "of more than one label")
     )
     alike = [one, ("B/like.jpg", "A", "q", "test"), ("A/2.png", "A", "r", "test")]
     assert leaked(top, alike) == ""
     assert leaked(top, alike, near=True).splitlines() == [
-        f"NOT PRIVATE: pictures that look alike {x}: 1"
-        for x in ("in training and test", "of two users")
+        f"NOT PRIVATE: 1 picture is {x} (they look alike)"
+        for x in ("both in training and in test", "of more than one user")
     ]
     others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
     assert leaked(top, others, near=True) == ""
     single = leaked(top, [x[:2] for x in (one, ("B/copy.png", "A"))])
-    assert "copies of the same bytes: 1;" in single and "NO USERS ARE NAMED" in single
+    assert "1 picture is a copy (identical files);" in single and "No users are named" in single
 
 
 def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
@@ -375,7 +376,7 @@ def test_classes_with_few_images_to_test_on_are_named(tmp_path):
     ]
     with ThreadPoolExecutor(1) as pool:
         few = [x for x in leaks.lines(tmp_path, examples, OPTIONS, False, pool) if "fewer" in x]
-    assert few[0].startswith("NOT PRIVATE: ") and ": 1, to train and test B 99 and 9;" in few[0]
+    assert few[0].startswith("NOT PRIVATE: ") and ": B (99 to train, 9 to test);" in few[0]
 
 
 def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypatch):

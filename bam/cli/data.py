@@ -198,8 +198,8 @@ def show(data: Path, out: str) -> None:
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
         console.say(
-            f"{len(sizes):,} users to train, 1 to {sizes.max()} images each, half of them "
-            f"{np.median(sizes):.0f} or fewer: NOT PRIVATE, as are the images below"
+            f"{len(sizes):,} users to train, {sizes.min()} to {sizes.max()} images each, median "
+            f"{np.median(sizes):g}: NOT PRIVATE, as are the images below"
         )
     if out:
         from bam.images import sheet  # which needs the extra `plots`

@@ -31,5 +31,6 @@ def report(given: flags.FlagValues) -> None:
         raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
     console.check_writable(str(out))
     write_text(out, text)
-    advice = "not for passing on" + "; see --public" * (run.private and not public)
+    makes = " (--public makes one that you may)" * (run.private and not public)
+    advice = f"private page: do not pass it on{makes}"
     console.say(f"{out}: {'may be passed on' if run.private and public else advice}")

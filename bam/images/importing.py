@@ -84,7 +84,11 @@ def run(
     begun = out / "import.json"
     known = files.read_json(begun) if begun.is_file() else {}
     if out.exists() and any(out.iterdir()) and known.get("identity") != identity:
-        raise DataError(f"{out} holds something else; choose another folder")
+        raise DataError(
+            f"{out} was imported from other files or with other options; choose another --out"
+            if known
+            else f"{out} holds other files; choose another --out"
+        )
     several = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     on_checked()
     files.make_folder(out)
@@ -170,7 +174,8 @@ def _check_labels(examples: Sequence[Example], options: Options) -> None:
         if options.kind == "class" and label not in names:
             raise DataError(f"{where} is none of the classes {names}")
         if options.kind == "number" and not _finite(label):
-            raise DataError(f"{where} is no finite number")
+            hint = f": write {point}" if _finite(point := label.replace(",", ".")) else ""
+            raise DataError(f"{where} is not a finite number{hint}")
         if options.kind == "several" and set(label.split(",")) - {"0", "1"}:
             raise DataError(f"{where} of {names} is not zeros and ones")
 

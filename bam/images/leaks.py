@@ -32,25 +32,35 @@ def lines(
     """
     split = [importing.split_of(x, options.test_share) for x in examples]
     users, labels = [x.user for x in examples], [x.label for x in examples]
-    kinds = {"of the same bytes": _same_bytes([folder / x.file for x in examples], pool)}
+    kinds = {"identical files": _same_bytes([folder / x.file for x in examples], pool)}
     if near:
-        kinds["that look alike"] = _alike(folder, examples, options, pool)
+        kinds["they look alike"] = _alike(folder, examples, options, pool)
     warnings = []
-    places = {"in training and test": split, "of two users": users, "of two labels": labels}
+    places = {
+        "both in training and in test": split,
+        "of more than one user": users,
+        "of more than one label": labels,
+    }
     for kind, groups in kinds.items():
         for where, own in places.items():
             if num := sum(len({own[x] for x in group}) > 1 for group in groups):
-                warnings.append(f"pictures {kind} {where}: {num:,}")
+                pictures = "1 picture is" if num == 1 else f"{num:,} pictures are"
+                warnings.append(f"{pictures} {where} ({kind})")
         if groups and not users[0]:
             num = sum(map(len, groups)) - len(groups)
-            warnings.append(f"copies {kind}: {num:,}; ε for one image is for one of them")
+            copies = "1 picture is a copy" if num == 1 else f"{num:,} pictures are copies"
+            warnings.append(f"{copies} ({kind}); ε protects one of the copies, not all")
     images = Counter(zip(labels, split, strict=True))
     few = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
     if few and options.kind == "class":
-        shown = ", ".join(f"{x} {images[x, 'train']:,} and {images[x, 'test']:,}" for x in few[:12])
+        shown = ", ".join(
+            f"{x} ({images[x, 'train']:,} to train, {images[x, 'test']:,} to test)"
+            for x in few[:12]
+        ) + (", …" if few[12:] else "")
+        have = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
         warnings.append(
-            f"classes with fewer than {FEW} images to test on, or none to train on: {len(few):,}, "
-            f"to train and test {shown}; see figures by class (bam report), not accuracy alone"
+            f"{have} fewer than {FEW} test images, or no training image: {shown}; see figures by "
+            "class (bam report), not accuracy alone"
         )
     if options.kind == "number" and (most := max(abs(float(x)) for x in labels)) > LARGE:
         warnings.append(
@@ -60,8 +70,8 @@ def lines(
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(users)]
     if not users[0]:
         warnings.append(
-            "NO USERS ARE NAMED: ε will be for one image, not for one person; who is in several "
-            "images is protected less (docs/users.md)"
+            "No users are named, so ε protects one image. A person with several is protected less "
+            "(docs/users.md)"
         )
     return warnings
 

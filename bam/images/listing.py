@@ -136,10 +136,9 @@ def in_class_folders(
     _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
     if nested and not users:
         log(
-            f"classes are {files.listed(labels)}; images are in {len(nested):,} folders below them "
-            "(NOT PRIVATE). If these are persons, give --user_from=folder: else ε is for one "
-            "image, not for one person; if they are the classes, move them above: classes' names "
-            "are public"
+            f"NOT PRIVATE: images of the classes {files.listed(labels)} lie in {len(nested):,} "
+            f"subfolder{'s' * (len(nested) > 1)}. If each is a person, add --user_from=folder: "
+            "otherwise ε protects one image. If they are the classes, move them up one level"
         )
     divided = _divided(
         folder, _once(folder, folder, examples, unused, log), validation, unused, log

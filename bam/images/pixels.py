@@ -185,9 +185,9 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     black = -power(low) if low < 0 else base // span * span
     white = -(-end // span) * span - whole or 1
     raise DataError(
-        f"files of {kind}: {len(files):,}, of values from {low:,.9g} to {high:,.9g} (NOT PRIVATE), "
-        "which are dark or grey unless they are imported with --window=LOW,HIGH, public constants "
-        f"of the device that made them, for example --window={black:.12g},{white:.12g}"
+        f"files of {kind}: {len(files):,}, with values from {low:,.9g} to {high:,.9g} "
+        "(NOT PRIVATE), would look dark or grey; add --window=LOW,HIGH, public constants of the "
+        f"device that made them, for example --window={black:.12g},{white:.12g}"
     )
 
 

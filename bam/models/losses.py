@@ -72,7 +72,8 @@ def binary() -> Loss:
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         if labels.ndim != 2 or labels.shape[1] != num_classes:
-            return f"labels of shape {labels.shape}; expected [N, {num_classes}], zeros and ones"
+            what = "a class each" if labels.ndim == 1 else f"shape {labels.shape}"
+            return f"labels of {what}; loss binary needs [N, {num_classes}], zeros and ones"
         return "" if np.isin(labels, (0, 1)).all() else "labels that are neither 0 nor 1"
 
     def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -169,11 +170,16 @@ def _weights(weights: Any) -> np.ndarray | None:
 
 
 def _wrong_classes(labels: np.ndarray, num_classes: int, ndim: int) -> str:
+    hint = ""
+    if np.issubdtype(labels.dtype, np.floating):
+        hint = "; numbers need --config.loss.name=squared_error"
+    elif labels.ndim == 2 == ndim + 1:
+        hint = "; several labels of an image need --config.loss.name=binary"
     if num_classes < 2:
-        return f"labels: at least 2 classes are needed, got {num_classes}"
+        return f"labels: at least 2 classes are needed, got {num_classes}{hint}"
     if labels.ndim != ndim or not np.issubdtype(labels.dtype, np.integer):
         axes = "[N]" if ndim == 1 else "[N, height, width]"
-        return f"labels of {labels.dtype} and shape {labels.shape}; expected integers {axes}"
+        return f"labels of {labels.dtype} and shape {labels.shape}; expected integers {axes}{hint}"
     bad = ((labels < 0) | (labels >= num_classes)).reshape(len(labels), -1)
     if not bad.any():
         return ""

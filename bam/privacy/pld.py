@@ -114,9 +114,8 @@ def step_pld(
         and tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing
     ):
         _warn(
-            f"the privacy loss of a step is hardly above {FINE}, the spacing of accountant pld's "
-            "tables, so epsilon is about 1 % or more too large: accountant rdp may give a smaller "
-            "one"
+            f"the privacy loss of a step is near the resolution of accountant pld, {FINE}, so "
+            "epsilon is 1 % or more too large; accountant rdp may give a smaller one"
         )
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=sampling_prob, value_discretization_interval=spacing
