@@ -396,6 +396,31 @@ def test_parameters_of_one_name_are_refused_before_a_run():
         models.as_functions((zeros, lambda params, inputs: inputs), (3,))
 
 
+def test_json_says_what_csv_says_and_names_come_from_standard_input(
+    folder, test_files, tmp_path, monkeypatch
+):
+    run = ("bam", "predict", f"--release={folder / 'release'}")
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"")
+    there = map(str, predict.images_of([test_files]))
+    names = [*(x for x in there if "\n" not in x), str(bad)]
+    for suffix in ("csv", "json"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*names, "", ""])))
+        done = run_command(*run, "-", "--top=2", f"--out={tmp_path / 'out'}.{suffix}")
+        assert done.returncode == 2 and f"1 of {len(names)} files" in done.stderr, done.stderr
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(), newline="")))
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [x["file"] for x in records] == names
+    assert records[-1].pop("file") and set(records.pop().values()) == {None}
+    for row, record in zip(rows, records, strict=False):
+        assert row["class"].lstrip("'") == record["class"].lstrip("'")
+        assert float(row["probability_2"]) == record["probability_2"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    done = run_command(*run, "-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: standard input names no file\n"
+
+
 def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test_files, tmp_path):
     out, bad = tmp_path / "out.csv", test_files / CLASSES[0] / "bad,\n.png"
     run = ("bam", "predict", f"--release={folder / 'release'}")

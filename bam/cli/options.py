@@ -287,16 +287,19 @@ bam export --workdir=runs/digits --out=release
         """\
 bam predict --release=release photograph.jpg
 bam predict --release=release photographs --out=predictions.csv --top=3
+find photographs -name '*.jpg' | bam predict --release=release --out=predictions.json -
 
 Files become pixels as those of the training did; of a folder all images in it are read. The table
 is CSV: file, class and its probability, then the probability of each class, or with --top=K the K
 likeliest classes. A name that a spreadsheet would take for a formula has an apostrophe before it.
+With --out=FILE.json it is a list of objects instead. - alone reads the files' names from standard
+input, one a line.
 If the folders in a folder have the names of classes, the accuracy is printed. A file that cannot be
 read has a row without a class, and the exit status is 2.
 """,
         (
             Flag("release", "", "folder that `bam export` wrote", required=True),
-            Flag("out", "", "CSV file to write, a new one; '': standard output"),
+            Flag("out", "", "new file to write, .json or CSV; '': standard output, CSV"),
             Flag("top", None, "likeliest classes to list; not set: a column for each", int, 1),
             Flag(
                 "own_model",

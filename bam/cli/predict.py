@@ -2,7 +2,9 @@
 
 import collections
 import functools
+import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,13 +32,16 @@ def main(argv: Sequence[str]) -> int:
 def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
     """Predicts, and writes the table."""
     if not arguments:
-        raise InputError("bam predict --release=DIR FILE|FOLDER … [--out=FILE.csv]")
+        raise InputError("bam predict --release=DIR FILE|FOLDER|- … [--out=FILE.csv|FILE.json]")
     if os.path.lexists(given.out):
         raise FileExistsError(f"{given.out} exists; choose another --out")
     released = load.load(given.release, given.own_model)
     facts, preprocessing = released.facts, predict.preprocessing_of(released)
     predict.table(facts, [], given.top)
-    images = predict.images_of([files.user_path(x) for x in arguments])
+    paths = sys.stdin.read().split("\n") if list(arguments) == ["-"] else arguments
+    images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
+    if not images:
+        raise InputError("standard input names no file")
     console.check_writable(given.out)
     console.use_compilation_cache()
     if not facts["preprocessing"]:
@@ -81,13 +86,24 @@ def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
     return f"{which}: " + ", ".join(each[:MOST_SHOWN] + without[:MOST_SHOWN])
 
 
+def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
+    """Rows below their header as objects: names are texts, numbers numbers; null: not read."""
+    (header, *rest), names = rows, re.compile(r"file|class(_\d+)?")
+    read = lambda name, x: x if names.fullmatch(name) else float(x)  # noqa: E731
+    return [
+        {k: read(k, x) if x else None for k, x in zip(header, row, strict=True)} for row in rest
+    ]
+
+
 _say = functools.partial(console.say, error=True)  # standard output is the table
 
 
 def _write(out: str, rows: Sequence[Sequence[str]]) -> None:
+    is_json = Path(out).suffix.lower() == ".json"
     if not out and sys.stdout.isatty():
         rows = [list(map(files.visible, row)) for row in rows]
-    content = files.csv_text(rows).encode(errors="backslashreplace")  # names need not be UTF-8
+    text = json.dumps(_records(rows), indent=1) + "\n" if is_json else files.csv_text(rows)
+    content = text.encode(errors="backslashreplace")  # names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
         console.say(f"{len(rows) - 1:,} images in {out}")
