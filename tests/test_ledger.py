@@ -178,7 +178,8 @@ def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     result = steps.run(killed, log=said.append)
     assert said == [
         "2 steps were lost and count: the run ends after step 3 of 5; a new run can plan for that "
-        "with --config.spare_steps=2"
+        "with --config.spare_steps=2",
+        "goes on from step 2 of 3",
     ]
     assert int(result.state.step) == 3
     counts = [(row["step"], row["steps_begun"]) for row in result.rows]
@@ -223,7 +224,9 @@ def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_p
     with pytest.raises(loop.StoppedError, match="after step 3 of 5"):
         loop.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
     assert begun(tmp_path) == 3  # told to stop, it loses nothing
-    result = loop.train(spared, None, tmp_path, log=pytest.fail)
+    said = []
+    result = loop.train(spared, None, tmp_path, log=said.append)
+    assert said == [f"goes on from step 3 of {NUM_STEPS}"]
     assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
     assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
 

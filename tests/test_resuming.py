@@ -109,6 +109,11 @@ def built(images, method, changes, num_devices):
     return loop.build(config, hardware=several_devices(num_devices))
 
 
+def nothing_lost(line):
+    """Of a run that goes on, it is all that there is to say."""
+    assert re.fullmatch(r"goes on from step \d+ of \d+", line), line
+
+
 def stopped_and_resumed(trainers, seed, folder, stops):
     """A run that is stopped after each of these steps, and then let alone."""
     done = -1  # a new run is first asked at step 0
@@ -116,7 +121,7 @@ def stopped_and_resumed(trainers, seed, folder, stops):
         with pytest.raises(loop.StoppedError, match=f"after step {stop} of "):
             loop.train(trainer, seed, folder, should_stop=stop_after(stop - done - 1))
         done = stop
-    return loop.train(trainers[-1], seed, folder, log=pytest.fail)
+    return loop.train(trainers[-1], seed, folder, log=nothing_lost)
 
 
 def without_keys(state):
@@ -318,6 +323,7 @@ def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_
     log.touch()
     for way in ("stop", "while saving", *["kill"] * (kills - 1), "let alone"):
         environ["KILL_SAVING"] = "2" if way == "while saving" else "0"
+        saved = saved_steps(workdir) if workdir.exists() else []
         size = log.stat().st_size + 5 * moments.randint(0, 3)  # "step" and a line's end
         with Command(*counted(workdir, **settings), **environ) as process:
             if way in ("stop", "kill"):
@@ -331,6 +337,11 @@ def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_
         computed = log.read_text().count("step")
         assert len(seen) <= computed <= begun(workdir) <= planned
         assert (workdir / "summary.json").exists() == (way == "let alone")
+        if way in ("stop", "let alone"):
+            goes_on = [
+                int(x) for x in re.findall(r"^goes on from step (\d+) of", done.stdout, re.M)
+            ]
+            assert goes_on == saved[-1:] or (goes_on == [] and saved[-1] == planned)
         if way == "stop":
             assert "the same command goes on from there" in done.stdout
             assert computed == begun(workdir) == saved_steps(workdir)[-1]  # nothing was lost

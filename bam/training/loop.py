@@ -80,8 +80,8 @@ def train(
         of the same config goes on from its last checkpoint.
       on_row: called with each metrics row as it is made.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      log: called with one line if steps of this run were lost and count. One that can draw, see
-        `bam.waits`, is told of what takes long.
+      log: called with one line if steps of this run were lost and count, and one if it goes on. One
+        that can draw, see `bam.waits`, is told of what takes long.
       judged: whether the weights are judged on the test split.
 
     Returns:
@@ -112,6 +112,8 @@ def train(
         state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
+        if run.is_resumed and run.step < run.end:
+            log(f"goes on from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
         feed = Feed(trainer)
         watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged, log)

@@ -314,7 +314,7 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
     """Raises InputError for what cannot be a config's `microbatch_size`."""
     if type(size) is not int or not 1 <= size <= num_examples:
         raise InputError(
-            f"--config.microbatch_size={size} must be from 1 to the number of training examples, "
+            f"microbatch_size {size} must be from 1 to the number of training examples, "
             f"{num_examples}; bam train --config.dry_run --tune times which is fastest"
         )
 
