@@ -1,5 +1,7 @@
 """A folder of images of any kind becomes one data set: same input, same bytes, and no surprise."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -221,3 +223,13 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
 def test_a_mistaken_command_is_one_line(arguments, message):
     done = run_command("bam", *arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_import_of_an_older_bam_is_made_again(folder, tmp_path):
+    manifest = made(folder, tmp_path / "out")
+    begun = tmp_path / "out" / "import.json"
+    noted = json.loads(begun.read_text())
+    for facts in noted["files"].values():
+        del facts["lost"], facts["numbers"]
+    begun.write_text(json.dumps(noted))
+    assert made(folder, tmp_path / "out") == manifest
