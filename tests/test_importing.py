@@ -149,9 +149,9 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
     ("rows", "columns", "message"),
     [
         (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "is there 2 times"),
-        (["disc/77.png,disc,p,"], COLUMNS, "row 1: no file disc/77.png"),
-        (["../table.csv,disc,p,"], COLUMNS, "row 1: no file"),
-        (["disc/0.png,,p,"], COLUMNS, "row 1 lacks a value"),
+        (["disc/77.png,disc,p,"], COLUMNS, "row 2: no file disc/77.png"),
+        (["../table.csv,disc,p,"], COLUMNS, "row 2: no file"),
+        (["disc/0.png,,p,"], COLUMNS, "row 2 lacks a value"),
         (["disc/0.png,disc,p,"], COLUMNS | {"user": "person"}, "no column person"),
         ([], COLUMNS, "has no rows"),
     ],

@@ -172,15 +172,26 @@ def _check_labels(examples: Sequence[Example], options: Options) -> None:
     names, different = list(options.classes), len(set(options.classes))
     if different < len(names) or (options.kind == "class" and different < 2):
         raise DataError(f"at least two classes are needed, each once; these are {names}")
-    for label, example in {x.label: x for x in reversed(examples)}.items():
-        where = f"{example.place}: label {label!r}"
-        if options.kind == "class" and label not in names:
-            raise DataError(f"{where} is none of the classes {names}")
-        if options.kind == "number" and not _finite(label):
-            hint = f": write {point}" if _finite(point := label.replace(",", ".")) else ""
-            raise DataError(f"{where} is not a finite number{hint}")
-        if options.kind == "several" and set(label.split(",")) - {"0", "1"}:
-            raise DataError(f"{where} of {names} is not zeros and ones")
+    why = {label: _wrong(label, options) for label in {x.label for x in examples}}
+    wrong = [x for x in examples if why[x.label]]
+    if wrong:
+        more = f" ({len(wrong):,} labels are wrong)" if wrong[1:] else ""
+        first = wrong[0]
+        raise DataError(f"{first.place}: label {first.label!r} {why[first.label]}{more}")
+
+
+def _wrong(label: str, options: Options) -> str:
+    """What is wrong with a label, or ""."""
+    names = list(options.classes)
+    if options.kind == "class" and label not in names:
+        return f"is none of the classes {names}"
+    if options.kind == "number" and not _finite(label):
+        hint = f": write {point}" if _finite(point := label.replace(",", ".")) else ""
+        return f"is not a finite number{hint}"
+    values = label.split(",")
+    if options.kind == "several" and not (len(values) == len(names) and {*values} <= {"0", "1"}):
+        return f"of {names} is not zeros and ones, one for each"
+    return ""
 
 
 def _finite(text: str) -> bool:

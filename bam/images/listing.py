@@ -55,7 +55,7 @@ class Example(NamedTuple):
     """An image file, relative to the folder; "" where a table or a folder does not say.
 
     A label is the name of a class, a number, or of several labels zeros and ones: "0,1,1". `row` is
-    that of the table, from 1; 0: there is no table.
+    that of the table, as a spreadsheet counts it; 0: there is no table.
     """
 
     file: str
@@ -172,7 +172,8 @@ def in_table(
     places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
     images = tree(folder).images
     find, examples = _finder(folder, table, images), list[Example]()
-    for number, row in enumerate(rows, start=1):
+    # As a spreadsheet counts them, whose first row is the header.
+    for number, row in enumerate(rows, start=1 if _is_parquet(table) else 2):
         texts, where = [_text(x) for x in row], f"{table}: row {number}"
         if not any(texts):
             continue
@@ -359,11 +360,15 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
     return find
 
 
+def _is_parquet(table: Path) -> bool:
+    return table.suffix.lower() in (".parquet", ".pq")
+
+
 def _rows(table: Path, columns: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
     """The header of a table and its rows."""
     if not table.is_file():
         raise DataError(f"{table}: no such file")
-    if table.suffix.lower() in (".parquet", ".pq"):
+    if _is_parquet(table):
         with parquet.readable(table):
             read = parquet.pq.read_table(table)
             return read.column_names, list(zip(*(x.to_pylist() for x in read.columns), strict=True))
