@@ -629,4 +629,4 @@ def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_pa
     assert done.returncode == 0 and "groups=user" in done.stdout, done.stderr
     table.write_text("\n".join(["file,label,PatientID", *(f"{x}," for x in rows)]))
     done = run_command("bam", "data", "import", str(folder), f"--out={tmp_path / 'no'}", *flags[1:])
-    assert done.returncode == 2 and "row 1 lacks a value of PatientID" in done.stderr
+    assert done.returncode == 2 and "row 2 lacks a value of PatientID" in done.stderr
