@@ -8,11 +8,11 @@ Strengths: as for digits, not chosen for anyone's images.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from ml_collections import ConfigDict, config_dict
 
+from bam import files
 from bam.data.common import manifest
 from bam.training import config as base
 
@@ -30,7 +30,7 @@ def _model_for(features: str) -> str:
 
 def _half_of(most: int, path: str) -> int:
     """Half of the users or images to train on, and at most so many, so that 100 train, too."""
-    facts = manifest(Path(path) if path else None)
+    facts = manifest(files.user_path(path) if path else None)
     num_units = facts.get("num_users") or facts.get("num_examples", {}).get("train", 2 * most)
     return min(most, max(1, num_units // 2))
 

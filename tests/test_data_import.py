@@ -58,16 +58,15 @@ def images_in(top):
     count = 0
     for place, folders, names in os.walk(top):
         folders[:] = [x for x in folders if not x.startswith(".")]
-        suffixes = [listing.suffix_of(x) for x in names if not x.startswith(".")]
-        count += sum(x in listing.SUFFIXES for x in suffixes)
-        # A link that leads to no folder is a name of a file, whatever its suffix.
-        files = [x for x in names if not x.startswith(".")]
-        broken = [x for x in files if not os.path.exists(os.path.join(place, x))]
-        count += sum(listing.suffix_of(x) not in listing.SUFFIXES for x in broken)
+        for name in names:
+            # A link that leads nowhere counts, whatever its suffix.
+            is_broken = not os.path.exists(os.path.join(place, name))
+            is_image = listing.suffix_of(name) in listing.SUFFIXES or is_broken
+            count += is_image and not name.startswith(".")
     return count
 
 
-def said(done):
+def last_sum(done):
     """The number of images, and the sum of its parts, in the last line but one of an import."""
     line = done.stdout.splitlines()[-2]
     whole, parts = re.fullmatch(r"([\d,]+) images: (.+); .*", line).groups()
@@ -98,7 +97,7 @@ def account_for(entries, split, validation, masks, in_table):
             assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
             assert not out.exists()
             return False
-        whole, parts, line = said(done)
+        whole, parts, line = last_sum(done)
         assert whole == parts == images_in(top), (line, sorted(top.rglob("*")))
         counts = manifest(out)["num_examples"]
         assert f"{counts['train']} to train, {counts['test']} to test" in line
@@ -183,9 +182,9 @@ def test_the_printed_command_trains(kind, tmp_path, monkeypatch):
     assert ("--config.dataset.group_size=4" in printed) == has_users
     done = run_command(*printed, "--config.num_steps=2", "--config.num_epochs=0")
     assert done.returncode == 0, done.stderr
-    assert f"one of {'' if not has_users else manifest(tmp_path / 'da ta')['num_users']}" in (
-        done.stdout
-    )
+    facts = manifest(tmp_path / "da ta")
+    num_units = facts["num_users"] or facts["num_examples"]["train"]
+    assert f"one of {num_units} {'users' if has_users else 'examples'}" in done.stdout
     done = run_command("bam", "export", "--workdir=run", "--out=release")
     assert done.returncode == 0, done.stderr
     image = next(x for x in sorted(top.rglob("*")) if x.is_file())

@@ -224,9 +224,9 @@ def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_p
     with pytest.raises(loop.StoppedError, match="after step 3 of 5"):
         loop.train(spared, None, tmp_path, should_stop=lambda: next(calls, None) is None)
     assert begun(tmp_path) == 3  # told to stop, it loses nothing
-    said = []
-    result = loop.train(spared, None, tmp_path, log=said.append)
-    assert said == [f"goes on from step 3 of {NUM_STEPS}"]
+    lines = []
+    result = loop.train(spared, None, tmp_path, log=lines.append)
+    assert lines == [f"goes on from step 3 of {NUM_STEPS}"]
     assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
     assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
 

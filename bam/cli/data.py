@@ -22,11 +22,8 @@ from bam.files import JsonObject
 from bam.images import importing, leaks, listing, pixels
 
 VERBS = ("import", "show")
-LOSSES = {
-    "class": "",
-    "several": "binary",
-    "number": "squared_error",
-}  # of labels; "": the config's
+# Of kinds of labels; "": the config's own.
+LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
 GROUP_SIZE = 4  # images of a user, in the command that is printed
 
 

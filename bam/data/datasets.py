@@ -103,8 +103,8 @@ def load(
         raise DataError(f"no source {source!r} of {name}; choose from {', '.join(facts.sources)}")
     where = folder_of(name, source, path)
     if source != "sklearn" and where is None:
-        made = ": the folder that `bam data import` wrote" if name == "folder" else ""
-        raise DataError(f"{name} from source {source} needs --config.dataset.path{made}")
+        hint = ": the folder that `bam data import` wrote" if name == "folder" else ""
+        raise DataError(f"{name} from source {source} needs --config.dataset.path{hint}")
     if facts.num_classes and num_classes not in (0, facts.num_classes):
         raise DataError(
             f"{name} has {facts.num_classes} classes, dataset.num_classes says {num_classes}"

@@ -101,12 +101,14 @@ def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
     by Lanczos until it covers the size, and its middle is cut out.
     """
     written = io.BytesIO()
-    image, size, numbers = _fitted(file, preprocessing)
+    image, size = _fitted(file, preprocessing)
     image.save(written, "PNG")
     few = image.getcolors(3)  # None: there are more
     is_small = any(ENLARGED * x < y for x, y in zip(size, preprocessing.size, strict=True))
     lost = LOST[0 if few and len(few) == 1 else 1] if few else LOST[2] if is_small else ""
-    return Encoded(written.getvalue(), lost, numbers if lost == LOST[0] else None)
+    is_emptied = lost == LOST[0] and preprocessing.window is not None
+    ends = _ends(file, preprocessing) if is_emptied else None
+    return Encoded(written.getvalue(), lost, ends and ends[:2])
 
 
 def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
@@ -114,19 +116,12 @@ def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w 
     return np.asarray(_fitted(file, preprocessing)[0]).reshape(preprocessing.shape)
 
 
-def _fitted(
-    file: Path, preprocessing: Preprocessing
-) -> tuple[Image.Image, tuple[int, int], tuple[float, float] | None]:
-    """The picture, the file's height and width, and its least and largest number in a window."""
-    numbers = None
+def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, tuple[int, int]]:
+    """The picture, and the file's height and width."""
     result = PIXEL_BYTES * math.prod(preprocessing.size)
     with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
         if isinstance(image, np.ndarray):
-            if preprocessing.window and opened.bits != 8:
-                colours = image[..., :-1] if image.shape[2:] in ((2,), (4,)) else image
-                low, high = (float(x.reduce(colours, axis=None)) for x in (np.fmin, np.fmax))
-                numbers = (low, high) if math.isfinite(high - low) else None
             image = _scaled(image, opened.bits, preprocessing.window)
             image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
         image = _as_viewed(image, preprocessing.background)
@@ -134,7 +129,7 @@ def _fitted(
         image = image.convert(MODES[preprocessing.channels])
         fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
         fitted.info.clear()
-    return fitted, opened.size, numbers
+    return fitted, opened.size
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
@@ -155,19 +150,26 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
     return several
 
 
+def _ends(file: Path, preprocessing: Preprocessing) -> tuple[float, float, float] | None:
+    """A file's least, largest and a bright number; None: it has none, or of 8 bits."""
+    with (
+        contextlib.suppress(DataError),
+        open_pixels(file, preprocessing) as opened,
+        decoding(opened.num_bytes),
+    ):
+        if opened.bits is not None and opened.bits <= 8:
+            return None
+        numbers = np.asarray(opened.read())
+        numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
+        if (finite := numbers[np.isfinite(numbers)]).size:
+            bright = np.quantile(finite, 0.99, method="nearest")  # not the letters burnt in
+            return finite.min().item(), finite.max().item(), bright.item()
+    return None
+
+
 def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessing) -> None:
-    ends = []
-    for file in files[:: 1 + len(files) // 256]:  # decoding all would take as long as the import
-        with (
-            contextlib.suppress(DataError),
-            open_pixels(file, preprocessing) as opened,
-            decoding(opened.num_bytes),
-        ):
-            numbers = np.asarray(opened.read())
-            numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
-            if (finite := numbers[np.isfinite(numbers)]).size:
-                bright = np.quantile(finite, 0.99, method="nearest")  # not the letters burnt in
-                ends.append((finite.min().item(), finite.max().item(), bright.item()))
+    some = files[:: 1 + len(files) // 256]  # decoding all would take as long as the import
+    ends = [x for file in some if (x := _ends(file, preprocessing))]
     if not ends:
         return
     low, high = min(x[0] for x in ends), max(x[1] for x in ends)
