@@ -1,20 +1,26 @@
 """What `bam data import` says: a sum of all images that there are, and a command that trains."""
 
+import contextlib
+import io
+import json
 import os
 import re
 import shlex
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bam.data.common import manifest
-from bam.images import listing
+from bam.data.common import DataError, manifest
+from bam.images import importing, listing
+from bam.release import load
 from bam.training import loading
 from configs import folder
 from tests.cases import run_command, thoroughly
@@ -257,3 +263,157 @@ def test_pictures_of_few_pixels_or_colours_are_counted(tmp_path):
     done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags, "--size=8")
     assert "2 of the pictures are of two or three colours" in done.stdout
     assert "enlarged" not in done.stdout
+
+
+UNITS = st.lists(  # of each unit: the labels of its images
+    st.lists(st.sampled_from("ABC"), min_size=1, max_size=3), min_size=3, max_size=14
+)
+
+
+def divided(units, least_hashes):
+    """The units in training, of those that are there: number -> labels of its images."""
+    examples = [
+        listing.Example(f"{k}/{i}.png", label, f"u{k}")
+        for k, labels in units.items()
+        for i, label in enumerate(labels)
+    ]
+    return {x.user for x in least_hashes(examples) if x.split == "train"}
+
+
+def share_of_each(examples):
+    """What one would do first: of each class the fifth that has the least hashes."""
+    num = Counter(x.label for x in examples)
+    parts = [[x for x in examples if x.label == label] for label in num]
+    return [
+        x for part in parts for y in (importing.stratified(part, round(len(part) / 3)),) for x in y
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(UNITS, st.integers(1, 3))
+def test_adding_one_to_a_stratified_import_changes_one_in_training(units, num_test):
+    """So that ε is for one image, or for one user, with any classes and whoever else is there."""
+    everyone = dict(enumerate(units))
+    split = lambda examples: importing.stratified(examples, num_test)  # noqa: E731
+    try:
+        trained = divided(everyone, split)
+    except DataError as error:
+        assert "leaves none to train on" in str(error)
+        return
+    for one in everyone:
+        rest = {k: labels for k, labels in everyone.items() if k != one}
+        with contextlib.suppress(DataError):
+            assert len(trained ^ divided(rest, split)) <= 1
+
+
+def test_a_share_of_each_class_would_change_two():
+    changes = set()
+    for seed in range(30):
+        images = {k: "A" for k in range(seed, seed + 8)}
+        trained = divided(images, share_of_each)
+        for one in images:
+            rest = {k: x for k, x in images.items() if k != one}
+            changes.add(len(trained ^ divided(rest, share_of_each)))
+    assert max(changes) == 2
+
+
+def test_a_stratified_import_has_so_many_test_images_of_each_class(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(60):
+        write(
+            tmp_path / "top" / ("ill" if number < 5 else "well") / f"{number}.png", "good", number
+        )
+    plain = run_command("bam", "data", "import", "top", "--out=a", "--size=8", "--test=0.02")
+    assert "--stratify=10 takes so many of each class" in plain.stdout
+    done = run_command("bam", "data", "import", "top", "--out=b", "--size=8", "--stratify=3")
+    assert done.returncode == 0, done.stderr
+    shown = run_command("bam", "data", "show", "b").stdout
+    assert re.search(r"ill +2 +3", shown) and re.search(r"well +52 +3", shown)
+    wrong = run_command("bam", "data", "import", "top", "--out=c", "--size=8", "--stratify=5")
+    assert wrong.returncode == 2
+    assert "class ill has 5 images: --stratify=5 leaves none to train on" in wrong.stderr
+    tree_of_splits = tmp_path / "split"
+    for k, place in enumerate(("train/A", "train/A", "train/B", "train/B", "test/A", "test/A")):
+        write(tree_of_splits / place / f"{k}.png", "good", k)
+    wrong = run_command("bam", "data", "import", "split", "--out=c", "--stratify=1")
+    assert wrong.returncode == 2 and "the images have a test split" in wrong.stderr
+    for more in ("--test_folder=top", "--label_column=a,b", "--number"):
+        wrong = run_command("bam", "data", "import", "top", "--out=c", "--stratify=1", more)
+        assert wrong.returncode == 2 and "--stratify" in wrong.stderr
+    assert not (tmp_path / "c").exists()
+
+
+def test_labels_are_mapped_to_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["file,a,b"]
+    for number in range(24):
+        write(tmp_path / "top" / f"{number}.png", "good", number)
+        rows.append(f"{number}.png,{('ja', 'nein')[number % 2]},{number // 2 % 2}")
+    (tmp_path / "top" / "t.csv").write_text("\n".join(rows))
+    base = ("bam", "data", "import", "top", "--out=out", "--size=8", "--labels=t.csv")
+    plain = run_command(*base, "--label_column=a,b")
+    assert plain.returncode == 2 and "; --map=yes:1,no:0 makes them of others" in plain.stderr
+    done = run_command(*base, "--label_column=a,b", "--map=ja:1,nein:0,vielleicht:0")
+    assert done.returncode == 0, done.stderr
+    assert "--map=vielleicht:0: no image has the label vielleicht (NOT PRIVATE)" in done.stdout
+    assert done.stdout.splitlines()[-2].endswith("; 2 labels each")
+    more = ("--label_column=a", "--classes=ill,well", "--map=ja:ill,nein:well")
+    done = run_command(*base[:4], "--out=more", *base[5:], *more)
+    assert done.returncode == 0 and "; 2 classes" in done.stdout, done.stderr
+    for wrong in ("--map=ja", "--map=ja:", "--map=:1", "--map=ja:1,ja:0"):
+        done = run_command(*base, "--label_column=a,b", wrong)
+        assert done.returncode == 2 and "expected FROM:TO, each FROM once" in done.stderr
+
+
+def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["file;kg"]
+    for number in range(80):
+        write(tmp_path / "top" / f"{number}.png", "good", number)
+        rows.append(f"{number}.png;{70 + number % 2 / 2:.1f}".replace(".5", ",5"))
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    base = ("bam", "data", "import", "top", "--size=8", "--labels=t.csv", "--label_column=kg")
+    plain = run_command(*base, "--out=plain", "--number")
+    assert "give --target_offset and --target_scale" in plain.stdout
+    scaled = ("--target_offset=70", "--target_scale=0.5")
+    done = run_command(*base, "--out=out", "--number", *scaled)
+    assert done.returncode == 0 and "labels reach" not in done.stdout, done.stderr
+    table = pq.read_table(next((tmp_path / "out").glob("train*")))
+    assert set(table["label"].to_pylist()) == {0.0, 1.0}
+    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("train on them: "))
+    done = run_command(*command, "--config.num_steps=1", "--config.num_epochs=0")
+    assert done.returncode == 0, done.stderr
+    assert run_command("bam", "export", "--workdir=run", "--out=release").returncode == 0
+    facts = json.loads((tmp_path / "release" / "model.json").read_text())
+    assert facts["preprocessing"]["target"] == [70.0, 0.5]
+    images = [f"top/{number}.png" for number in range(80)]
+    done = run_command("bam", "predict", "--release=release", *images)
+    values = [float(line.rpartition(",")[2]) for line in done.stdout.splitlines()[1:]]
+    assert all(65 < x < 75 for x in values)
+    # The run's figure is in the same units: that of its test images beside what is predicted.
+    test = pq.read_table(next((tmp_path / "out").glob("test*")))
+    released = load.load("release", "")
+    read = np.stack(
+        [np.asarray(Image.open(io.BytesIO(x["bytes"]))) for x in test["image"].to_pylist()]
+    )
+    outputs = (
+        70
+        + 0.5
+        * np.asarray(
+            released.logits(
+                released.params, read[..., None].repeat(3, -1) if read.ndim == 3 else read
+            )
+        )[:, 0]
+    )
+    error = np.abs(outputs - (70 + 0.5 * np.array(test["label"].to_pylist()))).mean()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_mean_absolute_error"] == pytest.approx(error, rel=1e-4)
+    assert summary["figures"]["mean_absolute_error"][0] == pytest.approx(error, rel=1e-4)
+    for wrong in (
+        (*scaled, "--classes=70,80"),
+        (*scaled[:1], "--target_scale=0", "--number"),
+        ("--target_scale=nan", "--number"),
+    ):
+        done = run_command(*base, "--out=no", *wrong)
+        assert done.returncode == 2 and "target" in done.stderr, done.stderr
+    assert not (tmp_path / "no").exists()

@@ -216,7 +216,10 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "import", "x", "--out=o", "--size=8y9"), "--size=32 or --size=16x24"),
         (("data", "import", "x", "--out=o", "--size=8x9x9"), "a height and a width"),
         (("data", "import", "x", "--out=o", "--window=9,9"), "two finite numbers are needed"),
-        (("data", "import", ".", "--out=o", "--user_column=p"), "are columns of --labels, which"),
+        (
+            ("data", "import", ".", "--out=o", "--user_column=p"),
+            "--user_column is a column of --labels, which",
+        ),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
     ],
 )

@@ -217,7 +217,8 @@ def test_columns_are_as_the_loss_has_them(loss, num_classes, top, header, cells)
         "-1.5": np.array([-1.5]), "0 1e+30": np.array([0, 1e30]),
     }  # fmt: skip
     both = [outputs[cells].astype(np.float32), DataError("unread")]
-    table = predict.table({"loss": loss, "classes": [*"abc"][:num_classes]}, both, top)
+    facts = {"loss": loss, "classes": [*"abc"][:num_classes], "preprocessing": {}}
+    table = predict.table(facts, both, top)
     assert table == [header, cells.split(), [""] * len(header)]
 
 

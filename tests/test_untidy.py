@@ -187,8 +187,15 @@ def test_a_link_gives_images_no_second_label_or_user(tmp_path, link, users, is_r
 
 HEAD = "file,label,who,part"
 ROWS = f"{HEAD}\nA/1.png,A,p1,train\nB/1.png,B,p2,Test\n"
+COCO = """{"info": {}, "licenses": [], "images": [
+ {"id": 1, "file": "A/1.png", "who": "p1", "part": "train", "height": 9},
+ {"id": 2, "file": "B/1.png", "who": "p2", "part": "test", "height": 9}],
+ "categories": [{"id": 1, "name": "A"}, {"id": 2, "name": "B"}],
+ "annotations": [{"id": 9, "image_id": 1, "category_id": 1}, {"image_id": 2, "category_id": 2}]}
+"""
 TABLES = {
-    # name: (text, bytes or columns of a table, what comes of it or "!" and the error, lines)
+    # name: (text, bytes or columns of a table, or its suffix and text, what comes of it or "!" and
+    # the error, lines)
     "plain": (ROWS, "test:B 1, train:A 1", ""),
     "a mark": (b"\xef\xbb\xbf" + ROWS.encode(), "test:B 1, train:A 1", ""),
     "UTF-16": (ROWS.encode("utf-16"), "test:B 1, train:A 1", ""),
@@ -228,6 +235,32 @@ TABLES = {
     "nothing": ("", "!no column", ""),
     "Parquet": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7.0, 8.0],
         "part": ["train", "test"]}, "test:1 1, train:0 1", ""),
+    "JSON lines": ((".jsonl", '{"file": "A/1.png", "label": "A", "who": 1, "part": "train"}\n\n'
+        '{"part": "test", "who": 2.0, "x": [1], "file": "B/1.png", "label": "B"}\n'),
+        "test:B 1, train:A 1", ""),
+    "JSON lines, one open": ((".jsonl", '{"file": "A/1.png"}\n{"file": '), "!row 2: not JSON", ""),
+    "JSON lines, a list": ((".jsonl", "[1, 2]"), "!row 1 is not an object", ""),
+    "JSON lines, nothing": ((".jsonl", ""), "!no column", ""),
+    "JSON lines, a value less": ((".ndjson", '{"file": "A/1.png", "label": "A", "who": 1, "part": '
+        '"train"}\n{"file": "A/2.png", "label": null, "who": 1, "part": "train"}'),
+        "!row 2 lacks a value of label", ""),
+    "JSON rows": ((".json", '[{"file": "A/1.png", "label": "A", "who": 1, "part": "train"}, '
+        '{"file": "B/1.png", "label": "B", "who": 1, "part": "test"}]'), "test:B 1, train:A 1", ""),
+    "JSON of something else": ((".json", '{"version": 5}'), "!neither a list of rows nor COCO", ""),
+    "JSON, deep": ((".json", "[" * 10**5), "!not JSON", ""),
+    "COCO": ((".json", COCO), "test:B 1, train:A 1", ""),
+    "COCO, a category twice": ((".json", COCO.replace('"category_id": 2', '"category_id": 1')
+        .replace('"image_id": 2', '"image_id": 1')), "!row 2 lacks a value of label", ""),
+    "COCO, two categories": ((".json", COCO.replace('"image_id": 2', '"image_id": 1')),
+        "!annotation 2: image '1' is 'A' and 'B'; .*a column for each", ""),
+    "COCO, boxes": ((".json", COCO.replace('"id": 9', '"bbox": [1, 2, 3, 4]')),
+        "!annotation 1 has a bbox: only labels of whole images", ""),
+    "COCO, an empty outline": ((".json", COCO.replace('"id": 9', '"segmentation": []')),
+        "test:B 1, train:A 1", ""),
+    "COCO, no such category": ((".json", COCO.replace('"category_id": 2', '"category_id": 3')),
+        "!annotation 2: no category has the id '3'", ""),
+    "COCO, no such image": ((".json", COCO.replace('"image_id": 2', '"image_id": 7')),
+        "!no image has the id '7', which an annotation names", ""),
     "Parquet, NaN": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7, None],
         "part": ["train", "test"]}, "!row 2 lacks a value of who", ""),
 }  # fmt: skip
@@ -243,6 +276,9 @@ def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     if isinstance(content, dict):
         pq.write_table(pa.table(content), table := tmp_path / "table.PARQUET")
     else:
+        if isinstance(content, tuple):
+            table = tmp_path / f"table{content[0]}"
+            content = content[1]
         content = content.replace("{top}", str(top)) if isinstance(content, str) else content
         table.write_bytes(content if isinstance(content, bytes) else content.encode())
     columns = {"file": "file", "label": "label", "user": "who", "split": "part"}
@@ -270,6 +306,94 @@ def test_a_column_that_may_name_persons_is_offered(tmp_path):
     assert len(lines) == 1 and "NOT PRIVATE" in lines[0] and "--user_column=patient_id" in lines[0]
     listing.in_table(top, tmp_path / "t.csv", columns | {"user": "patient_id"}, log=lines.append)
     assert len(lines) == 1
+
+
+BESIDE = "train/1.png train/2.png train/3.png test/1.png test/2.png "
+META = "file_name,label\n1.png,A\n2.png,B\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "table", "expected", "num_unused"),
+    [
+        ({"train/m.csv": META, "test/m.csv": META}, "m.csv",
+         "test:A 1, test:B 1, train:A 1, train:B 1", 1),
+        ({"train/m.csv": META, "val/m.csv": "file_name,label\n../test/1.png,A\n"}, "m.csv",
+         "test:A 1, train:A 1, train:B 1", 2),
+        ({"train/m.csv": META}, "train/m.csv", "A 1, B 1", 3),
+        ({"train/m.csv": META}, "{top}/train/m.csv", "A 1, B 1", 3),
+        ({"m.csv": META.replace("file_name,", "part,file_name,").replace("1.png", "Train,train/1")
+          .replace("2.png", "Test,test/2")}, "m.csv", "test:B 1, train:A 1", 3),
+        ({"m.jsonl": '{"file_name": "train/1.png", "label": "A"}'}, "m.jsonl", "A 1", 4),
+        ({}, "m.csv", "!m.csv: no such file", 0),
+        ({"train/m.csv": META + "4.png,A"}, "m.csv", "!train/m.csv: row 4: no file 4.png", 0),
+    ],
+)  # fmt: skip
+def test_a_table_in_the_folder_or_its_splits_names_files_beside_it(
+    tmp_path, files, table, expected, num_unused
+):
+    top, columns = tree(tmp_path / "x", BESIDE), {"file": "file", "label": "label"}
+    for name, content in files.items():
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).write_text(content)
+    columns |= {"split": "part"} if "part" in "".join(files.values()) else {}
+    table = Path(table.replace("{top}", str(top)))
+    if expected.startswith("!"):
+        refused(expected[1:], listing.in_table, top, table, columns, kind=DataError)
+        return
+    listed = listing.in_table(top, table, columns)
+    assert counts(listed.examples, ("split", "label")) == expected
+    assert (listed.num_images, sum(listed.unused.values())) == (5, num_unused)
+
+
+def test_a_folder_of_images_beside_a_table_of_their_labels_says_so(tmp_path):
+    top = tree(tmp_path / "x", BESIDE)
+    (top / "test" / "metadata.csv").write_text(META)
+    hint = "no folder of a class .*; metadata.csv may name them: --labels=metadata.csv --classes="
+    refused(hint, listing.in_class_folders, top, kind=DataError)
+
+
+NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error
+    "89,5 -1,25 7": "89.5 -1.25 7",
+    "1,5 1,234": "1.5 1.234",
+    "1,234 5": "!1.png: '1,234' may be a decimal number or thousands: write 1.234 or 1234",
+    "1.234,5 7": "1.234,5 7",  # refused with the labels
+    "5 1,2,3": "5 1,2,3",
+}
+
+
+@pytest.mark.parametrize("values", NUMBERS)
+def test_a_decimal_comma_is_a_point_where_it_can_be_nothing_else(tmp_path, values):
+    top, columns = tree(tmp_path / "x", TWO), {"file": "file", "label": "label"}
+    rows = [f"{x};{y}" for x, y in zip(TWO.split(), values.split(), strict=False)]
+    (tmp_path / "t.csv").write_text("\n".join(["file;label", *rows]))
+    read = lambda: listing.in_table(top, tmp_path / "t.csv", columns, number=True)  # noqa: E731
+    if NUMBERS[values].startswith("!"):
+        refused(NUMBERS[values][1:], read, kind=DataError)
+    else:
+        assert " ".join(x.label for x in read().examples) == NUMBERS[values]
+    (tmp_path / "t.csv").write_text('file,label\nA/1.png,"89,5"\n')
+    assert read().examples[0].label == "89,5"  # is refused: it may be one of thousands
+
+
+def test_a_folder_of_test_images_has_its_own_place(tmp_path):
+    top, test = (
+        tree(tmp_path / "x", TWO + "x.txt"),
+        tree(tmp_path / "deep" / "y", "A/1.png B/9.png"),
+    )
+    read = lambda x, split: listing.in_class_folders(x, split=split)  # noqa: E731
+    listed = listing.with_test(read(top, "train"), read(test, "test"), top, test, print)
+    assert counts(listed.examples) == "test:A 1, test:B 1, train:A 2, train:B 2"
+    assert listed.num_images == 6 and all((top / x.file).is_file() for x in listed.examples)
+    tree(test, "C/1.png")
+    both = lambda: listing.with_test(read(top, "train"), read(test, "test"), top, test, print)  # noqa: E731
+    refused("y: C: no class of .*x", both, kind=DataError)
+    (test / "C" / "1.png").rename(test / "A" / "7.png")
+    (test / "C").rmdir()
+    (top / "A" / "8.png").symlink_to(test / "A" / "7.png")
+    refused("7.png is there 2 times, see A/8.png", both, kind=DataError)
+    refused("with --test_folder it must have none", read, tree(tmp_path / "z", split("train")),
+            "train", kind=DataError)  # fmt: skip
+    refused("with --test_folder it must have none", read, tmp_path / "z", "test", kind=DataError)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.images import importing, leaks, listing, pixels
+from bam.images import importing, leaks, listing, packed, pixels, rows
 
 VERBS = ("import", "show")
 # Of kinds of labels; "": the config's own.
@@ -43,43 +43,106 @@ def data(given: flags.FlagValues, arguments: Sequence[str]) -> None:
 
 
 def import_folder(given: flags.FlagValues, folder: Path) -> None:
-    """Writes the data set, and says what became of the images."""
+    """Writes the data set of a folder or an archive, and says what became of the images."""
     if not given.out:
         raise InputError("--out is required: folder for the data set")
-    preprocessing = _preprocessing(given)
-    several = given.label_column.split(",")[1:] != []
-    kind = "number" if given.number else "several" if several else "class"
-    if given.labels and given.user_from:
-        raise InputError("--user_from is for folders of classes: give --user_column with --labels")
-    if (given.user_column not in ("", "PatientID") or given.split_column) and not given.labels:
-        raise InputError(
-            "--user_column and --split_column are columns of --labels, which is missing"
-        )
+    _check(given)
+    if not packed.is_packed(folder):
+        _import(given, folder, console.say)
+        return
+    console.say(f"unpacking {folder} beside {given.out}; the copy is removed at the end")
+    is_outside = bool(given.labels) and os.path.isfile(given.labels)
+    with packed.unpacked(folder, Path(given.out), is_outside) as place:
+        named = lambda text: text.replace(str(place), str(folder))  # noqa: E731
+        try:
+            _import(given, place, lambda *lines: console.say(*map(named, lines)))
+        except DataError as error:
+            raise DataError(named(str(error))) from error
+
+
+def _check(given: flags.FlagValues) -> None:
+    """InputError for flags that do not go together."""
+    columns = "--user_column" * (given.user_column not in ("", "PatientID"))
+    columns = columns or "--split_column" * bool(given.split_column)
+    together = (
+        (given.labels, given.user_from, "--user_from is for folders of classes: give --user_column"
+         " with --labels"),
+        (columns, not given.labels, f"{columns} is a column of --labels, which is missing"),
+        (given.labels, given.test_folder, "--test_folder is for folders of classes: with --labels "
+         "give --split_column"),
+        (given.labels, not (given.classes or _kind(given) != "class"), "--labels needs --classes: "
+         "their names are public, the labels are not"),
+        (given.target_offset or given.target_scale != 1, not given.number,
+         "--target_offset and --target_scale are for numbers: add --number"),
+        (given.stratify, _kind(given) != "class", "--stratify is for images of one class each"),
+        (given.stratify, given.test_folder or given.split_column, "--stratify chooses the test "
+         "images; --test_folder and --split_column give them"),
+    )  # fmt: skip
+    for one, other, line in together:
+        if one and other:
+            raise InputError(line)
+
+
+def _kind(given: flags.FlagValues) -> str:
+    return "number" if given.number else "several" if "," in given.label_column else "class"
+
+
+def _listed(given: flags.FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
+    """The images and their labels, of folders or of a table."""
     if given.labels:
-        if not (given.classes or several or given.number):
-            raise InputError("--labels needs --classes: their names are public, the labels are not")
         named = {"file": given.file_column, "label": given.label_column}
         named |= {"user": given.user_column, "split": given.split_column}
-        columns = {field: name for field, name in named.items() if name}
         listed = listing.in_table(
             folder,
             Path(given.labels),
-            columns,
+            {field: name for field, name in named.items() if name},
             validation=given.validation,
-            log=console.say,
+            log=log,
             may_lack="PatientID" if given.user_column == "PatientID" else "",
+            number=given.number,
         )
     else:
         users = "folder" if given.user_from else "file" if given.user_column else ""
-        listed = listing.in_class_folders(
-            folder, given.validation, users, given.masks, log=console.say
-        )
-    examples = listed.examples
-    classes, num_listed = given.classes or sorted({x.label for x in examples}), len(examples)
+        split, test = "train" * bool(given.test_folder), Path(given.test_folder)
+        listed = listing.in_class_folders(folder, given.validation, users, given.masks, log, split)
+        if given.test_folder:
+            more = listing.in_class_folders(test, "", users, given.masks, log, "test")
+            listed = listing.with_test(listed, more, folder, test, log)
+    separator = "," * (_kind(given) == "several")
+    return listed._replace(examples=_mapped(listed.examples, given.map, separator, log))
+
+
+def _mapped(
+    examples: list[listing.Example], pairs: Sequence[str], separator: str, log: rows.Log
+) -> list[listing.Example]:
+    """Examples with labels in the place of others, by "FROM:TO"; `separator`: of several labels."""
+    into = dict[str, str]()
+    for pair in pairs:
+        old, _, new = pair.rpartition(":")
+        if not (old and new) or old in into:
+            raise InputError(f"--map={pair}: expected FROM:TO, each FROM once, as --map=yes:1,no:0")
+        into[old] = new
+    parts = lambda label: label.split(separator) if separator else [label]  # noqa: E731
+    present = {part for x in examples for part in parts(x.label)}
+    for label in sorted(into.keys() - present):
+        log(f"--map={label}:{into[label]}: no image has the label {label} (NOT PRIVATE)")
+    return [
+        x._replace(label=separator.join(into.get(part, part) for part in parts(x.label)))
+        for x in examples
+    ]
+
+
+def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> None:
+    kind, preprocessing = _kind(given), _preprocessing(given)
+    listed = _listed(given, folder, log)
+    examples, num_listed = listed.examples, len(listed.examples)
+    classes = given.classes or sorted({x.label for x in examples})
     if kind != "class":
-        classes = given.label_column.split(",") if several else []
+        classes = given.label_column.split(",") if kind == "several" else []
     if given.user_column == "PatientID" and not examples[0].user:
-        examples = _with_patients(folder, examples, given.strict)
+        examples = _with_patients(folder, examples, given.strict, log)
+    if given.stratify:
+        examples = importing.stratified(examples, given.stratify)
     options = importing.Options(
         kind=kind,
         preprocessing=preprocessing,
@@ -91,22 +154,20 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
 
     def warn() -> None:
         with ThreadPoolExecutor(workers) as pool:
-            console.say(*leaks.lines(folder, examples, options, given.near_duplicates, pool))
+            log(*leaks.lines(folder, examples, options, given.near_duplicates, pool))
 
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(f"{len(examples):,} images", total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        console.say(
-            f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)"
-        )
-    console.say(*_lost(manifest))
+        log(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
+    log(*_lost(manifest))
     for file, why in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
-        console.say(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
+        log(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
-    console.say(
+    log(
         f"{listed.num_images:,} images: {train:,} to train, {test:,} to test, "
         f"{num_listed - train - test:,} left out"
         + "".join(f", {num:,} {why}" for why, num in listed.unused.items())
@@ -153,13 +214,20 @@ def _preprocessing(given: flags.FlagValues) -> Preprocessing:
     except ValueError:
         raise InputError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
     size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
-    preprocessing = Preprocessing(size, int(given.channels), window, given.background)
+    target = (given.target_offset, given.target_scale)
+    preprocessing = Preprocessing(
+        size,
+        int(given.channels),
+        window,
+        given.background,
+        target if given.number and target != (0, 1) else None,
+    )
     preprocessing.check()
     return preprocessing
 
 
 def _with_patients(
-    folder: Path, examples: Sequence[listing.Example], strict: bool
+    folder: Path, examples: Sequence[listing.Example], strict: bool, log: Callable[..., None]
 ) -> list[listing.Example]:
     """Examples whose user is the PatientID of their DICOM file; the others are left out."""
     known, left_out = [], []
@@ -172,7 +240,7 @@ def _with_patients(
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
     if not known:
         raise DataError(f"{folder}: no DICOM file with a PatientID")
-    console.say(*left_out)
+    log(*left_out)
     return known
 
 

@@ -346,6 +346,7 @@ adds canaries to the training data. It is for the audit alone: nothing of it may
 bam data import photographs --out=data --size=32
 bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv --classes=ill,well \\
   --file_column=file --label_column=diagnosis --user_column=patient
+bam data import set.zip --out=data --labels=metadata.jsonl --classes=ill,well
 bam data show data --out=sheet.png
 
 `import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/… and FOLDER/test/CLASS/…, or the images that
@@ -365,8 +366,11 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
                 tuple,
             ),
             Flag("background", "white", "of transparent pixels", choices=("white", "black")),
-            Flag("labels", "", "CSV or Parquet file with a row for each image"),
-            Flag("file_column", "file", "of --labels: path of the image in FOLDER"),
+            Flag(
+                "labels", "", "CSV, Parquet, JSON lines or COCO's JSON with a row for each image; "
+                "also of a name in FOLDER, or in its folders of splits",
+            ),
+            Flag("file_column", "file", "of --labels: path of the image in FOLDER, or file_name"),
             Flag(
                 "label_column",
                 "label",
@@ -375,6 +379,12 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
             Flag("user_column", "", "of --labels: whose image it is; '': not known"),
             Flag("split_column", "", "of --labels: train or test; '': drawn by hash"),
             Flag("number", False, "labels are numbers, not names of classes"),
+            Flag("target_offset", 0.0, "of numbers: a public number near their mean"),
+            Flag(
+                "target_scale", 1.0, "of numbers: a public number near their spread; "
+                "(number - offset) / scale is learned, and undone in predictions",
+            ),
+            Flag("map", (), "FROM:TO: labels in the place of others, as yes:1,no:0"),
             Flag(
                 "user_from",
                 "",
@@ -393,6 +403,11 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
             Flag(
                 "test", 0.2, "share of users, or of images, for the test split", least=0, most=1
             ),
+            Flag(
+                "stratify", 0, "instead of --test: images of each class (with users: users) for "
+                "the test; 0: a share of all", least=0,
+            ),
+            Flag("test_folder", "", "a folder of classes of its own, with the test images"),
             Flag("strict", False, "refuse a file that cannot be read; else leave it out"),
             Flag("workers", 0, "threads that decode; 0: one for each core", least=0),
         ),

@@ -60,6 +60,12 @@ class Dataset(NamedTuple):
     preprocessing: JsonObject | None = None
 
 
+def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:
+    """Outputs or labels that are numbers in the units of the files, not as they are learned."""
+    target = (getattr(dataset, "preprocessing", None) or {}).get("target")
+    return numbers * target[1] + target[0] if target else numbers
+
+
 def load(
     name: str,
     source: str | None = None,

@@ -1,4 +1,4 @@
-"""How a file becomes pixels, as a record: a data set and a release repeat it."""
+"""How a file becomes pixels, and a number a target: a data set and a release repeat it."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ SIDES = range(4, 4097)  # heights and widths that can be asked for
 
 
 class Preprocessing(NamedTuple):
-    """How a file becomes pixels; all of it is public, and a release repeats it.
+    """How a file becomes pixels, and a number a target; it is public, and a release repeats it.
 
     Attributes:
       size: height and width in pixels: the image covers them, and its middle is cut out.
@@ -18,12 +18,14 @@ class Preprocessing(NamedTuple):
       window: the numbers that become black and white, of files with more than 8 bits; None: what
         a file's format declares.
       background: the colour behind transparent pixels.
+      target: offset and scale: of a number y, (y - offset) / scale is learned; None: y itself.
     """
 
     size: tuple[int, int]
     channels: int
     window: tuple[float, float] | None = None
     background: str = "white"
+    target: tuple[float, float] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -31,8 +33,10 @@ class Preprocessing(NamedTuple):
         return (*self.size, self.channels)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {key: list(x) if isinstance(x, tuple) else x for key, x in self._asdict().items()}
+        """What `from_json` reads; without a target of None, which an older bam does not know."""
+        fields = self._asdict().items()
+        there = {k: x for k, x in fields if k != "target" or x is not None}
+        return {k: list(x) if isinstance(x, tuple) else x for k, x in there.items()}
 
     @classmethod
     def from_json(cls, value: Any) -> "Preprocessing":
@@ -45,7 +49,7 @@ class Preprocessing(NamedTuple):
         return record
 
     def check(self) -> None:
-        """Raises a DataError for a size, a window or a background that cannot be."""
+        """Raises a DataError for a size, a window, a background or a target that cannot be."""
         if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
             raise DataError(f"size {self.size}: a height and a width from 4 to {SIDES[-1]}")
         if type(self.channels) is not int or self.channels not in (1, 3):
@@ -54,5 +58,19 @@ class Preprocessing(NamedTuple):
         numbers = [float(x) for x in ends if type(x) in (int, float)]
         if not len(ends) == len(numbers) == 2 or not 0 < numbers[1] - numbers[0] < math.inf:
             raise DataError(f"window {ends}: two finite numbers are needed, LOW < HIGH")
+        self._check_target()
         if self.background not in BACKGROUNDS:
             raise DataError(f"background {self.background!r}: {' or '.join(BACKGROUNDS)}")
+
+    def _check_target(self) -> None:
+        """DataError for an offset or a scale that is not a finite number, or a scale below 0."""
+        target = (0, 1) if self.target is None else self.target
+        numbers = [float(x) for x in target if type(x) in (int, float)]
+        if not (
+            len(target) == len(numbers) == 2
+            and abs(numbers[0]) < math.inf
+            and 0 < numbers[1] < math.inf
+        ):
+            raise DataError(
+                f"target {target}: a finite offset and a finite scale above 0 are needed"
+            )

@@ -155,7 +155,7 @@ def check(examples: Sequence[Example], options: Options) -> None:
         if have_users and example.user.strip() in MISSING:
             instead = f" but {example.user!r}" if example.user else ""
             raise DataError(f"{example.place}: has no user{instead}, others have")
-        other, place = sides.setdefault(example.user or example.file, (side, example.place))
+        other, place = sides.setdefault(_unit(example), (side, example.place))
         if other != side:
             raise DataError(
                 f"user {example.user!r} has images in both splits: {place} ({other}) and "
@@ -190,7 +190,9 @@ def _wrong(label: str, options: Options) -> str:
         return f"is not a finite number{hint}"
     values = label.split(",")
     if options.kind == "several" and not (len(values) == len(names) and {*values} <= {"0", "1"}):
-        return f"of {names} is not zeros and ones, one for each"
+        is_text = len(values) == len(names) and not all(map(_finite, values))
+        hint = "; --map=yes:1,no:0 makes them of others" if is_text else ""
+        return f"of {names} is not zeros and ones, one for each{hint}"
     return ""
 
 
@@ -215,8 +217,48 @@ def split_of(example: Example, test_share: float) -> str:
     """The split of an example: as given, or by a hash of its user, or of its file's name."""
     if example.split:
         return example.split
-    digest = hashlib.blake2b((example.user or example.file).encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest) < test_share * 2**64 else "train"
+    return "test" if _hash(_unit(example)) < test_share * 2**64 else "train"
+
+
+def stratified(examples: Sequence[Example], num_test: int) -> list[Example]:
+    """Examples of which, of each class, so many images are for the test: those of least hashes.
+
+    Where users are known they are users, each in the class that most of its own images have. The
+    number is public and a hash tells of one image or user alone, so adding or removing one moves at
+    most one between the splits: what is trained on changes by one, as ε assumes. A share of those
+    that are there would move a second one.
+
+    Raises:
+      DataError: for examples that have a split, and a class that would keep none to train on.
+    """
+    if any(x.split for x in examples):
+        raise DataError("the images have a test split; --stratify is for those that have none")
+    counts: dict[str, Counter[str]] = {}
+    for example in examples:
+        counts.setdefault(_unit(example), Counter())[example.label] += 1
+    members: dict[str, list[str]] = {}
+    for unit, labels in counts.items():
+        members.setdefault(min(labels, key=lambda x: (-labels[x], x)), []).append(unit)
+    test = set[str]()
+    for label, units in sorted(members.items()):
+        if len(units) <= num_test:
+            what = "users" if examples[0].user else "images"
+            raise DataError(
+                f"class {label} has {len(units):,} {what}: --stratify={num_test} leaves none to "
+                "train on"
+            )
+        test.update(sorted(units, key=_hash)[:num_test])
+    return [x._replace(split="test" if _unit(x) in test else "train") for x in examples]
+
+
+def _unit(example: Example) -> str:
+    """Who is on one side of the split as a whole: a user, or an image where none are known."""
+    return example.user or example.file
+
+
+def _hash(unit: str) -> int:
+    """64 bits that tell of this unit alone."""
+    return int.from_bytes(hashlib.blake2b(unit.encode(), digest_size=8).digest())
 
 
 def _shards(examples: Sequence[Example], options: Options) -> dict[str, list[Example]]:
@@ -310,6 +352,7 @@ def _labels(labels: list[str], options: Options) -> Any:
     if options.kind == "class":
         return pa.array([options.classes.index(x) for x in labels], pa.int64())
     if options.kind == "number":
-        return pa.array([float(x) for x in labels], pa.float32())
+        offset, scale = options.preprocessing.target or (0, 1)
+        return pa.array([(float(x) - offset) / scale for x in labels], pa.float32())
     several = pa.list_(pa.int8(), len(options.classes))
     return pa.array([[int(x) for x in label.split(",")] for label in labels], several)

@@ -58,14 +58,18 @@ def lines(
             for x in few[:12]
         ) + (", …" if few[12:] else "")
         have = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
+        is_drawn = not any(x.split for x in examples)
+        choose = f"; --stratify={FEW} takes so many of each class" if is_drawn else ""
         warnings.append(
             f"{have} fewer than {FEW} test images, or no training image: {shown}; see figures by "
-            "class (bam report), not accuracy alone"
+            f"class (bam report), not accuracy alone{choose}"
         )
-    if options.kind == "number" and (most := max(abs(float(x)) for x in labels)) > LARGE:
+    offset, scale = options.preprocessing.target or (0, 1)
+    numbers = [(float(x) - offset) / scale for x in labels if options.kind == "number"]
+    if (most := max(map(abs, numbers), default=0)) > LARGE:
         warnings.append(
-            f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so "
-            "subtract and divide the column by public constants first"
+            f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so give "
+            "--target_offset and --target_scale: public numbers near their mean and their spread"
         )
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(users)]
     if not users[0]:

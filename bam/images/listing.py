@@ -1,21 +1,15 @@
 """Which images there are, and what each one's label is: folders of classes, or a table."""
 
-import codecs
 import collections
-import contextlib
-import csv
-import io
-import math
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bam import files
 from bam.data.common import DataError
-from bam.data.sources import parquet
+from bam.images import rows
 
 SUFFIXES = (  # the last ones are read by packages of extras
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2",
@@ -43,11 +37,11 @@ MISSING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None",
 # What the name of a mask has behind that of its image, and folders of masks beside such of images.
 _MASK = re.compile(r"(.+)[_-](mask|masks|seg|segmentation|gt|label|labels)", re.I | re.S)
 _MASKS = {"mask", "masks", "seg", "segmentation", "gt", "annotations", "labels"}
+_TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face names them
 _IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 
 MORE_NAMES = "more names of one file"
 
-Log: TypeAlias = Callable[[str], None]
 Counts: TypeAlias = collections.Counter[str]
 
 
@@ -89,34 +83,37 @@ def in_class_folders(
     validation: str = "",
     users: str = "",
     masks: bool = False,
-    log: Log = lambda line: None,
+    log: rows.Log = lambda line: None,
+    split: str = "",
 ) -> Listed:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
     Images of `validation` go to "train", "test" or "leave"; "": to training, or to the test where
     there is no other. `users` says what names the user of an image: "folder", the one between class
     and image; "file", what is in it; "": nothing. With `masks`, an image img_mask beside img counts
-    as one. `log` is given lines on what is ignored, moved or doubtful. DataError for folders that
-    are no classes, and for a class without images or with one, which would be known to be in
-    training.
+    as one. `log` is given lines on what is ignored, moved or doubtful. `split`: that of all images
+    of the folder, which has none. DataError for folders that are no classes, and for a class
+    without images or with one, which would be known to be in training.
     """
     all_images, folders, ignored, again = tree(folder)
     images = all_images if masks else _without_masks(all_images)
     unused = +Counts({"masks": len(all_images) - len(images)})
     if unused:
         ignored["masks beside their images: --masks uses them"] = unused["masks"]
-    below = [tuple(map(normal, x.relative_to(folder).parts)) for x in folders]
+    below = [tuple(map(rows.normal, x.relative_to(folder).parts)) for x in folders]
     _check_level(folder, images, below)
     depth = 2 if any(split_name(x[0]) for x in below) else 1
+    if split and depth > 1:
+        raise DataError(f"{folder}: has folders of splits; with --test_folder it must have none")
     examples, nested = list[Example](), set[str]()
     by_folder = users == "folder"
     _check_links(folder, again, depth, by_folder)
     if again:
         ignored["links to folders that are read elsewhere"] = len(again)
     for file in images:
-        *above, _ = map(normal, file.relative_to(folder).parts)
+        *above, _ = map(rows.normal, file.relative_to(folder).parts)
         if len(above) < depth:
-            unreadable = f"that cannot be read: {_printable(file.name)}"
+            unreadable = f"that cannot be read: {rows.printable(file.name)}"
             ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
             unused["outside of class folders"] += 1
             continue
@@ -125,25 +122,44 @@ def in_class_folders(
         if by_folder and len(above) == depth:
             raise DataError(f"{file}: is in no folder of a user, between class and image")
         nested |= set(above[depth : depth + 1])
-        name, user = _printable(str(file.relative_to(folder))), above[depth] if by_folder else ""
-        examples.append(Example(name, above[depth - 1], user, split_name(above[0])))
+        name, user = (
+            rows.printable(str(file.relative_to(folder))),
+            above[depth] if by_folder else "",
+        )
+        examples.append(Example(name, above[depth - 1], user, split or split_name(above[0])))
     reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
     also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
     if also:
         log(f"ignored: {also}")
     named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
     labels = sorted({x[depth - 1] for x in named})
-    _check_classes(folder, Counts(x.label for x in examples), labels, also, log)
+    least = 1 if split == "test" else 2
+    _check_classes(folder, Counts(x.label for x in examples), labels, least, also, log)
     if nested and not users:
         log(
             f"NOT PRIVATE: images of the classes {files.listed(labels)} lie in {len(nested):,} "
             f"subfolder{'s' * (len(nested) > 1)}. If each is a person, add --user_from=folder: "
             "otherwise ε protects one image. If they are the classes, move them up one level"
         )
-    divided = _divided(
-        folder, _once(folder, folder, examples, unused, log), validation, unused, log
-    )
+    once = _once(folder, folder, examples, unused, log)
+    divided = once if split else _divided(folder, once, validation, unused, log)
     return Listed(divided, len(all_images), unused)
+
+
+def with_test(
+    train: Listed, test: Listed, folder: Path, test_folder: Path, log: rows.Log
+) -> Listed:
+    """Images of two folders, the second of test images; their paths are from the first.
+
+    DataError for a class of the second that the first lacks, and for a file that is in both.
+    """
+    if more := sorted({x.label for x in test.examples} - {x.label for x in train.examples}):
+        raise DataError(f"{test_folder}: {files.listed(more)}: no class of {folder}")
+    to = os.path.relpath(os.path.realpath(test_folder), os.path.realpath(folder))
+    moved = [x._replace(file=os.path.join(to, x.file)) for x in test.examples]
+    unused = train.unused + test.unused
+    examples = _once(folder, folder, train.examples + moved, unused, log)
+    return Listed(examples, train.num_images + test.num_images, unused)
 
 
 def in_table(
@@ -152,29 +168,81 @@ def in_table(
     columns: dict[str, str],
     limit: int = 10_000_000,
     validation: str = "",
-    log: Log = lambda line: None,
+    log: rows.Log = lambda line: None,
     may_lack: str = "",
+    number: bool = False,
 ) -> Listed:
-    """The images that a CSV or Parquet file names, by `columns`: of `Example`'s fields, its own.
+    """The images that a table names, by `columns`: of `Example`'s fields, its own.
 
     Paths are in FOLDER, however they are written: absolute or relative to FOLDER or to the table,
     with backslashes, without a suffix or with one of another case. Several columns of labels are
     separated by commas, and so are their values then. `validation` and `log` are as above; the
-    column called `may_lack` need not be there. DataError for another column or a file that is not
+    column called `may_lack` need not be there. A `number` may have a decimal comma where values are
+    not separated by commas. A table that is not there is looked for in FOLDER, and in its folders
+    of splits, which are those of its rows then. DataError for another column or a file that is not
     there, a row without a value, and one file in rows that differ; rows that say the same count
     once.
     """
-    header, rows = _rows(table, ",".join(columns.values()).casefold().split(","), log)
-    if len(rows) > limit:
-        raise DataError(f"{table}: more than {limit:,} rows")
-    if may_lack.casefold() not in map(str.casefold, header):
-        columns = {field: name for field, name in columns.items() if name != may_lack}
-    places = {k: [_column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
-    images = tree(folder).images
-    find, examples = _finder(folder, table, images), list[Example]()
-    # As a spreadsheet counts them, whose first row is the header.
-    for number, row in enumerate(rows, start=1 if _is_parquet(table) else 2):
-        texts, where = [_text(x) for x in row], f"{table}: row {number}"
+    images, examples = tree(folder).images, list[Example]()
+    for path, split in _tables(folder, table):
+        lines = rows.read(path, ",".join(columns.values()).split(","), log)
+        if len(lines.values) + len(examples) > limit:
+            raise DataError(f"{path}: more than {limit:,} rows")
+        present = _present(columns, lines.header, may_lack)
+        own = _in_rows(folder, path, lines, present, _finder(folder, path, images))
+        if not own:
+            raise DataError(f"{path}: has no rows")
+        own = _with_points(path, own) if number and lines.has_commas else own
+        examples += own if "split" in present else [x._replace(split=split) for x in own]
+        if "user" not in present:
+            _say_ids(lines, present, len(own), log)
+    used = {_identity(folder / x.file) for x in examples}
+    there = {_identity(x): x for x in reversed(images)}
+    unused = +Counts({MORE_NAMES: len(images) - len(there)})
+    if rest := sorted(path for identity, path in there.items() if identity not in used):
+        unused["in no row of the table"] = len(rest)
+        first = rows.printable(str(rest[0].relative_to(folder)))
+        log(f"not used, in no row of the table: {len(rest):,} images of the folder, as {first}")
+    once = _once(folder, table, examples, Counts(), log)  # rows, not files, are there again
+    divided = _divided(table, once, validation, unused, log)
+    return Listed(divided, len(images) + len(used.difference(there)), unused)
+
+
+def _tables(folder: Path, table: Path) -> list[tuple[Path, str]]:
+    """A table as named, else of that name in the folder, else in its folders of splits: "train"."""
+    below = sorted(x for x in folder.iterdir() if split_name(x.name)) if folder.is_dir() else []
+    near = [x / table for x in below if (x / table).is_file()]
+    places = [[x] for x in (table, folder / table) if x.is_file()]
+    top = Path(os.path.realpath(folder))
+
+    def split_of(path: Path) -> str:
+        real = Path(os.path.realpath(path))
+        return split_name(real.relative_to(top).parts[0]) if real.is_relative_to(top) else ""
+
+    return [(x, split_of(x)) for x in [*places, near or [table]][0]]
+
+
+def _present(columns: dict[str, str], header: list[str], may_lack: str) -> dict[str, str]:
+    """Columns that a header has: `file` may be `file_name`, as Hugging Face and COCO have it."""
+    names = {x.casefold() for x in header}
+    if columns["file"] == "file" and "file" not in names and "file_name" in names:
+        columns = columns | {"file": "file_name"}
+    if may_lack.casefold() in names:
+        return columns
+    return {field: name for field, name in columns.items() if name != may_lack}
+
+
+def _in_rows(
+    folder: Path,
+    table: Path,
+    lines: rows.Rows,
+    columns: dict[str, str],
+    find: Callable[[str, str], str],
+) -> list[Example]:
+    header, examples = lines.header, list[Example]()
+    places = {k: [rows.column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
+    for number, row in enumerate(lines.values, lines.first):
+        texts, where = [rows.text(x) for x in row], f"{table}: row {number}"
         if not any(texts):
             continue
         if any(texts[len(header) :]):
@@ -191,26 +259,31 @@ def in_table(
             raise DataError(f"{where}: split {example.split!r} is not train, validation or test")
         file, split = find(example.file, where), split_name(example.split)
         examples.append(example._replace(file=file, split=split))
-    if not examples:
-        raise DataError(f"{table}: has no rows")
-    used = {_identity(folder / x.file) for x in examples}
-    there = {_identity(x): x for x in reversed(images)}
-    unused = +Counts({MORE_NAMES: len(images) - len(there)})
-    if rest := sorted(path for identity, path in there.items() if identity not in used):
-        unused["in no row of the table"] = len(rest)
-        first = _printable(str(rest[0].relative_to(folder)))
-        log(f"not used, in no row of the table: {len(rest):,} images of the folder, as {first}")
-    id_columns = [x for x in header if x not in columns.values() and _IDS.search(x)]
-    for name in [] if "user" in columns else id_columns:
-        ids = {_text(row[header.index(name)]) for row in rows if len(row) == len(header)}
-        if 1 < len(ids) < len(examples):
+    return examples
+
+
+def _with_points(table: Path, examples: list[Example]) -> list[Example]:
+    """Examples whose decimal commas are points; DataError if they may be those of thousands."""
+    with_comma = [x for x in examples if rows.decimal(x.label) != x.label]
+    if with_comma and all(len(x.label.partition(",")[2]) == 3 for x in with_comma):
+        first = with_comma[0]
+        raise DataError(
+            f"{table}: {first.place}: {first.label!r} may be a decimal number or thousands: write "
+            f"{rows.decimal(first.label)} or {first.label.replace(',', '')}"
+        )
+    return [x._replace(label=rows.decimal(x.label)) for x in examples]
+
+
+def _say_ids(lines: rows.Rows, columns: dict[str, str], num_rows: int, log: rows.Log) -> None:
+    """A line on a column that may name persons."""
+    header, values = lines.header, lines.values
+    for name in (x for x in header if x not in columns.values() and _IDS.search(x)):
+        ids = {rows.text(row[header.index(name)]) for row in values if len(row) == len(header)}
+        if 1 < len(ids) < num_rows:
             log(
-                f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(rows):,} rows; if it "
-                f"names persons, give --user_column={name} to protect them"
+                f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(values):,} rows; if "
+                f"it names persons, give --user_column={name} to protect them"
             )
-    once = _once(folder, table, examples, Counts(), log)  # rows, not files, are there again
-    divided = _divided(table, once, validation, unused, log)
-    return Listed(divided, len(images) + len(used.difference(there)), unused)
 
 
 def split_name(text: str) -> str:
@@ -222,7 +295,7 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     """DataError for splits beside classes, and for the folder above the one that is meant."""
     inner, inside = 0, {x[0] for x in below}
     splits = sorted(filter(split_name, inside))
-    full = {normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
+    full = {rows.normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
     if splits and (classes := sorted(full.difference(splits))):
         raise DataError(
             f"{folder}: {files.listed(splits)} name a split, {files.listed(classes)} do not: move "
@@ -241,7 +314,7 @@ def _check_links(folder: Path, again: dict[Path, Path], depth: int, users: bool)
     for link, first in again.items():
         facts = []
         for path in (link, first):
-            above = [normal(x) for x in path.relative_to(folder).parts]
+            above = [rows.normal(x) for x in path.relative_to(folder).parts]
             facts.append((split_name((above or [""])[0]), above[depth - 1 : depth + users]))
         if facts[0] != facts[1]:
             raise DataError(
@@ -250,15 +323,19 @@ def _check_links(folder: Path, again: dict[Path, Path], depth: int, users: bool)
             )
 
 
-def _check_classes(folder: Path, images: Counts, labels: list[str], also: str, log: Log) -> None:
-    """DataError for a class of less than two images; a line if a name is odd."""
+def _check_classes(
+    folder: Path, images: Counts, labels: list[str], least: int, also: str, log: rows.Log
+) -> None:
+    """DataError for a class of less than so many images; a line if a name is odd."""
     shown = files.listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
     also = f"; ignored: {also}" if also else ""
     if not images:
-        raise DataError(f"{folder}: no folder of a class with images in it{also}")
+        tables = [name for name in _TABLES if _tables(folder, Path(name))[0][0].is_file()]
+        hint = f"; {tables[0]} may name them: --labels={tables[0]} --classes=…" if tables else ""
+        raise DataError(f"{folder}: no folder of a class with images in it{also}{hint}")
     for name in labels:
         few = "one image" if images[name] else "no image"
-        if "\\udc" in name or images[name] < 2:
+        if "\\udc" in name or images[name] < least:
             why = "a name that is not UTF-8" if "\\udc" in name else f"{few}; a class needs two"
             raise DataError(f"{folder}: class {name} has {why}: {shown}{also}")
     same = Counts(name.strip().casefold() for name in labels)
@@ -286,7 +363,7 @@ def _without_masks(images: list[Path]) -> list[Path]:
 
 
 def _divided(
-    where: Path, examples: list[Example], validation: str, unused: Counts, log: Log
+    where: Path, examples: list[Example], validation: str, unused: Counts, log: rows.Log
 ) -> list[Example]:
     """Examples whose split is training or test, or drawn by hash where there is no test."""
     images = collections.Counter(x.split for x in examples)
@@ -310,11 +387,11 @@ def _divided(
 
 def _identity(path: Path) -> str:
     """What all names of one file share: where links lead to, if they do."""
-    return _printable(os.path.realpath(path) if os.path.exists(path) else str(path))
+    return rows.printable(os.path.realpath(path) if os.path.exists(path) else str(path))
 
 
 def _once(
-    folder: Path, where: Path, examples: list[Example], unused: Counts, log: Log
+    folder: Path, where: Path, examples: list[Example], unused: Counts, log: rows.Log
 ) -> list[Example]:
     """Each file once, by its resolved path: the promise is for one image, not for a row of it."""
     first: dict[str, Example] = {}
@@ -334,11 +411,13 @@ def _once(
 def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str, str], str]:
     """`path as a table has it, where that is -> path in the folder`, else a DataError."""
     top, real = os.path.abspath(folder), os.path.realpath(folder)
-    bases = (top, os.path.abspath(table.parent))
+    bases = [top, os.path.abspath(table.parent)]
+    if Path(bases[1]).is_relative_to(top):
+        bases.reverse()  # of a table in the folder of a split, the files beside it are meant
     known = collections.defaultdict[str, set[str]](set)  # names without case, or suffix -> paths
 
     def key(path: str | Path) -> str:
-        return normal(os.path.relpath(path, top)).casefold()
+        return rows.normal(os.path.relpath(path, top)).casefold()
 
     def find(text: str, where: str) -> str:
         spelled = (text, text.replace("\\", "/"))
@@ -350,7 +429,7 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
                     return file
         for image in () if known else images:
             for name in (image, image.with_suffix("")):
-                known[key(name)].add(_printable(str(image.relative_to(folder))))
+                known[key(name)].add(rows.printable(str(image.relative_to(folder))))
         meant = sorted(set[str]().union(*(known.get(key(x), ()) for x in paths)))
         if len(meant) == 1:
             return meant[0]
@@ -358,77 +437,6 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
         raise DataError(f"{where}: no file {text[:200]} in {folder}{several}")
 
     return find
-
-
-def _is_parquet(table: Path) -> bool:
-    return table.suffix.lower() in (".parquet", ".pq")
-
-
-def _rows(table: Path, columns: list[str], log: Log) -> tuple[list[str], list[Sequence[object]]]:
-    """The header of a table and its rows."""
-    if not table.is_file():
-        raise DataError(f"{table}: no such file")
-    if _is_parquet(table):
-        with parquet.readable(table):
-            read = parquet.pq.read_table(table)
-            return read.column_names, list(zip(*(x.to_pylist() for x in read.columns), strict=True))
-    text = _decoded(table, log)
-    first = text.partition("\n")[0].replace('"', "").casefold()
-    # The sniffer of `csv` guesses from the rows; here some names of the header are known.
-    names = {x: {_text(name) for name in first.split(x)} for x in ",;\t|"}
-    delimiter = max(names, key=lambda x: (len(names[x].intersection(columns)), len(names[x])))
-    lines = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
-    try:
-        header, *rows = list(lines) or [[]]
-    except csv.Error as error:
-        where = f"{table}: line {lines.line_num}"
-        raise DataError(f"{where}: not a readable CSV file: {error}") from error
-    return [_text(x) for x in header], list(rows)
-
-
-def _decoded(table: Path, log: Log) -> str:
-    """A text in UTF-8, UTF-16 or Windows' encoding, without blank lines at its beginning."""
-    data = files.read_bytes(table)
-    if data[:2] == b"PK":
-        raise DataError(f"{table}: is a workbook or an archive: save it as CSV")
-    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or data[1:2] == b"\0"
-    for encoding in ["utf-16"] if wide else ["utf-8-sig", "cp1252", "latin-1"]:
-        with contextlib.suppress(UnicodeDecodeError):
-            text = io.StringIO(data.decode(encoding), newline=None).read().lstrip("\n")
-            if encoding in ("cp1252", "latin-1"):
-                log(f"{table} is not UTF-8: read as {encoding}")
-            return re.sub(r"\Asep=.\n", "", text)  # a line of Excel's own
-    raise DataError(f"{table}: not a readable CSV file: damaged UTF-16")
-
-
-def _column(table: Path, header: list[str], name: str) -> int:
-    """The place of a column: of that name, or of the only one that differs in case alone."""
-    places = [i for i, x in enumerate(header) if x == name]
-    places = places or [i for i, x in enumerate(header) if x.casefold() == name.casefold()]
-    if len(places) != 1:
-        seen = files.one_line(files.listed(header))[:300]
-        many = f"{len(places)} columns" if places else "no column"
-        raise DataError(f"{table}: {many} {name} among {seen}")
-    return places[0]
-
-
-def _text(value: object) -> str:
-    """A value of a table as text: whole numbers without a point, "" for none."""
-    if isinstance(value, bytes):
-        value = value.decode(errors="backslashreplace")
-    if isinstance(value, float):
-        value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    return "" if value is None else normal(str(value)).strip()
-
-
-def _printable(text: str) -> str:
-    r"""A path as text, in which `\udc…` stands for bytes that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def normal(text: str) -> str:
-    """Equal texts for names that look equal: composed characters."""
-    return unicodedata.normalize("NFC", _printable(text))
 
 
 class Tree(NamedTuple):
@@ -500,4 +508,4 @@ def _stem(image: Path) -> str:
     """The name of an image without its suffix, alike for names that look alike."""
     suffix = suffix_of(image.name)
     name = image.name[: -len(suffix)] if image.name.lower().endswith(suffix) else image.name
-    return normal(name).casefold()
+    return rows.normal(name).casefold()

@@ -14,7 +14,7 @@ from bam.data.common import DataError, machine_memory
 from bam.data.preprocessing import Preprocessing
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
-from bam.images import listing
+from bam.images import listing, rows
 from bam.images.pixels import decoded
 from bam.release.load import Released
 
@@ -26,7 +26,7 @@ Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
 
 
 def images_of(paths: Sequence[Path]) -> dict[Path, str]:
-    """Image files as named, and all in the named folders -> the folder of a folder that it is in.
+    """Image files as named, and all in the named folders -> the folder of a class that it is in.
 
     DataError for a path to nothing, or a folder without images.
     """
@@ -37,9 +37,14 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
         files = sorted(listing.tree(path).images) if path.is_dir() else [path]
         if not files:
             raise DataError(f"{path}: no image in it ({', '.join(listing.SUFFIXES)})")
-        within = {file: (*file.relative_to(path).parts[:-1], "")[0] for file in files}
-        images |= {file: listing.normal(name) for file, name in within.items()}
+        images |= {file: _class_folder(file.relative_to(path).parts[:-1]) for file in files}
     return images
+
+
+def _class_folder(above: Sequence[str]) -> str:
+    """CLASS, of CLASS/… or of a split's train/CLASS/…; "": the file is in none."""
+    is_split = len(above) > 1 and listing.split_name(above[0]) != ""
+    return rows.normal((*above, "")[is_split])
 
 
 def preprocessing_of(released: Released) -> Preprocessing:
@@ -124,9 +129,11 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     """A row of columns' names, and one of each image's texts, which are empty if it has no outputs.
 
     The columns are a class, its probability and that of each, or of the `top` likeliest; of several
-    labels their probabilities; of numbers these. DataError for a `top` of what are no classes.
+    labels their probabilities; of numbers these, in the units of the data. DataError for a `top` of
+    what are no classes.
     """
     names, is_class = facts["classes"], facts["loss"] == "cross_entropy"
+    offset, scale = facts["preprocessing"].get("target") or (0, 1)
     if top is not None and not is_class:
         raise DataError(f"the release has no {top} likeliest classes: its loss is {facts['loss']}")
     first, each = ["class", "probability"], [f"p({name})" for name in names]
@@ -141,7 +148,9 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
         if not is_class:
-            return _texts(special.expit(wide) if facts["loss"] == "binary" else wide)
+            return _texts(
+                special.expit(wide) if facts["loss"] == "binary" else wide * scale + offset
+            )
         every = _texts(special.softmax(wide))
         likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
         return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])

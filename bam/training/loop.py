@@ -1,6 +1,7 @@
 """Private training by a config: a `PrivateRun` with rows of metrics and files."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -350,7 +351,8 @@ def judge(
     if criterion.metrics:
         # Few metrics are defined for what is not a number: of zeros all are, and have their names.
         defined = np.zeros_like(predicted) if diverged else predicted
-        own = criterion.metrics(defined, np.asarray(labels))
+        in_units = functools.partial(datasets.in_units, trainer.dataset)
+        own = criterion.metrics(in_units(defined), in_units(np.asarray(labels)))
         judged |= dict.fromkeys(own, math.nan) if diverged else own
     return judged | {"test_loss": loss}, predicted
 

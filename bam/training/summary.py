@@ -1,10 +1,12 @@
 """What a finished run says of itself: the facts in `summary.json`, which a release states again."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import layers
 from bam.provenance import git_commit, versions
@@ -76,5 +78,6 @@ def judged_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
         return {}
     if not np.isfinite(outputs).all():
         return {"figures": None}
+    in_units = functools.partial(datasets.in_units, trainer.dataset)
     labels, names = np.asarray(trainer.dataset.test.labels), trainer.dataset.classes
-    return figures(outputs, labels, names)
+    return figures(in_units(outputs), in_units(labels), names)

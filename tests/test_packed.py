@@ -1,0 +1,160 @@
+"""A stranger's archive is read as its folder is, or refused in one line; nothing is left over."""
+
+import io
+import os
+import stat
+import tarfile
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+
+from bam.data.common import DataError
+from bam.images import packed
+from tests.cases import refused, run_command
+from tests.test_untidy import TWO, tree
+
+
+def pack(path, top, prefix=""):
+    """Packs what is below `top`, in an archive of the kind that the path's name says."""
+    below = sorted(x for x in top.rglob("*"))
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for one in below:
+                archive.write(one, prefix + str(one.relative_to(top)))
+    else:
+        with tarfile.open(path, "w:" + path.name.partition(".tar")[2].lstrip(".")) as archive:
+            archive.add(top, prefix or ".")
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "photographs/", "a/b/"])
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz", "X.TAR.bz2", "x.tar.xz"])
+def test_an_archive_gives_what_its_folder_gives(tmp_path, name, prefix):
+    top = tree(tmp_path / "x", TWO + "A/\xc3\x9c.png notes.txt __MACOSX/A/._1.png")
+    archive = pack(tmp_path / name.replace("TAR", "tar"), top, prefix)
+    archive = archive.rename(tmp_path / name)
+    with packed.unpacked(archive, tmp_path / "out") as place:
+        there = {x.relative_to(place): x.read_bytes() for x in place.rglob("*") if x.is_file()}
+        assert there == {x.relative_to(top): x.read_bytes() for x in top.rglob("*") if x.is_file()}
+        root = next(x for x in tmp_path.iterdir() if x.name.startswith(".out-"))
+        assert root.stat().st_mode & 0o777 == 0o700  # for its owner alone
+    assert not root.exists()
+
+
+def test_an_archive_is_imported_with_the_bytes_and_lines_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree(tmp_path / "x", " ".join(f"{c}/{i}.png" for c in "AB" for i in range(9)) + " A/7.gif")
+    (tmp_path / "x" / "A" / "7.gif").write_bytes(b"damaged")
+    pack(tmp_path / "x.zip", tmp_path / "x")
+    folder = run_command("bam", "data", "import", "x", "--out=one", "--size=8")
+    archive = run_command("bam", "data", "import", "x.zip", "--out=two", "--size=8")
+    assert folder.returncode == archive.returncode == 0, archive.stderr
+    first, *lines = archive.stdout.splitlines()
+    assert first == "unpacking x.zip beside two; the copy is removed at the end"
+    assert "\n".join(lines).replace("two", "one") == folder.stdout.rstrip()
+    for file in (tmp_path / "one").glob("*.parquet"):
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+    # Again: nothing is made anew, unless the archive has changed.
+    again = run_command("bam", "data", "import", "x.zip", "--out=two", "--size=8")
+    assert again.returncode == 0, again.stderr
+    os.utime("x.zip", ns=(1, 1))
+    changed = run_command("bam", "data", "import", "x.zip", "--out=two", "--size=8")
+    assert changed.returncode == 2 and "from other files" in changed.stderr
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["one", "two", "x", "x.zip"]
+    tree(tmp_path / "y", "A/1.png B/1.png B/2.png")
+    pack(tmp_path / "y.tar", tmp_path / "y")
+    wrong = run_command("bam", "data", "import", "y.tar", "--out=three")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: y.tar: class A has one image")
+    assert not (tmp_path / "three").exists()
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def zipped(*names, change=lambda info: None, **options):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", **options) as archive:
+        for name in names:
+            change(info := zipfile.ZipInfo(name))
+            archive.writestr(info, b"x" * 100)
+    return content.getvalue()
+
+
+def tarred(*entries):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for entry in entries:
+            info = tarfile.TarInfo(entry) if isinstance(entry, str) else entry
+            info.size = 3 * (info.type == tarfile.REGTYPE)
+            archive.addfile(info, io.BytesIO(b"abc"))
+    return content.getvalue()
+
+
+def as_link(info):
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+
+
+def locked(content):
+    """The archive with the bit that says "encrypted", of each of its files."""
+    whole = bytearray(content)
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        whole[whole.index(mark) + place] |= 1
+    return bytes(whole)
+
+
+HOSTILE = {
+    "up.zip": (zipped("a/../../x.png"), "leaves the folder"),
+    "absolute.zip": (zipped("/etc/x.png"), "leaves the folder"),
+    "backslash.zip": (zipped("a\\..\\..\\x.png"), "leaves the folder"),
+    "drive.zip": (zipped("C:\\x.png"), "leaves the folder"),
+    "link.zip": (zipped("a", change=as_link), "is a link; unpack it"),
+    "password.zip": (locked(zipped("a.png")), "needs a password; unpack it"),
+    "twice.zip": (zipped("a.png", "b/../b.png"), "leaves the folder"),
+    "file and folder.zip": (zipped("a", "a/b.png"), "is there twice"),
+    "cut.zip": (zipped("a.png")[:80], "damaged, or of an unknown kind"),
+    "no.zip": (b"<html>", "damaged, or of an unknown kind"),
+    "empty.zip": (b"", "damaged, or of an unknown kind"),
+    "flipped.zip": (zipped("a.png").replace(b"x" * 100, b"x" * 99 + b"y"), "damaged, or of an"),
+    "up.tar": (tarred("../x.png"), "leaves the folder"),
+    "link.tar": (tarred("x", link("y", "/etc/passwd")), "y: is a link or no ordinary file"),
+    "hard.tar": (tarred("x", link("y", "x", tarfile.LNKTYPE)), "y: is a link or no ordinary"),
+    "device.tar": (tarred(link("y", "", tarfile.CHRTYPE)), "y: is a link or no ordinary file"),
+    "pipe.tar": (tarred(link("y", "", tarfile.FIFOTYPE)), "y: is a link or no ordinary file"),
+    "twice.tar": (tarred("x.png", "./x.png"), "is there twice"),
+    "cut.tar": (tarred("x.png")[:600], "damaged, or of an unknown kind"),
+    "no.tgz": (b"\x1f\x8b" + bytes(50), "damaged, or of an unknown kind"),
+    "no.txz": (b"\xfd7zXZ" + bytes(50), "damaged, or of an unknown kind"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, name):
+    content, message = HOSTILE[name]
+    (tmp_path / "in").mkdir()
+    archive = tmp_path / "in" / name
+    archive.write_bytes(content)
+
+    def unpack():
+        with packed.unpacked(archive, tmp_path / "in" / "out"):
+            raise AssertionError("was read")
+
+    refused(message, unpack, kind=DataError)
+    assert [x.name for x in tmp_path.rglob("*")] == ["in", name]
+
+
+def test_an_archive_that_fills_the_disk_is_refused_by_what_it_declares(tmp_path, monkeypatch):
+    (tmp_path / "x.zip").write_bytes(zipped("a.png", "b.png", compression=zipfile.ZIP_DEFLATED))
+    (tmp_path / "x.tar").write_bytes(tarred("a.png", "b.png"))
+    for name, num_bytes in (("x.zip", 200), ("x.tar", 6)):
+        usage = SimpleNamespace(free=2 * num_bytes)
+        monkeypatch.setattr(packed.shutil, "disk_usage", lambda place, usage=usage: usage)
+        with packed.unpacked(tmp_path / name, tmp_path / "out") as place:
+            assert len(list(place.iterdir())) == 2
+        usage.free -= 1
+        with pytest.raises(DataError, match="too much for the disk"):
+            packed.unpacked(tmp_path / name, tmp_path / "out").__enter__()
+    assert len(list(tmp_path.iterdir())) == 2
