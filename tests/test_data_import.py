@@ -324,7 +324,7 @@ def test_a_stratified_import_has_so_many_test_images_of_each_class(tmp_path, mon
             tmp_path / "top" / ("ill" if number < 5 else "well") / f"{number}.png", "good", number
         )
     plain = run_command("bam", "data", "import", "top", "--out=a", "--size=8", "--test=0.02")
-    assert "--stratify=10 takes so many of each class" in plain.stdout
+    assert "--stratify=1 takes so many of each class" in plain.stdout
     done = run_command("bam", "data", "import", "top", "--out=b", "--size=8", "--stratify=3")
     assert done.returncode == 0, done.stderr
     shown = run_command("bam", "data", "show", "b").stdout
@@ -417,3 +417,39 @@ def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, m
         done = run_command(*base, "--out=no", *wrong)
         assert done.returncode == 2 and "target" in done.stderr, done.stderr
     assert not (tmp_path / "no").exists()
+
+
+def test_folders_that_may_be_persons_are_no_classes_unless_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        write(tmp_path / "top" / f"{1 + number % 12}" / f"{number}.png", "good", number)
+    done = run_command("bam", "data", "import", "top", "--out=out", "--size=8")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert "top: 12 folders with 40 images: are they persons? Names of classes are" in done.stderr
+    names = f"--classes={','.join(map(str, range(1, 13)))}"
+    done = run_command("bam", "data", "import", "top", "--out=out", "--size=8", names)
+    assert done.returncode == 0, done.stderr
+    for number in range(40, 60):
+        write(tmp_path / "top" / f"{1 + number % 12}" / f"{number}.png", "good", number)
+    done = run_command("bam", "data", "import", "top", "--out=more", "--size=8")
+    assert done.returncode == 0, done.stderr
+    assert manifest(tmp_path / "more")["classes"] == [str(x) for x in range(1, 13)]
+
+
+def test_numbers_are_shown_in_their_units(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["file,kg"]
+    for number in range(41):
+        split = "train" if number < 21 else "test"
+        write(tmp_path / "top" / split / f"{number}.png", "good", number)
+        rows.append(f"{split}/{number}.png,{60 + number % 21}")
+    (tmp_path / "top" / "train" / "t.csv").write_text("\n".join(rows[:22]).replace("train/", ""))
+    (tmp_path / "top" / "test" / "t.csv").write_text(
+        "\n".join([rows[0], *rows[22:]]).replace("test/", "")
+    )
+    flags = ["--labels=t.csv", "--label_column=kg", "--number", "--target_offset=70"]
+    done = run_command("bam", "data", "import", "top", "--out=out", "--size=8", *flags)
+    assert done.returncode == 0 and "21 to train, 20 to test" in done.stdout, done.stderr
+    shown = run_command("bam", "data", "show", "out").stdout
+    assert "21 images to train, 20 to test, 8 × 8 × 3; numbers; 0 files left out" in shown
+    assert re.search(r"train +60 +65 +70 +75 +80", shown)

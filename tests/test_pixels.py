@@ -352,6 +352,9 @@ LARGE = np.broadcast_to(np.uint8(0), (20_000, 20_000))
 # Kind -> suffix, bytes, the line.
 REFUSED = {
     "a program": ("png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify"),
+    "a pointer": ("png", b"version https://git-lfs.github.com/spec/v1\noid x\n", "git lfs pull"),
+    "a web page": ("jpg", b"<!DOCTYPE html><html>404</html>", "a web page, not an image"),
+    "a header alone": ("dcm", bytes(128) + b"DICM" + bytes(40), "the DICOM file has no Photo"),
     "an empty file": ("png", b"", "cannot identify"),
     "objects": ("npy", array(np.array([{}])), "Python objects|Object arrays"),
     "text": ("npy", array(np.array([["a"]])), "is no image"),
@@ -359,8 +362,8 @@ REFUSED = {
     "two channels": ("npy", array(np.zeros((4, 6, 2))), "is no image"),
     "no pixels": ("npy", array(np.zeros((0, 6))), "0 × 6 pixels"),
     "complex": ("npy", array(np.zeros((4, 6), complex)), "is no image"),
-    "signed": ("npy", array(full(5, np.int16)), "need --window=LOW,HIGH"),
-    "float": ("tif", saved(Image.fromarray(full(5, np.float32)), "TIFF"), "need --window=LOW,HIGH"),
+    "signed": ("npy", array(full(5, np.int16)), "is no window for signed"),
+    "float": ("tif", saved(Image.fromarray(full(5, np.float32)), "TIFF"), "is no window for"),
     "a bomb of 1 bit": (
         "png", saved(Image.new("1", (12_000, 12_000))), "12000 × 12000 pixels; at most"),
     "a bomb of Pillow's": ("png", png(0, 8, 60_000, [b""] * 60_000), "exceeds limit"),

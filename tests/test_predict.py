@@ -486,3 +486,34 @@ def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, t
         assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr and not done.stdout
     assert (tmp_path / "exists.csv").read_text() == "mine" and not (tmp_path / "new.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("A/1.png", "A"), ("train/A/1.png", "A"), ("Test/B/x/1.png", "B"), ("test/1.png", "test"),
+     ("1.png", ""), ("A/train/1.png", "A")],
+)  # fmt: skip
+def test_the_folder_of_a_class_may_lie_in_that_of_a_split(tmp_path, name, label):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8)).save(tmp_path / name)
+    assert predict.images_of([tmp_path]) == {tmp_path / name: label}
+
+
+def test_a_release_that_does_not_fit_its_files_says_its_size_and_window(tmp_path, release):
+    deep = np.random.default_rng(0).integers(3, 4000, (9, 9)).astype(np.uint16)
+    np.save(tmp_path / "deep.npy", deep)
+    np.save(tmp_path / "float.npy", deep / 4000)
+    seen = lambda name: run_command("bam", "predict", f"--release={release}", str(tmp_path / name))  # noqa: E731
+    assert "look dark or grey: the release has no window\n" in seen("deep.npy").stderr
+    done = seen("float.npy")
+    assert "float.npy: InputError: there is no window for signed or floating" in done.stderr
+    assert "--window" not in done.stderr
+    edit(release, preprocessing={"size": SHAPE[:2], "channels": SHAPE[2], "window": [5000, 6000]})
+    done = seen("deep.npy")
+    fitted = " × ".join(map(str, SHAPE))
+    expected = f"at the size ({fitted}) and window (5000, 6000) of the release, as {tmp_path}"
+    assert done.returncode == 0 and expected in done.stderr
+    done = run_command(
+        "bam", "predict", f"--release={release}", "--format=json", str(tmp_path / "deep.npy")
+    )
+    assert set(json.loads(done.stdout)[0]) >= {"file", "class", "probability"}

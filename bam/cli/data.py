@@ -24,6 +24,7 @@ from bam.images import importing, leaks, listing, packed, pixels, rows
 VERBS = ("import", "show")
 # Of kinds of labels; "": the config's own.
 LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
+MANY, FEW = 10, 5  # so many folders of fewer images each, on average, may be persons
 GROUP_SIZE = 4  # images of a user, in the command that is printed
 
 
@@ -136,7 +137,9 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
     kind, preprocessing = _kind(given), _preprocessing(given)
     listed = _listed(given, folder, log)
     examples, num_listed = listed.examples, len(listed.examples)
-    classes = given.classes or sorted({x.label for x in examples})
+    classes = given.classes or sorted({x.label for x in examples}, key=_in_order)
+    if not given.labels and not given.classes:
+        _check_persons(folder, len(classes), num_listed)
     if kind != "class":
         classes = given.label_column.split(",") if kind == "several" else []
     if given.user_column == "PatientID" and not examples[0].user:
@@ -161,7 +164,8 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        log(f"{frames:,} files have several frames or pages: the first is used (NOT PRIVATE)")
+        have = "1 file has" if frames == 1 else f"{frames:,} files have"
+        log(f"{have} several frames or pages: the first is used (NOT PRIVATE)")
     log(*_lost(manifest))
     for file, why in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
@@ -176,6 +180,21 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
         ),
         f"train on them: {_command(out, manifest, kind)}",
     )
+
+
+def _in_order(name: str) -> tuple[bool, int, str]:
+    """Numbers as numbers, then texts: 2, 10, x."""
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+
+
+def _check_persons(folder: Path, num_classes: int, num_images: int) -> None:
+    """InputError for folders that may be persons: their names would be published as classes."""
+    if num_classes >= MANY and num_images < FEW * num_classes:
+        raise InputError(
+            f"{folder}: {num_classes:,} folders with {num_images:,} images: are they persons? "
+            "Names of classes are public. For persons make FOLDER/CLASS/PERSON/… and give "
+            "--user_from=folder; if they are the classes, name them with --classes=A,B,…"
+        )
 
 
 def _lost(manifest: JsonObject) -> list[str]:
@@ -249,16 +268,19 @@ def show(data: Path, out: str) -> None:
     manifest = importing.read_manifest(data)
     shape = " × ".join(str(size) for size in manifest["shape"])
     train, test, _ = parquet.read(data, stays=lambda num_bytes: True)
-    names = manifest["classes"]
+    names, left_out = manifest["classes"], len(manifest["left_out"])
+    labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
+    kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
     console.say(
-        f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; "
-        f"{len(names)} classes; {len(manifest['left_out'])} files left out"
+        f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; {kind}; "
+        f"{left_out} file{'s' * (left_out != 1)} left out"
     )
     if names:
-        labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
         rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
         screen.show(tables.text("class", "train", "test"), rows)
+    else:
+        _show_numbers(manifest, labels)
     console.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
@@ -272,3 +294,13 @@ def show(data: Path, out: str) -> None:
         console.check_writable(out)
         sheet.draw(train, manifest["classes"], Path(out))
         console.say(f"{out}: images of persons, not to be published")
+
+
+def _show_numbers(manifest: JsonObject, labels: Sequence[np.ndarray]) -> None:
+    """Prints where labels that are numbers lie, in the units of the files."""
+    offset, scale = manifest["preprocessing"].get("target") or (0, 1)
+    rows = []
+    for split, values in zip(listing.SPLITS, labels, strict=True):
+        shares = np.quantile(values.astype(float) * scale + offset, (0, 0.25, 0.5, 0.75, 1))
+        rows.append([split, *(f"{x:.4g}" for x in shares)])
+    screen.show(tables.text("numbers", "least", "a quarter", "median", "3 quarters", "most"), rows)

@@ -299,7 +299,8 @@ read has a row without a class, and the exit status is 2.
 """,
         (
             Flag("release", "", "folder that `bam export` wrote", required=True),
-            Flag("out", "", "new file to write, .json or CSV; '': standard output, CSV"),
+            Flag("out", "", "new file to write, .json or CSV; '': standard output"),
+            Flag("format", "", "'': as --out ends, else CSV", choices=("", "csv", "json")),
             Flag("top", None, "likeliest classes to list; not set: a column for each", int, 1),
             Flag(
                 "own_model",

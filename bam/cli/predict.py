@@ -16,8 +16,10 @@ from rich.progress import Progress
 from bam import files
 from bam.cli import console
 from bam.data.common import DataError
+from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
 from bam.extras import MissingExtraError
+from bam.files import JsonObject
 from bam.images import pixels
 from bam.release import load, predict
 
@@ -44,24 +46,25 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
         raise InputError("standard input names no file")
     console.check_writable(given.out)
     console.use_compilation_cache()
-    if not facts["preprocessing"]:
-        size = " × ".join(map(str, preprocessing.shape))
-        _say(f"warning: the release says no more of its images than that they are {size}")
-    try:
-        if num := pixels.check_ranges([*images], preprocessing):
-            _say(f"{num:,} files have several frames or pages: the first is used")
-    except (DataError, MissingExtraError) as error:  # a picture may be dark by itself
-        _say(f"warning: {error}")
-    outputs = predict.outputs_of(released, preprocessing, [*images], os.cpu_count() or 1)
+    _warn(facts, preprocessing, [*images])
+    empty, workers = list[Path](), os.cpu_count() or 1
+    outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         what = f"{len(images):,} images"
         predicted = list(bar.track(outputs, len(images), description=what))
+    if empty:
+        fitted = " × ".join(map(str, preprocessing.shape))
+        ends = "no window" if preprocessing.window is None else f"window {preprocessing.window}"
+        _say(
+            f"warning: {len(empty):,} of the images have one colour alone at the size ({fitted}) "
+            f"and {ends} of the release, as {empty[0]}"
+        )
     for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):
         _say(f"not read: {fault}")
     if num_read := len(images) - len(faults):
         header, *rows = predict.table(facts, predicted, given.top)
         named = [[str(file), *row] for file, row in zip(images, rows, strict=True)]
-        _write(given.out, [["file", *header], *named])
+        _write(given.out, [["file", *header], *named], given.format)
         if header[0] == "class" and {*images.values()} <= {*facts["classes"]}:
             judged = zip(images.values(), rows, predicted, strict=True)
             pairs = [(x, row[0]) for x, row, y in judged if not isinstance(y, DataError)]
@@ -73,6 +76,21 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
             _say(_recall(facts["classes"], pairs))
     if faults:
         raise DataError(f"{len(faults):,} of {len(images):,} files could not be read")
+
+
+def _warn(facts: JsonObject, preprocessing: Preprocessing, images: Sequence[Path]) -> None:
+    """Lines on images that a release does not fit."""
+    if not facts["preprocessing"]:
+        size = " × ".join(map(str, preprocessing.shape))
+        _say(f"warning: the release says no more of its images than that they are {size}")
+    try:
+        if num := pixels.check_ranges(images, preprocessing):
+            have = "1 file has" if num == 1 else f"{num:,} files have"
+            _say(f"{have} several frames or pages: the first is used")
+    except pixels.WindowError as error:  # a picture may be dark by itself
+        _say(f"warning: {error.what}: the release has no window")
+    except (DataError, MissingExtraError) as error:
+        _say(f"warning: {error}")
 
 
 def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
@@ -98,8 +116,8 @@ def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
 _say = functools.partial(console.say, error=True)  # standard output is the table
 
 
-def _write(out: str, rows: Sequence[Sequence[str]]) -> None:
-    is_json = Path(out).suffix.lower() == ".json"
+def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
+    is_json = (kind or Path(out).suffix.lower().lstrip(".")) == "json"
     if not out and sys.stdout.isatty():
         rows = [list(map(files.visible, row)) for row in rows]
     text = json.dumps(_records(rows), indent=1) + "\n" if is_json else files.csv_text(rows)

@@ -59,7 +59,9 @@ def lines(
         ) + (", …" if few[12:] else "")
         have = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
         is_drawn = not any(x.split for x in examples)
-        choose = f"; --stratify={FEW} takes so many of each class" if is_drawn else ""
+        least = min(images[x, "train"] + images[x, "test"] for x in options.classes)
+        num = min(FEW, max(1, least // 5))
+        choose = f"; --stratify={num} takes so many of each class" if is_drawn and least > 1 else ""
         warnings.append(
             f"{have} fewer than {FEW} test images, or no training image: {shown}; see figures by "
             f"class (bam report), not accuracy alone{choose}"

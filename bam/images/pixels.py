@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import math
+import re
 import struct
 import sys
 import threading
@@ -38,6 +39,10 @@ ENLARGED = 4
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
 CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
 NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
+_NO_IMAGE = {  # what a download may have left in an image's place -> what it is
+    b"version https://git-lfs": "a Git LFS pointer, not the image: run git lfs pull",
+    **dict.fromkeys((b"<!doctype html", b"<html"), "a web page, not an image: download it again"),
+}
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 decoding_room = {"free": DECODING}
@@ -78,6 +83,14 @@ def decoding(num_bytes: int) -> Iterator[None]:
         with _changed:
             decoding_room["free"] += num_bytes
             _changed.notify_all()
+
+
+class WindowError(DataError):
+    """Files whose numbers need a window; `what` is said without the remedy of an import."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
 
 
 class Encoded(NamedTuple):
@@ -136,7 +149,7 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
     """How many files have several frames or pages, of which only the first is used.
 
     Raises:
-      DataError: if without a window files of more than 8 bits do not use the range that their
+      WindowError: if without a window files of more than 8 bits do not use the range that their
         format declares, or it declares none: they would be black or grey.
     """
     deep, several = dict[int | None, list[Path]](), 0
@@ -186,10 +199,11 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     span = power(end - base)
     black = -power(low) if low < 0 else base // span * span
     white = -(-end // span) * span - whole or 1
-    raise DataError(
+    raise WindowError(
         f"files of {kind}: {len(files):,}, with values from {low:,.9g} to {high:,.9g} "
-        "(NOT PRIVATE), would look dark or grey; add --window=LOW,HIGH, public constants of the "
-        f"device that made them, for example --window={black:.12g},{white:.12g}"
+        "(NOT PRIVATE), would look dark or grey",
+        "add --window=LOW,HIGH, public constants of the device that made them, for example "
+        f"--window={black:.12g},{white:.12g}",
     )
 
 
@@ -213,6 +227,8 @@ def _one_line(file: Path) -> Iterator[None]:
     # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
         text = str(error).partition(" <_io")[0]  # of Pillow, which names the stream
+        if lacks := re.search(r"'FileDataset' object has no attribute '(\w+)'", text):
+            raise DataError(f"{file}: the DICOM file has no {lacks[1]}") from error
         raise DataError(f"{file}: {type(error).__name__}: {text}") from error
 
 
@@ -224,6 +240,9 @@ def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
     with _one_line(file), file.open("rb") as stream:
         head, name = stream.read(132), file.name.lower()
         stream.seek(0)
+        for beginning, kind in _NO_IMAGE.items():
+            if head.lower().startswith(beginning):
+                raise InputError(kind)
         is_mapped = head.startswith(b"\x93NUMPY") or name.endswith((".nii", ".nii.gz"))
         if not is_mapped and (num_bytes := file.stat().st_size) > DECODING:
             raise InputError(f"{num_bytes:,} bytes; at most {DECODING:,}")
@@ -341,7 +360,7 @@ def _scaled(
         eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
         return np.minimum(eight, 255).astype(np.uint8)
     if window is None:
-        raise InputError("signed or floating-point numbers need --window=LOW,HIGH")
+        raise InputError("there is no window for signed or floating-point numbers")
     scaled = np.empty(numbers.shape, np.uint8)
     for part, result in zip(_parts(numbers), _parts(scaled), strict=True):
         unit = (part.astype(np.float64) - window[0]) / (window[1] - window[0])

@@ -182,7 +182,7 @@ def build(facts: JsonObject, own_model: str) -> Built:
     if ":" in section.name and section.name != own_model:
         raise InputError(
             f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
-            f"own_model={section.name}"
+            f"--own_model={section.name} (in Python: own_model)"
         )
     module = parts.make_model(section, facts["num_classes"])
     # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.

@@ -1,7 +1,7 @@
 """What a release says of image files, which become pixels as those that it was trained on."""
 
 import concurrent.futures
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -70,11 +70,16 @@ def preprocessing_of(released: Released) -> Preprocessing:
 
 
 def outputs_of(
-    released: Released, preprocessing: Preprocessing, files: Sequence[Path], num_workers: int = 1
+    released: Released,
+    preprocessing: Preprocessing,
+    files: Sequence[Path],
+    num_workers: int = 1,
+    on_empty: Callable[[Path], None] = lambda file: None,
 ) -> Iterator[Outputs]:
     """The network's outputs of each file, in order; an error is of one file alone.
 
-    DataError if the network takes too much memory for a single image.
+    `on_empty` is called with a file that has one colour alone once it has the release's size and
+    window. DataError if the network takes too much memory for a single image.
     """
     together = num_together(released, preprocessing)
 
@@ -95,7 +100,10 @@ def outputs_of(
                 for file, image, output in zip(files[start:], images, outputs, strict=False):
                     if isinstance(image, DataError):
                         yield image
-                    elif np.isfinite(output).all():
+                        continue
+                    if np.ptp(image) == 0:
+                        on_empty(file)
+                    if np.isfinite(output).all():
                         yield output
                     else:
                         yield DataError(f"{file}: the network's outputs are not finite")
