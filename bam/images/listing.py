@@ -127,9 +127,7 @@ def in_class_folders(
             above[depth] if by_folder else "",
         )
         examples.append(Example(name, above[depth - 1], user, split or split_name(above[0])))
-    reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
-    also = ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
-    if also:
+    if also := _in_words(ignored):
         log(f"ignored: {also}")
     named = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
     labels = sorted({x[depth - 1] for x in named})
@@ -183,8 +181,13 @@ def in_table(
     there, a row without a value, and one file in rows that differ; rows that say the same count
     once.
     """
-    images, examples = tree(folder).images, list[Example]()
-    for path, split in _tables(folder, table):
+    images, _, ignored, _ = tree(folder)
+    examples, tables = list[Example](), _tables(folder, table)
+    top = os.path.realpath(folder)
+    inside = [x for x, _ in tables if Path(os.path.realpath(x)).is_relative_to(top)]
+    if also := _in_words(+(ignored - Counts(suffix_of(x.name) for x in inside))):
+        log(f"ignored: {also}")
+    for path, split in tables:
         lines = rows.read(path, ",".join(columns.values()).split(","), log)
         if len(lines.values) + len(examples) > limit:
             raise DataError(f"{path}: more than {limit:,} rows")
@@ -284,6 +287,12 @@ def _say_ids(lines: rows.Rows, columns: dict[str, str], num_rows: int, log: rows
                 f"NOT PRIVATE: column {name} has {len(ids):,} values in {len(values):,} rows; if "
                 f"it names persons, give --user_column={name} to protect them"
             )
+
+
+def _in_words(ignored: Counts) -> str:
+    """How many files are not read, by suffix, and what to do about them."""
+    reads = {what: f": {READ_BY[what]}" for what in ignored if what in READ_BY}
+    return ", ".join(f"{num:,} {x}{reads.get(x, '')}" for x, num in ignored.most_common())
 
 
 def split_name(text: str) -> str:

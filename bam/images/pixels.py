@@ -40,8 +40,8 @@ BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TI
 CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
 NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
 _NO_IMAGE = {  # what a download may have left in an image's place -> what it is
-    b"version https://git-lfs": "a Git LFS pointer, not the image: run git lfs pull",
-    **dict.fromkeys((b"<!doctype html", b"<html"), "a web page, not an image: download it again"),
+    b"version https://git-lfs": "a Git LFS pointer, not the image; run git lfs pull",
+    **dict.fromkeys((b"<!doctype html", b"<html"), "a web page, not an image; download it again"),
 }
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
@@ -227,6 +227,7 @@ def _one_line(file: Path) -> Iterator[None]:
     # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
         text = str(error).partition(" <_io")[0]  # of Pillow, which names the stream
+        text = text.partition(" - the dataset may")[0]  # of pydicom, which guesses
         if lacks := re.search(r"'FileDataset' object has no attribute '(\w+)'", text):
             raise DataError(f"{file}: the DICOM file has no {lacks[1]}") from error
         raise DataError(f"{file}: {type(error).__name__}: {text}") from error

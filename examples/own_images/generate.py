@@ -1,10 +1,13 @@
-"""A folder of images as people have them: of many sizes and formats, turned, copied, damaged.
+"""Images as people have them: a folder of many formats, a downloaded archive, a clinic's scans.
 
-python -m examples.own_images.generate photographs
+python -m examples.own_images.generate photographs [shapes.zip scans]
 """
 
 import csv
+import io
+import json
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from PIL import Image
 
 from bam import waits
 from bam.cli import console
+from bam.extras import needs
 
 CLASSES = ("disc", "square", "triangle")
 DAMAGED = 5
@@ -41,6 +45,67 @@ def write(folder: Path, num: int = 3000) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:60])
     with (folder / "labels.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=";").writerows([["file", "label", "person"], *rows])
+
+
+def write_archive(archive: Path, num: int = 600) -> None:
+    """A zip as a hub of data sets gives it, of the layout of Hugging Face's `imagefolder`.
+
+    train/ and test/ have a `metadata.jsonl` each, which leaves out every hundredth image. One file
+    is what a server answers in place of an image, and there are masks and a system's files.
+    """
+    rng = np.random.default_rng(1)
+    rows: dict[str, list[str]] = {"train": [], "test": []}
+    with zipfile.ZipFile(archive, "w") as packed:
+        for number in range(num):
+            label, split = (
+                CLASSES[int(rng.integers(3))],
+                "test" if number // 2 % 5 == 0 else "train",
+            )
+            content = io.BytesIO()
+            _shape(label, int(rng.integers(24, 64)), rng).save(content, "PNG")
+            name = f"{number:04d}.png"
+            page = b"<!DOCTYPE html><title>404 Not Found</title>"
+            packed.writestr(f"shapes/{split}/{name}", page if number == 7 else content.getvalue())
+            row = {"file_name": name, "shape": label, "author": number // 2}
+            rows[split] += [json.dumps(row)] if number % 100 != 99 else []
+        for split, lines in rows.items():
+            packed.writestr(f"shapes/{split}/metadata.jsonl", "\n".join(lines))
+        packed.writestr("shapes/README.md", "# Shapes")
+        packed.writestr("__MACOSX/shapes/train/._0001.png", b"no image")
+
+
+def write_scans(folder: Path, num: int = 900) -> None:
+    """DICOM files of 12 bits, two of a patient, and `weights.csv`: kilograms with a decimal comma.
+
+    What is weighed is seen as a bright disc: its area. A file in 300 has lost its end.
+    """
+    with needs("dicom"):
+        import pydicom
+    rng = np.random.default_rng(2)
+    folder.mkdir(parents=True)
+    rows = [["file", "kg"]]
+    y, x = np.mgrid[-1:1:40j, -1:1:48j]
+    for number in range(num):
+        kilograms = rng.uniform(50, 110)
+        is_inside = np.hypot(y - rng.uniform(-0.2, 0.2), x) < 0.08 * np.sqrt(kilograms)
+        numbers = np.where(is_inside, 2600, 700) + rng.normal(0, 150, is_inside.shape)
+        scan = pydicom.Dataset()
+        scan.file_meta = pydicom.dataset.FileMetaDataset()
+        scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+        scan.SOPClassUID = scan.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage
+        scan.PatientID, scan.PatientName = f"P{number // 2:04d}", "Doe^Jane"
+        scan.Rows, scan.Columns = numbers.shape
+        scan.SamplesPerPixel, scan.PhotometricInterpretation = 1, "MONOCHROME2"
+        scan.BitsAllocated, scan.BitsStored, scan.HighBit = 16, 12, 11
+        scan.PixelRepresentation = 0
+        scan.PixelData = np.clip(numbers, 0, 4095).astype("<u2").tobytes()
+        path = folder / f"{number:04d}.dcm"
+        scan.save_as(path, enforce_file_format=True)
+        if number % 300 == 150:
+            path.write_bytes(path.read_bytes()[:2000])
+        rows.append([path.name, f"{kilograms:.1f}".replace(".", ",")])
+    with (folder / "weights.csv").open("w", newline="", encoding="cp1252") as file:
+        csv.writer(file, delimiter=";").writerows(rows)
 
 
 def _save(image: Image.Image, kind: int, path: Path) -> None:
@@ -80,4 +145,5 @@ def _shape(name: str, height: int, rng: np.random.Generator) -> Image.Image:
 
 if __name__ == "__main__":
     with waits.awaited(console.show, "drawing 3,000 images"):
-        write(Path(sys.argv[1]))
+        for make, place in zip((write, write_archive, write_scans), sys.argv[1:], strict=False):
+            make(Path(place))

@@ -19,6 +19,7 @@ from examples.own_images import generate
 
 _OUT = flags.DEFINE_string("out", "", "folder for what the commands print, with the contact sheet")
 _IMAGES = flags.DEFINE_integer("images", 3000, "images of the folder", lower_bound=300)
+_ONLY = flags.DEFINE_list("only", [], "names of commands; '': all of them")
 _MORE = flags.DEFINE_string("train", "", "further flags of bam train")
 
 COMMANDS = {
@@ -31,6 +32,16 @@ COMMANDS = {
     "export": "bam export --workdir=run --out=release",
     "predict": "bam predict --release=release photographs/0000.png photographs/0005.jpg "
     "photographs/0009.npy",
+    "archive": "bam data import shapes.zip --out=shapes --labels=metadata.jsonl "
+    "--label_column=shape --classes=disc,square,triangle --user_column=author",
+    "scans": "bam data import scans --out=weights --size=32x40 --channels=1 --labels=weights.csv "
+    "--label_column=kg --number --target_offset=80 --target_scale=20 --user_column=PatientID "
+    "--window=0,4095",
+    "scans_train": "bam train --config=folder:dp_sgd --workdir=run2 --config.dataset.path=weights "
+    "--config.loss.name=squared_error --config.dataset.groups=user --config.dataset.group_size=2 "
+    "--config.features.name=prior",
+    "scans_export": "bam export --workdir=run2 --out=release2",
+    "scans_predict": "bam predict --release=release2 scans/0000.dcm scans/0001.dcm",
 }
 
 
@@ -39,9 +50,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place), time.perf_counter()
         generate.write(folder / "photographs", _IMAGES.value)
-        for name, command in COMMANDS.items():
+        generate.write_archive(folder / "shapes.zip")
+        generate.write_scans(folder / "scans")
+        for name in _ONLY.value or COMMANDS:
+            command = COMMANDS[name]
             print(f"$ {command}", flush=True)
-            more = shlex.split(_MORE.value) if name == "train" else []
+            more = shlex.split(_MORE.value) if name.endswith("train") else []
             arguments = [sys.executable, "-m", "bam.cli.main", *shlex.split(command)[1:], *more]
             done = subprocess.run(
                 arguments, cwd=folder, capture_output=True, text=True, check=False
@@ -51,12 +65,14 @@ def main() -> None:
                 raise ValueError(f"{command}: {done.stderr}")
             if _OUT.value:
                 _keep(Path(_OUT.value) / f"{name}.md", done.stdout)
-        statement = (folder / "release" / "PRIVACY.md").read_text(encoding="utf-8")
-        print(statement[: statement.index("\n## ")])
-        print(f"{time.perf_counter() - started:.0f} s")
-        if _OUT.value:
-            _keep(Path(_OUT.value) / "statement.md", statement[: statement.index("\n## ")])
+        if (file := folder / "release" / "PRIVACY.md").exists():
+            statement, _, _ = file.read_text(encoding="utf-8").partition("\n## ")
+            print(statement)
+            if _OUT.value:
+                _keep(Path(_OUT.value) / "statement.md", statement)
+        if _OUT.value and (folder / "sheet.png").exists():
             shutil.copy(folder / "sheet.png", Path(_OUT.value) / "sheet.png")
+        print(f"{time.perf_counter() - started:.0f} s")
 
 
 def _keep(path: Path, text: str) -> None:
