@@ -1,11 +1,11 @@
 """Secret random words by ChaCha20: for the noise on devices, and for the batches on the host.
 
-ChaCha20's block function (RFC 8439) makes 16 words of 32 bits of a key of 256 bits, a block number
-and a nonce of 96 bits. Nobody is known to tell its words from random ones without the key. The same
-lines serve JAX arrays and NumPy's.
+ChaCha20's block function (RFC 8439) turns a key of 256 bits, a block number and a nonce of 96 bits
+into 16 words of 32 bits. No way is known to tell its words from random ones without the key. The
+same code serves JAX and NumPy arrays.
 
-Keys are those of `seeds.py`. Whoever draws with a key has a `Stream` of its own, which is a word of
-the nonce, as the step is; so no two sums, and no two batches, share a block of words.
+`seeds.py` makes the keys. Each use of a key has its own `Stream`. The stream and the step are words
+of the nonce, so no two sums, and no two batches, share a block of words.
 """
 
 import enum
@@ -29,28 +29,28 @@ StepLike = TypeVar("StepLike", bound=int | Array | np.integer)
 
 
 class Stream(enum.IntEnum):
-    """What words are drawn for: the second word of the nonce."""
+    """The use of random words: the second word of the nonce."""
 
     NOISE = 0
-    NOISE_TIES = 1  # that decide what NOISE left undecided
-    PLACES = 2  # of the rows in their microbatches
+    NOISE_TIES = 1  # further words for draws that NOISE left undecided
+    PLACES = 2  # of rows in their microbatches
     BATCH = 3
-    BATCH_TIES = 4
-    PARTS = 6  # of the data, one of which each example is in
-    SLOTS = 7  # of the rows in a padded batch
+    BATCH_TIES = 4  # further words for draws that BATCH left undecided
+    PARTS = 6  # which part of the data each example is in
+    SLOTS = 7  # places of rows in a padded batch
     COINS = 8  # of an audit's canaries
 
 
 def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, int, int]:
-    """The nonce of a stream's words in one step, an integer below 2^32; an attempt redraws them."""
+    """The nonce of a stream in a step, an integer below 2^32; another attempt redraws its words."""
     check_step(step)
     return step, int(stream), attempt
 
 
 def check_step(step: Any) -> None:
-    """Raises InputError, in one line, for what is no number of a step.
+    """InputError, in one line, unless the step is an integer from 0 to 2^32 - 1.
 
-    Of a traced one the dtype alone is known; that it is below 2^32 is its caller's promise.
+    For a traced step only the dtype is checked; the caller promises the range.
     """
     dtype = jnp.result_type(step)
     if jnp.ndim(step) or not jnp.issubdtype(dtype, jnp.integer):
@@ -62,15 +62,16 @@ def check_step(step: Any) -> None:
 
 
 def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]) -> Words:
-    """ChaCha20's blocks of these numbers, `[n]` uint32: word i of each in row i of `[16, n]`.
+    """ChaCha20's blocks with these numbers, `[n]` uint32; row i of `[16, n]` has word i of each.
 
-    The key has 8 words, little-endian, the nonce 3 (RFC 8439, section 2.3). Numbers of NumPy's give
-    words of NumPy's. InputError for what is no key.
+    The key has 8 words, little-endian, and the nonce 3 (RFC 8439, section 2.3). NumPy numbers give
+    NumPy words. InputError for an invalid key.
     """
     check_key(key)
     xp: Any = np if isinstance(numbers, np.ndarray) else jnp
     last = [np.uint32(x) if isinstance(x, int) else x for x in (0, *nonce)]
     known = xp.concatenate([CONSTANTS, key, xp.stack([xp.asarray(x, np.uint32) for x in last])])
+    # Word 12 counts the blocks; all others are the same for each.
     start = known[:, None] + NUMBER_ROW[:, None] * numbers[None]
     rows = tuple(start.reshape(4, 4, -1))
     if xp is jnp:  # rolled, and four words at a time: it compiles in a fifth of a second
@@ -93,9 +94,9 @@ def _twenty_rounds(rows: PyTree) -> PyTree:
 
 
 def _round(i: Array | int, rows: PyTree) -> PyTree:
-    """Quarter rounds of the four columns of four rows `[4, n]`, which become the diagonals.
+    """Quarter rounds of the four columns of the rows `[4, n]`; then moves diagonals to columns.
 
-    And back again: columns in even rounds, diagonals in odd ones.
+    Odd rounds move them back. So even rounds treat columns, and odd rounds diagonals.
     """
     a, b, c, d = _quarter_round(*rows)
     by = 1 + 2 * (i % 2)  # back by 1 is forward by 3

@@ -1,15 +1,16 @@
 r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
-The promise is `sensitivity`, S. What a transform returns may be longer by `ROUNDING`, to which the
-noise is scaled. Of the transforms of this file that is proved: with $u = 2^{-24}$, a computed norm
-is $n = \|g\| (1 + \eta)$ with $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product,
-quotient or sum of two numbers is off by a factor between $1 - u$ and $1 + u$; the engine has the
-gradient in memory, so that the norm is of the very numbers that are scaled. Of any other transform
-the engine measures the output, the very integers that it adds, and drops an example that breaks the
-promise. A config finds a transform by its name in `CLIPS`.
+The promise is `sensitivity`, S. Because of rounding, an output may be longer than S by the factor
+`ROUNDING`, and the noise is scaled to that larger bound. For the transforms in this file the bound
+is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
+$|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product, quotient or sum of two numbers is
+off by a factor between $1 - u$ and $1 + u$. The engine keeps the gradient in memory, so the norm
+belongs to the very numbers that are scaled. For any other transform, the engine measures the
+integers that it adds, and drops an example that breaks the promise. A config finds a transform by
+its name in `CLIPS`.
 
-A bound is read when a transform is made, and cannot be changed: noise is scaled to it once, while
-the transform is traced again for each new shape.
+A bound is read when the transform is made and cannot be changed afterwards, because noise is scaled
+to it once while the transform is traced again for each new shape.
 """
 
 import dataclasses
@@ -30,49 +31,50 @@ from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.errors import InputError
 
-# What is bounded by S may be longer by this factor, since norms are computed in float32. Noise is
-# scaled to the larger bound. A clip's own part is 5.4e-6, and 2e-7 more where a GPU divides. The
-# rest is for numbers that are arguments of a program, and so float32: σ, its product with S and
-# with this factor, 1 / spacing and its product with an entry are rounded once each; a GPU's
-# quotient is within 2 ulp, 4 u. That makes 9 u = 5.4e-7. An S of many leaves is off by 1.4e-6.
+# Norms are computed in float32, so a gradient bounded by S may be longer by this factor. Noise is
+# scaled to the larger bound. The clip itself needs 5.4e-6, and 2e-7 more where a GPU divides. The
+# rest is for numbers that are float32 because they are arguments of a program: σ, its product with
+# S and with this factor, 1 / spacing and its product with an entry are rounded once each, and a
+# GPU's quotient is within 2 ulp = 4 u. Together 9 u = 5.4e-7. An S of many leaves is off by 1.4e-6.
 ROUNDING = 1 + 1e-5
 
-# Below this, float32 squares underflow and a norm can no longer be compared with the bound.
+# Below this, float32 squares underflow, and a norm can no longer be compared with the bound.
 SMALLEST_CLIP_NORM = 1e-12
 
 
 class _Promise(NamedTuple):
-    """What a `BoundedTransformation` was made of, beside its `init`."""
+    """The parts of a `BoundedTransformation` besides `init` and `update`."""
 
-    bound: Closure  # of no arguments: S
+    bound: Closure  # without arguments; it returns S
     finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None
     is_proved: bool = False
 
 
-# That of each transform's own `update`: not in the transforms, whose attributes could be replaced.
+# By `update` function. They are not kept in the transforms, whose attributes could be replaced.
 _promises: weakref.WeakKeyDictionary[Callable[..., Any], _Promise] = weakref.WeakKeyDictionary()
 
 
 class BoundedTransformation(optax.GradientTransformation):
     """An optax transform of *one example's* gradient that promises a bound on its output.
 
-    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with two more
-    attributes. Build one to add your own: `BoundedTransformation(init, update, sensitivity)`, of
-    `params -> state` and, for one example, `(grads, state, params) -> (bounded grads, state)`.
-    It is what it was made as: attributes cannot be assigned, a copy is itself, it has no pickle,
-    and what `_replace` returns declares no bound.
+    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with further
+    attributes. To add your own, call `BoundedTransformation(init, update, sensitivity)` with
+    `init: params -> state` and, for one example,
+    `update: (grads, state, params) -> (bounded grads, state)`. A transform never changes: its
+    attributes cannot be assigned, a copy is the same object, there is no pickle, and the result of
+    `_replace` declares no bound.
 
     Attributes:
-      sensitivity: the largest L2 norm `update` can return, for any input at all, NaN and infinity
-        included; `inf` says "not bounded". Where one example is replaced by nothing (zero-out) it
-        is the L2 sensitivity of a sum over examples. An InputError refuses one that is not 0 or at
-        least 1e-12.
-      finish: `(noised mean, state) -> (private gradient, state)`, once per step; None leaves both
-        as they are. Only here does the state change: what `update` returns of it is not used,
-        because it has seen one example's gradient. `update` may return more than a gradient, for
-        `finish` to read.
-      is_proved: whether the bound is proved, so that nothing needs to measure it: of this file's
-        own transforms alone.
+      sensitivity: the largest L2 norm that `update` can return for any input, NaN and infinity
+        included; `inf` means "not bounded". If one example is replaced by nothing (zero-out), it
+        is the L2 sensitivity of a sum over examples. It must be 0 or at least 1e-12; anything else
+        is an InputError.
+      finish: `(noised mean, state) -> (private gradient, state)`, called once per step; None leaves
+        both as they are. Only `finish` changes the state. The state that `update` returns is
+        ignored, because it has seen one example's gradient. `update` may return more than a
+        gradient for `finish` to read.
+      is_proved: whether the bound is proved, so that the engine need not measure it. It is True for
+        the transforms of this file alone.
     """
 
     __slots__ = ()  # no dictionary that could be written to
@@ -92,24 +94,24 @@ class BoundedTransformation(optax.GradientTransformation):
     def _of(
         cls, init: Callable[..., PyTree], update: Callable[..., Any], promise: _Promise
     ) -> "BoundedTransformation":
-        # Another object than that of a transform with the same `update` and another bound.
+        # A new object, so that the same `update` can have another bound in another transform.
         bounded_update = dataclasses.replace(as_closure(update))
         _promises[bounded_update] = promise
         return super().__new__(cls, init, bounded_update)
 
     def _replace(self, **changed: Any) -> optax.GradientTransformation:
-        """A pair of functions that declares no bound: it was another pair's."""
+        """Returns a plain optax pair without a bound, because the bound belonged to this pair."""
         return optax.GradientTransformation(*self)._replace(**changed)
 
     @property
     def sensitivity(self) -> Number:
-        """S; an AttributeError where none was declared."""
+        """S; an AttributeError if none was declared."""
         bound: Number = _promise_of(self).bound()
         return bound
 
     @property
     def finish(self) -> Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None:
-        """What follows the noise, once per step."""
+        """The function that follows the noise, once per step, or None."""
         return _promise_of(self).finish
 
     @property
@@ -119,7 +121,7 @@ class BoundedTransformation(optax.GradientTransformation):
 
     def _flatten(self) -> tuple[tuple[PyTree, ...], bool]:
         promise = _promise_of(self)
-        if promise.is_proved:  # S is computed of the numbers that the update has
+        if promise.is_proved:  # S is computed from the update's own numbers
             return (self.update,), True
         finish = promise.finish and as_closure(promise.finish)
         return (as_closure(self.init), self.update, promise.bound, finish), False
@@ -140,18 +142,18 @@ class BoundedTransformation(optax.GradientTransformation):
         raise AttributeError(f"{name} of a clip cannot be deleted: make another clip")
 
     def __copy__(self) -> "BoundedTransformation":
-        """Itself, as of everything that cannot change."""
+        """Returns itself, because it cannot change."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BoundedTransformation":
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuses a pickle, which would say nothing of the bound."""
+        """Refuses a pickle, which would lose the bound."""
         raise TypeError("a clip has no pickle: make it anew where it is needed")
 
-    # A pair of functions says too little: the same two may be given with another bound.
+    # Compared by identity: the same pair of functions may have another bound elsewhere.
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
 
@@ -167,10 +169,10 @@ def _promise_of(clip: BoundedTransformation) -> _Promise:
 
 
 def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
-    """What a per-example transform makes of the noised mean, and its state for the next step.
+    """Applies a transform's `finish` to the noised mean; returns the gradient and the next state.
 
-    `mean` is the noised sum over the expected batch size. It is private, as the state is, so this
-    is post-processing; a transform without a `finish` leaves both as they are.
+    `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
+    this is post-processing. A transform without `finish` leaves both as they are.
     """
     own = getattr(clip, "finish", None)
     return (mean, state) if own is None else own(mean, state)
@@ -192,11 +194,11 @@ def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
     C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
     =================== =======================================================
 
-    An InputError refuses a C that is negative, NaN, or positive but below 1e-12, which is beyond
-    float32's squares.
+    A C that is negative, NaN, or positive but below 1e-12 (where squares underflow in float32) is
+    an InputError.
 
-    The bound: where n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$. Else C,
-    C/n and its products with entries are rounded once each: $\|\bar g\| \le
+    Proof of the bound: if n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$.
+    Otherwise C, C/n and its products with entries are rounded once each, so $\|\bar g\| \le
     C (1 + u)^3 / (1 - |\eta|) < C (1 + 5.2 \cdot 10^{-6})$. Entries below 1e-19, whose squares
     underflow, add less than 1e-6 to that, for any C and up to 10⁸ of them.
 
@@ -226,7 +228,7 @@ def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
     dtypes are kept, and the sensitivity is C. γ keeps small gradients small; it is a stability
     constant of the source.
 
-    The bound: n + γ, its inverse, C and two products are rounded once each, and
+    Proof of the bound: n + γ, its inverse, C and two products are rounded once each, and
     $n + \gamma > \|g\| (1 - |\eta|)$, so $\|\bar g\| \le C (1 + u)^5 / (1 - |\eta|) <
     C (1 + 5.4 \cdot 10^{-6})$.
 
@@ -255,7 +257,7 @@ def _normalize(
     clip_norm: Number, gamma: Number, grads: Grads, state: PyTree, params: PyTree = None
 ) -> tuple[Grads, PyTree]:
     norm = pytree.l2_norm(grads)
-    # In two steps: for a large C and a small norm their quotient could overflow.
+    # In two steps, because C / (n + γ) could overflow for a large C and a small norm.
     return _scale(grads, 1.0, norm + gamma, jnp.isfinite(norm), clip_norm), state
 
 
@@ -267,18 +269,18 @@ def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
 
 
 def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
-    r"""Clips each leaf of the gradient (each parameter array) to a bound of its own.
+    r"""Clips each leaf of the gradient (each parameter array) to its own bound.
 
     $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
     $(\sum_k C_k^2)^{1/2}$, the sensitivity. A leaf with a NaN or infinity makes the example's whole
     output zero.
 
-    `clip_norm` is one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves; or a pytree of
-    numbers like the parameters, the $C_k$. An InputError refuses a bound that is negative, NaN, or
-    positive but below 1e-12.
+    `clip_norm` is either one number C, shared out as $C_k = C/\sqrt{K}$ over the K leaves, or a
+    pytree of numbers like the parameters, the $C_k$. A bound that is negative, NaN, or positive but
+    below 1e-12 is an InputError.
 
-    The bound is that of `clip_by_l2_norm` for each leaf, with two roundings more where one C is
-    shared out: so the same factor for all together, within 2e-7.
+    The bound holds for each leaf as in `clip_by_l2_norm`, with two more roundings if one C is
+    shared out. So all leaves together keep the same factor, within 2e-7.
 
     Source: McMahan et al. 2018, "per-layer clipping".
 
@@ -320,11 +322,11 @@ def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
-    """Applies per-example transforms in order; an InputError says that the last is not bounded.
+    """Applies per-example transforms in order; the last one must be bounded, else InputError.
 
-    Like `optax.chain`, but keeps the promise: the sensitivity of the chain is that of its last
-    member. Anything may come before it; nothing may come after it, because even scaling by 2 would
-    break the declared bound.
+    This is `optax.chain` with a bound: the chain has the sensitivity of its last member. Anything
+    may come before that member. Nothing may come after it, because even scaling by 2 would break
+    the declared bound.
 
     Examples:
       >>> import optax
@@ -341,7 +343,7 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
     last = as_declared(transforms[-1])
     if len(transforms) == 1:
         return last
-    # Not proved: the last may scale other numbers than those whose norm it takes.
+    # Not proved: the last transform may scale other numbers than those whose norm it took.
     parts = (*(_as_closures(x) for x in transforms[:-1]), last)
     return BoundedTransformation(
         Closure(_init_chained, (), parts),
@@ -374,10 +376,10 @@ def _finish_last(
 
 
 def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
-    """A transform with the bound that it declares now, to be kept for as long as that is used.
+    """Returns the transform with the bound that it declares now, which is used from here on.
 
-    Of a pair that somebody has given a `sensitivity`, and can give another, it is read once: here.
-    InputError if a transform declares none.
+    A user's pair with a `sensitivity` attribute could get another one later, so it is read once,
+    here. InputError if a transform declares none.
     """
     if type(clip) is BoundedTransformation and clip.update in _promises:
         return clip
@@ -391,9 +393,9 @@ def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
 
 
 def sensitivity_of(clip: optax.GradientTransformation) -> Number:
-    """A transform's declared L2 sensitivity, at least 0; an InputError if none, or infinite.
+    """A transform's declared L2 sensitivity, at least 0; InputError if it has none, or infinity.
 
-    One that JAX traces may be NaN or infinite: then the noised sum is NaN.
+    A traced sensitivity may turn out NaN or infinite: then the noised sum is NaN.
     """
     sensitivity = as_declared(clip).sensitivity
     if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
@@ -405,13 +407,13 @@ def sensitivity_of(clip: optax.GradientTransformation) -> Number:
 
 
 class Bound(NamedTuple):
-    """A clip in one step: what it makes of one example's gradient, and whether that is proved.
+    """A clip in one step: the function that bounds one example's gradient, and its bound.
 
     Attributes:
-      summand: `(params, gradient) -> (summand, norm)`: what the clip makes of the gradient, zeros
-        where that is not finite, and the gradient's norm before.
+      summand: `(params, gradient) -> (summand, norm)`: the clipped gradient, zeros if the gradient
+        is not finite, and the gradient's norm before clipping.
       sensitivity: S, which the clip declares.
-      is_proved: whether a summand surely keeps S, if norm and summand are of the same numbers.
+      is_proved: whether a summand surely keeps S, if norm and summand use the same numbers.
     """
 
     summand: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
@@ -426,14 +428,14 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
 
     def summand(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         pytree.check_real(grads)
-        # What is narrower than 32 bits is bounded in 32: there rounding lifts no norm.
+        # Narrow gradients are bounded in 32 bits: rounding in the narrow type could lift the norm.
         grads = jax.tree.map(pytree.at_least_float32, grads)
         norm = pytree.l2_norm(grads)
         clipped, _ = update(grads, clip_state, params)
         pytree.check_real(clipped)
-        if clip.is_proved:  # it gives these zeros
+        if clip.is_proved:  # it returns zeros itself where the norm is not finite
             return clipped, norm
-        # Entries whose squares underflow have a norm of 0, but are not 0.
+        # With S = 0, entries whose squares underflow have a norm of 0 but are not 0.
         keep = jnp.isfinite(norm) & (sensitivity > 0)
         return jax.tree.map(lambda x: jnp.where(keep, x, 0), clipped), norm
 
@@ -441,22 +443,22 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
 
 
 def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:
-    """Whether a summand, of floats or integers, has an L2 norm of at most `limit` · (1 + 1e-5).
+    """Whether a summand (floats or integers) has an L2 norm of at most `limit` · (1 + 1e-5).
 
-    The computed norm may be off by a relative 5e-6, and `limit`, where it is traced, by ten
-    roundings, 1e-6 at most: so it must be at most `limit` · (1 + 4e-6).
+    The computed norm may be off by a relative 5e-6, and a traced `limit` by ten roundings, 1e-6 at
+    most. So the computed norm must be at most `limit` · (1 + 4e-6).
     """
     length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
     return jnp.isfinite(length) & (length <= limit * (1 + 4e-6))
 
 
 class Clip(NamedTuple):
-    """A row of `CLIPS`: all that is known of a clip that a config names.
+    """A row of `CLIPS`: a clip that a config can name.
 
     Attributes:
-      make: `(plan, clip_norm, **options) -> BoundedTransformation`; none of ours reads the plan.
-      words: what PRIVACY.md says that a gradient is; "": that its norm is at most S.
-      public_options: those of `make` that a release repeats. A config can have no other.
+      make: `(plan, clip_norm, **options) -> BoundedTransformation`; no clip here reads the plan.
+      words: how PRIVACY.md describes the clipped gradient; "" says that its norm is at most S.
+      public_options: the options of `make`, which a release repeats. A config can have no others.
     """
 
     make: Callable[..., BoundedTransformation]
@@ -482,9 +484,9 @@ CLIPS = {
 
 
 def _proved(update: Closure) -> BoundedTransformation:
-    """A transform without state, of `PROVED`, whose docstring proves its bound.
+    """A transform without state whose update is in `PROVED`: its docstring proves the bound.
 
-    That is computed of the very numbers of the update: nobody can have others beside it.
+    The bound is computed from the update's own numbers, so the two cannot disagree.
     """
     numbers = jax.tree.map(_unwritable, update.numbers)
     update = Closure(update.fn, update.structure, numbers)
@@ -505,13 +507,13 @@ def _is_clip_norm(value: Any) -> Any:
 
 
 def _in_range(value: Number) -> Number:
-    """A bound; NaN of what cannot be one, and no door has refused."""
+    """The bound itself, or NaN if it is out of range: a traced one that no check could see."""
     if scalars.is_known(value):
         return value if _is_clip_norm(value) else math.nan
     return jnp.where(_is_clip_norm(value), value, jnp.nan)
 
 
-# What is proved to keep a bound, and the function of its numbers that the bound is.
+# Proved update function -> the function of its numbers that returns the bound.
 PROVED: dict[Callable[..., Any], Callable[..., Number]] = {
     _clip_whole: _in_range,
     _normalize: _bound_of_normalize,
@@ -520,7 +522,7 @@ PROVED: dict[Callable[..., Any], Callable[..., Number]] = {
 
 
 def _checked(name: str, value: Any) -> Number:
-    """A bound as it is now; InputError if it cannot be one."""
+    """Reads a bound; InputError if it is out of range."""
     bound = scalars.argument(name, value)
     if scalars.is_known(bound) and not _is_clip_norm(bound):
         raise InputError(f"{name} must be 0 or at least {SMALLEST_CLIP_NORM}, got {value}")
@@ -528,9 +530,9 @@ def _checked(name: str, value: Any) -> Number:
 
 
 def _clip(grads: Grads, norm: Array, bound: Number, keep: Array) -> Grads:
-    """Scales `grads` of the given norm to norm at most `bound`; zeros where `keep` is False.
+    """Scales `grads` with the given norm to norm at most `bound`; zeros where `keep` is False.
 
-    A bound of 0 gives zeros even where squares underflow and the norm reads 0.
+    A bound of 0 gives zeros, even if squares underflow and the computed norm is 0.
     """
     is_longer = norm > bound
     scaled = jnp.where(is_longer, bound, 1.0), jnp.where(is_longer, norm, 1.0)
@@ -545,7 +547,7 @@ def _scale(
     Never NaN from `0 · inf`. A scaled value is rounded towards zero where its dtype is narrow
     (bfloat16, float16), because rounding to nearest could lift the norm above the bound.
     """
-    # The division comes last: XLA keeps a quotient, but would choose anew for every entry.
+    # The division comes last: XLA keeps a quotient, but repeats a `where` for every entry.
     scale = jnp.where(keep, numerator, 0.0) / jnp.where(keep, denominator, 1.0)
 
     def scale_leaf(x: Array) -> Array:

@@ -1,9 +1,9 @@
-"""Functions that JAX compiles once for all values of the numbers in them.
+"""Functions that JAX compiles once for all values of their numbers.
 
-What a program depends on is of two kinds. *Structure* (a loss, which branches there are, shapes) is
-compiled; *numbers* (a clip norm, a radius, a learning rate) are arguments of what is compiled, so
-that another value compiles nothing. A `Closure` is a function with both, told apart; it is a pytree
-whose leaves are the numbers.
+A program depends on structure and on numbers. *Structure* (a loss, the branches, the shapes) is
+compiled. *Numbers* (a clip norm, a radius, a learning rate) are arguments of the program, so other
+values compile nothing. A `Closure` is a function that keeps the two apart; it is a pytree whose
+leaves are the numbers.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ class Closure:
     """`fn(*structure, *numbers, *args)` as a function of `args`.
 
     Attributes:
-      fn: a function of a module: two closures of it share a program.
-      structure: what is compiled: see `Same` for which of them are equal.
-      numbers: pytrees of floats, or of what JAX traces.
+      fn: a function of a module, so that two closures of it share a program.
+      structure: compiled values; `Same` says which of them are equal.
+      numbers: pytrees of floats or of tracers.
 
     Examples:
       >>> import jax
@@ -37,24 +37,24 @@ class Closure:
     numbers: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """What the function returns."""
+        """Calls the function."""
         return self.fn(*self.structure, *self.numbers, *args, **options)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple["Same", ...]]:
-        """The numbers, and what two closures of one program have in common."""
+        """The numbers, and the rest, which is equal for two closures of one program."""
         return self.numbers, (Same(self.fn), *map(Same, self.structure))
 
     @classmethod
     def tree_unflatten(cls, same: tuple["Same", ...], numbers: tuple[Any, ...]) -> "Closure":
-        """The same function of other numbers."""
+        """The same function with other numbers."""
         fn, *structure = (x.value for x in same)
         return cls(fn, tuple(structure), tuple(numbers))
 
 
 def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """A decorator that makes a frozen dataclass a pytree, of which these fields are the leaves.
+    """A decorator that makes a frozen dataclass a pytree whose leaves are the fields `numbers`.
 
-    What JAX puts in their places, such as a shape, is not checked again.
+    JAX may put other objects in place of a leaf, such as a shape; they are not checked.
     """
 
     def as_pytree(cls: Any) -> Any:
@@ -63,6 +63,7 @@ def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Calla
             return tuple(values(numbers)), tuple(map(Same, values(structure)))
 
         def unflatten(same: tuple[Same, ...], values: tuple[Any, ...]) -> Any:
+            # Without `__post_init__`, whose checks would read a tracer's value.
             record = object.__new__(cls)
             names = (*numbers, *structure)
             for name, value in zip(names, (*values, *(x.value for x in same)), strict=True):
@@ -76,32 +77,32 @@ def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Calla
 
 
 def as_closure(fn: Callable[..., Any]) -> Closure:
-    """A function as a closure: a user's has no numbers, just structure, which is itself."""
+    """The function as a closure; a user's function is all structure and has no numbers."""
     return fn if isinstance(fn, Closure) else Closure(fn)
 
 
 class Same(Hashable):
-    """A value with what makes it another one: an object is equal to itself alone.
+    """A value, compared as a compiled program needs it: an object only equals itself.
 
-    Numbers, NumPy's too, texts, meshes, and tuples, lists and dicts of these are compared as such,
-    and a method by its object and its function.
+    Numbers (NumPy's too), texts, meshes, and tuples, lists and dicts of these are compared by
+    value, and a method by its object and its function.
     """
 
     __slots__ = ("identity", "value")
 
     def __init__(self, value: Any) -> None:
-        """Keeps the value alive, whose identity is compared."""
+        """Keeps the value alive, because its identity is compared."""
         self.value = value.item() if isinstance(value, np.generic) else value
         if type(value) in (list, dict):
             self.value = jax.tree.map(lambda x: x, value)  # others can write to theirs
         self.identity = _identity(self.value)
 
     def __eq__(self, other: object) -> bool:
-        """Whether a program that was compiled of the one serves the other."""
+        """Whether a program that was compiled for one value serves the other."""
         return isinstance(other, Same) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        """The hash of what is compared."""
+        """The hash of the compared identity."""
         return hash(self.identity)
 
 
@@ -116,4 +117,5 @@ def _identity(value: Any) -> Hashable:
         return type(value), *map(Same, value)
     if type(value) is dict:
         return "dict", tuple((key, Same(x)) for key, x in value.items())
+    # `Same` keeps the object alive, so its id belongs to no other.
     return "object", id(value)

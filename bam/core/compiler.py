@@ -1,15 +1,15 @@
-"""Keeps sums and the products around them out of a faulty part of XLA's CPU compiler.
+"""Keeps sums and their products out of a faulty part of XLA's CPU compiler.
 
-From 0.10.2 on, jaxlib leaves a sum on CPU, with the products before it, to a library as a whole.
-Some of these pieces are computed wrongly, without a word (jax-ml/jax #39103 and others): among them
-`jax.vmap` of the norm of a gradient, and a clipped gradient is only as private as its norm is
-right. XLA reads its flags once, when JAX first computes, so `bam` adds the one that leaves whole
-sums to XLA itself as soon as it is imported.
+Since 0.10.2, jaxlib gives a sum on CPU, together with the products before it, to a library. The
+library computes some of them wrongly and silently (jax-ml/jax #39103 and others), among them
+`jax.vmap` of a gradient's norm; and a clipped gradient is only as private as its norm is right.
+XLA reads its flags once, when JAX first computes. So importing `bam` adds the flag that keeps whole
+sums in XLA.
 
-A release that nobody has checked yet is taken for faulty. An unknown flag or value would end the
-process, so both are first looked for in the file of the compiler itself, which takes hundredths of
-a second. Computing one of the wrong sums instead would start JAX, too early for users who have
-settings left to make, and a sum that is right proves nothing of the next one.
+An unchecked release counts as faulty. An unknown flag or value would end the process, so both are
+first looked up in the compiler's own file, within hundredths of a second. Computing one of the
+wrong sums as a test would start JAX before users have made their settings, and one right sum proves
+nothing about the next.
 """
 
 import logging
@@ -24,12 +24,12 @@ from pathlib import Path
 import jaxlib
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-# What the default list is without whole sums: products alone are right, and faster than XLA's own.
+# The default list without whole sums: products alone are right, and faster than XLA's own.
 GUARD = "individual_dot"
 RIGHT = ("", GUARD, "-reduce")
-# Each of these was run: wrong by default, right with every value in RIGHT. Those up to LAST_RIGHT
-# are right by default, and some of them end the process at a flag that they do not know.
-# A release that is in neither has the flag if its compiler knows it.
+# Each was run: wrong by default, right with every value in RIGHT. Releases up to LAST_RIGHT
+# are right by default, and some of them end the process at an unknown flag.
+# Any other release has the flag if its compiler knows it.
 FAULTY = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
 LAST_RIGHT = "0.10.1"
 
@@ -40,12 +40,12 @@ def guard(
     backend: Callable[[], str | None],
     library: Path,
 ) -> str:
-    """Adds the flag to `XLA_FLAGS` where it is needed, absent, and not too late.
+    """Adds the flag to `XLA_FLAGS` if it is needed, absent, and not too late.
 
-    `backend` returns the platform that JAX has started with, None if it has not started; `library`
-    is the file of the compiler. Returns what to warn of, where results on CPU are wrong, and what
-    to do; empty if they are right. Of a release in which the fault can neither be seen nor switched
-    off the log says so: a warning may be an error, and here nothing is known to be wrong.
+    `backend` returns the platform that JAX has started with, or None if it has not started;
+    `library` is the compiler's file. Returns a warning with a remedy if results on CPU are wrong,
+    and "" if they are right. A release in which the fault can be neither seen nor switched off gets
+    a line in the log only: a warning may be an error, and nothing is known to be wrong there.
     """
     if version not in FAULTY:
         if _numbers(version) <= _numbers(LAST_RIGHT):
@@ -62,7 +62,7 @@ def guard(
     readable = is_file and Path(flags).is_file()  # XLA says what is wrong with one that is not
     text = Path(flags).read_text(encoding="utf-8") if readable else flags
     wrong = f"jaxlib {version} computes wrong sums on CPU"
-    # XLA reads no further than the first word that is no flag.
+    # XLA stops reading at the first word that is not a flag.
     surely_read = re.split(r"\s+(?=[^\s-])", text)[0]
     for part in (text, surely_read):
         chosen = [value.strip("'\"") for value in re.findall(rf"{FLAG}=(\S*)", part)]
@@ -76,14 +76,14 @@ def guard(
     if started is None:
         environ["XLA_FLAGS"] = f"{FLAG}={GUARD} {flags}".strip()
         return ""
-    # Too late, and what is compiled from now on must not be cached as if the flag had been there.
+    # Too late. Not added, because programs would be cached as if they were compiled with the flag.
     if started != "cpu":
         return ""
     return f"{wrong}, and JAX has started: import bam first, or set XLA_FLAGS={FLAG}={GUARD}"
 
 
 def knows_flag(library: Path) -> bool:
-    """Whether a compiler has the flag and the value, whose names are in its file as they are."""
+    """Whether a compiler knows the flag and the value: their names stand in its file as text."""
     if not library.is_file():
         return False
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
@@ -96,10 +96,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def _started_backend() -> str | None:
-    if "jax" not in sys.modules:  # whoever imports `bam` alone need not wait for it
+    if "jax" not in sys.modules:  # importing `bam` alone does not wait for JAX
         return None
     import jax
-    from jax._src import xla_bridge  # to ask in another way would start it
+    from jax._src import xla_bridge  # any public question would start it
 
     return jax.default_backend() if xla_bridge.backends_are_initialized() else None
 

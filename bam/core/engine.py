@@ -1,15 +1,15 @@
 """The sum of bounded per-example gradients, and its noise, in constant memory.
 
-`clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is ordinary
-training's. Both are a `per_example_sum`, which reads from top to bottom:
+`clipped_sum` bounds each example's gradient and adds them up with noise; `plain_sum` is the sum of
+ordinary training. Both call `per_example_sum`. Read from top to bottom:
 
-1. `per_example_sum` gives each row its place (`bam.core.places`, in which no other row has a say);
-2. `_sum_on_devices` gives each device its rows; there the sum meets its noise;
-3. `_sum_microbatches` runs as many microbatches as hold a real row;
-4. `_add_microbatch` bounds the gradients of one, and adds them;
-5. `_summand` is what one example adds.
+1. `per_example_sum` gives each row a place that does not depend on other rows (`bam.core.places`);
+2. `_sum_on_devices` gives each device its rows, and adds the noise to each device's sum;
+3. `_sum_microbatches` runs the microbatches that hold a real row;
+4. `_add_microbatch` bounds the gradients of one microbatch and adds them;
+5. `_summand` is the contribution of one example.
 
-With noise, sum and noise are integers (`bam.core.grid`) until they are added up.
+With noise, both the sum and the noise are integers (`bam.core.grid`) until they have been added.
 """
 
 import dataclasses
@@ -54,35 +54,34 @@ def clipped_sum(
     r"""Sums bounded per-example gradients, $\sum_i m_i\, clip(g_i)$, a microbatch at a time.
 
     One compilation serves every realised batch size: pad the batch to a number of rows that does
-    not depend on who was drawn, and say which rows are real with `mask`. Memory is that of one
-    microbatch's per-example gradients. Rows never mix; a masked row counts for exactly zero
-    whatever it holds. An example is dropped whose gradient is not finite, or that a clip makes
-    longer than it declared.
+    not depend on who was drawn, and mark the real rows with `mask`. Memory is that of one
+    microbatch's per-example gradients. Rows never mix, and a masked row adds exactly zero whatever
+    it holds. An example is dropped if its gradient is not finite, or if the clip returns more than
+    it declared.
 
-    To release the sum, have the noise added here. Then bounded gradients are cut to the noise's
-    grid and added as integers, and every row's place in a microbatch is drawn, with the noise's
-    key: so adding or removing an example changes the sum by at most S (1 + 1e-5), to the last bit,
-    for any number of rows, microbatch size and number of devices. Without noise sums are
-    floating-point ones: their rounding depends on all rows, and noise added later does not cover
-    that.
+    To release the sum, let this function add the noise. Then bounded gradients are cut to the grid
+    of the noise and added as integers, and the noise key draws each row's place in a microbatch.
+    So adding or removing an example changes the sum by at most S (1 + 1e-5), to the last bit, for
+    any number of rows, microbatch size and number of devices. Without noise the sum is of floats:
+    its rounding depends on all rows, and noise that is added later does not cover that.
 
-    Outside of `jax.jit` this is compiled once for each `grad_fn`, `clip` and set of shapes, as by
-    `jax.jit`: make these two once, before a loop, and let `grad_fn` be pure.
+    Outside `jax.jit` this is compiled once for each `grad_fn`, `clip` and set of shapes. So make
+    these two once, before the loop, and keep `grad_fn` pure.
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
-      clip: a bounded per-example transform of sensitivity S; see `bam.core.clipping`.
+      clip: a bounded per-example transform with sensitivity S; see `bam.core.clipping`.
       params: pytree of arrays, the point at which gradients are taken.
       batch: pytree of arrays `[B, ...]`; `example` is one row of each.
-      mask: `[B]`, True for real examples; None says that all rows are. It has no default: padding
-        that is counted is an example counted many times.
-      microbatch_size: most rows per `vmap`, at least 1. One runs without `vmap`. It trades memory
-        for parallelism.
-      mesh: devices that share the rows, along the mesh's only axis; each example is clipped where
-        it lies and the devices' sums are added. None computes everything where `params` are.
-      noise: Gaussian noise to add to the sum; None for none. Each device draws and adds a slice of
-        it before the devices' sums are added, so none of them holds the total without noise.
-      clip_state: state of `clip`; None for that of its first step.
+      mask: `[B]`, True for real examples; None if all rows are real. There is no default, because
+        padding that counts is one example counted many times.
+      microbatch_size: largest number of rows per `vmap`, at least 1. A single row runs without
+        `vmap`. It trades memory for parallelism.
+      mesh: devices that share the rows along the mesh's only axis. Each example is clipped on its
+        device, and the devices' sums are added. None computes everything where `params` are.
+      noise: Gaussian noise to add to the sum, or None. Each device draws and adds a slice of it
+        before the devices' sums are added, so no device holds the total without noise.
+      clip_state: state of `clip`; None means its first state.
 
     Returns:
       The pair `(total, norms)`. `total` is a pytree like `params`, float32 or wider: NOT private
@@ -90,10 +89,10 @@ def clipped_sum(
       finite where the example was dropped, 0 in masked rows. NOT private at all.
 
     Raises:
-      TypeError: if a gradient, or what the clip makes of it, is not of real floating-point numbers.
+      TypeError: if a gradient, or the clip's result, is not of real floating-point numbers.
       InputError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
         `batch` and `mask` disagree, the mesh has more than one axis or an explicit one, or the
-        noise is below S / 500, where it could hide nothing.
+        noise is below S / 500, which could hide nothing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -107,11 +106,14 @@ def clipped_sum(
     """
     clip, microbatch_size = as_declared(clip), scalars.count("microbatch_size", microbatch_size)
     clip_state = clip.init(params) if clip_state is None else clip_state
+    # Without noise the sum is of floats.
     if noise is not None and scalars.is_known(noise.std) and noise.std == 0:
         noise = None
     if noise is not None:
         check_step(noise.step)
         check_keys(noise.key, noise.step)
+        # Known numbers are checked here, before anything is compiled; `per_example_sum` does the
+        # same for traced ones.
         num_rows = max(1, *(len(x) if jnp.ndim(x) else 1 for x in jax.tree.leaves(batch)))
         size = min(microbatch_size, num_rows)
         most_rows, _ = grid.rows_per_sum(clip.sensitivity, noise.std, num_rows)
@@ -157,10 +159,10 @@ def plain_sum(
 ) -> Grads:
     r"""Sums gradients without bounding any, $\sum_i m_i \nabla L_i$: NOT private, and cannot be.
 
-    What ordinary training computes: one backward pass per microbatch, whose examples share the
-    weights, so no per-example gradient ever exists. Arguments and errors are `clipped_sum`'s, with
-    `loss_fn: (params, example) -> scalar loss of one example`; returns a pytree like `params`,
-    float32 or wider.
+    This is the sum of ordinary training: one backward pass per microbatch, whose examples share
+    the weights, so per-example gradients never exist. Arguments and errors are those of
+    `clipped_sum`, with `loss_fn: (params, example) -> scalar loss of one example`. Returns a pytree
+    like `params`, float32 or wider.
     """
     microbatch_size = scalars.count("microbatch_size", microbatch_size)
     total = compiled_once(
@@ -183,6 +185,7 @@ def _plain_sum(
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
             examples, mask = microbatch
+            # Chosen and not multiplied: 0 times the NaN of a masked row would be NaN.
             return jnp.sum(jnp.where(mask, pytree.map_rows(loss_fn, size)(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
@@ -209,23 +212,23 @@ def per_example_sum(
     noise: GaussianNoise | None = None,
     draw_places: bool = True,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
-    r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a number of each.
+    r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps one number of each.
 
-    What all sums over examples are made of. Microbatches after the last real row are not run. It is
-    to be compiled as a whole, by `jax.jit`: its loops are new in each call.
+    Every sum over examples is one of these. Microbatches after the last real row are not run.
+    Compile it as a whole with `jax.jit`, because each call makes its loops anew.
 
     Args, besides those of `clipped_sum`:
-      value_fn: f, `(params, example) -> (summand, number)`: a pytree of floats, and a scalar; with
-        a bound `(params, example) -> gradient`.
-      bound: what bounds that gradient, needed for noise. It reads the gradient from memory, so that
-        the norm is of the very numbers that are scaled.
-      draw_places: with noise, whether rows stand at drawn places (`bam.core.places`); otherwise at
-        theirs in the batch, which is then to be padded by a law of its own, as `sampling.pad` has.
+      value_fn: f. Without a bound `(params, example) -> (summand, number)`, a pytree of floats and
+        a scalar; with a bound `(params, example) -> gradient`.
+      bound: the bound of that gradient, needed for noise. It reads the gradient from memory, so
+        the norm belongs to the very numbers that are scaled.
+      draw_places: with noise, whether rows get drawn places (`bam.core.places`). Otherwise they
+        keep their places in the batch, which must then be padded at random, as by `sampling.pad`.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
-    value_fn = jax.jit(value_fn, inline=True)  # traced once, for its shapes and for the sum
+    value_fn = jax.jit(value_fn, inline=True)  # so that it is traced once, for shapes and sum
     most_rows: int | Array | None = None
     is_right: bool | Array = True
     if noise is None or (scalars.is_known(noise.std) and noise.std == 0):
@@ -237,7 +240,7 @@ def per_example_sum(
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, most_rows)
         is_right &= most_rows >= size
-        # No constants: a compiler would merge them with those of what follows, to other bits.
+        # Arguments and not constants: XLA would fold constants into later ones, to other bits.
         is_right &= (is_key := jnp.any(noise.key != 0))
         std = jnp.where(is_key, noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
@@ -249,10 +252,12 @@ def per_example_sum(
         batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(row_at, num_rows - 1)], batch)
         mask = mask.at[row_at].get(mode="fill", fill_value=False)
 
+    # Tracing one row gives the shapes of a summand; nothing is computed.
     one_row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     traced, (like, _) = jax.make_jaxpr(
         lambda params, row: _summand(bound, None, params, value_fn(params, row)), return_shape=True
     )(params, one_row)
+    # Inside `shard_map`, JAX reports a sharding constraint without naming the loss or the mesh.
     if mesh and " = sharding_constraint[" in str(traced):
         raise InputError(ONE_DEVICE)
     if bound is not None:
@@ -265,7 +270,7 @@ def per_example_sum(
         total = with_noise_of_its_own(total, noise.key, noise.step)
     elif bound is not None:
         total = jax.tree.map(lambda x: jnp.where(is_right, x, jnp.nan), total)
-    if row_at is not None:  # back to where the rows stand in the batch
+    if row_at is not None:  # back to the rows' places in the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
     return total, numbers
 
@@ -273,10 +278,10 @@ def per_example_sum(
 def _as_floats(
     total: grid.Total, noise: GaussianNoise, like: PyTree, is_right: bool | Bool[Array, ""]
 ) -> PyTree:
-    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless all is right.
+    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless `is_right`.
 
-    What a branch gives is in memory: nothing that follows is merged into this rounding, which would
-    then depend on it, and what follows is compiled once for all leaves of a shape.
+    The branch puts its result in memory. So XLA does not fuse later operations into this rounding,
+    which would then depend on them, and compiles an optimizer once for all leaves of a shape.
     """
 
     def to_floats(total: grid.Total) -> PyTree:
@@ -291,15 +296,15 @@ def _as_floats(
 
 
 class _Sum(NamedTuple):
-    """What is summed, and how: nothing in it depends on a row.
+    """The settings of a sum; none of them depends on a row.
 
     Attributes:
       value_fn: see `per_example_sum`.
-      bound: the same.
+      bound: see `per_example_sum`.
       like: the shapes and dtypes of a summand.
       size: rows of a microbatch.
-      most_rows: rows whose integers 32 bits hold the sum of, a number that no row has a say in;
-        None: floats are summed.
+      most_rows: number of rows whose integers add up without overflow in 32 bits, the same for any
+        rows; None if floats are summed.
     """
 
     value_fn: Callable[[Params, PyTree], PyTree]
@@ -317,7 +322,7 @@ def _sum_on_devices(
     noise: GaussianNoise | None,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[PyTree, Array]:
-    """Shares the rows out; each device adds its share of the noise to the sum of its rows."""
+    """Shares the rows out to devices; each adds its share of the noise to the sum of its rows."""
     num_devices = mesh.size if mesh else 1
 
     def sum_on_device(
@@ -325,6 +330,7 @@ def _sum_on_devices(
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
         total, numbers = _sum_microbatches(how, params, batch, mask, noise)
+        # The noise is added before `psum`, so no device holds the total without noise.
         if noise is not None:
             device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
             total = grid.add_share(noise, total, device, num_devices)
@@ -333,8 +339,8 @@ def _sum_on_devices(
         return total, numbers[None, : mask.shape[0]]
 
     def share_out(x: Array) -> Array:
-        # [rows, …] -> [devices, rows of each, …]. Devices take rows in turn, so that real rows,
-        # which stand first, are shared evenly.
+        # [rows, …] -> [devices, rows of each, …]. Devices take rows in turn, because real rows
+        # stand first and are then shared evenly.
         return jnp.swapaxes(x.reshape(x.shape[0] // num_devices, num_devices, *x.shape[1:]), 0, 1)
 
     sum_on_each: Callable[..., tuple[PyTree, Array]] = sum_on_device
@@ -350,7 +356,7 @@ def _sum_on_devices(
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
     try:
         total, numbers = sum_on_each(params, *shares, noise)
-    except ValueError as error:  # one device's part cannot be traced, though a row alone could be
+    except ValueError as error:  # a row alone could be traced above, but not one device's rows
         if mesh is None:
             raise
         reason = str(error).partition("\n")[0]
@@ -365,13 +371,15 @@ def _sum_microbatches(
     mask: Bool[Array, " rows"],
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Sums as many microbatches as hold a real row; the numbers, one for each padded row.
+    """Sums the microbatches that hold a real row; returns one number for each padded row, too.
 
-    With noise the sum is a `Total` of all entries, `[entries]`: integers, carried over to their
-    high part after every `most_rows` rows.
+    With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
+    high part after every `most_rows` rows, before it could overflow.
     """
     num_rows, size = mask.shape[0], how.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
+    # The loop ends after the last microbatch with a real row. That number is traced, so one program
+    # serves every realised batch size.
     is_used = jnp.any(mask.reshape(-1, size), axis=1)
     num_microbatches = jnp.max(jnp.where(is_used, jnp.arange(1, len(is_used) + 1), 0))
 
@@ -389,7 +397,7 @@ def _sum_microbatches(
         total = optax.tree.zeros_like(how.like)
         return loop(0, num_microbatches, add_microbatch, (total, numbers))
 
-    # The sum of so many microbatches is sure to fit 32 bits; then it is put aside.
+    # The sum of `per_carry` microbatches fits 32 bits; then it is carried over.
     per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(how.most_rows, jnp.int32), np.int32(size)))
     per_carry = per_carry.astype(num_microbatches.dtype)
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
@@ -415,14 +423,14 @@ def _add_microbatch(
     total: PyTree,
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Adds a microbatch's summands to the total; returns it with their numbers.
+    """Adds a microbatch's summands to the total; returns the total and the summands' numbers.
 
-    What an example gives is in memory before it is bounded and, where no proof says that it then
-    keeps the bound, once more before it is measured and added.
+    Gradients are put in memory before they are bounded. If the bound is not proved, the bounded
+    ones are put in memory, too, before they are measured and added.
     """
     bound, size, spacing = how.bound, how.size, None if noise is None else noise.spacing
     by_row = functools.partial(pytree.map_rows, num_rows=size)
-    # No compiler knows this 0 or 1: it depends on the noise's key, of which none is all zeros.
+    # 0 or 1, which no compiler can know: a key has never only zeros, but that is seen at run time.
     turns = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
     from_memory = functools.partial(pytree.read_from_memory, turns=turns.astype(jnp.int32))
 
@@ -431,6 +439,7 @@ def _add_microbatch(
 
     def add(summands: tuple[PyTree, Array], carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         terms, numbers = summands
+        # Masked rows add zero whatever they hold, NaN included.
         real = jax.tree.map(
             lambda x: jnp.where(mask.reshape(size, *(1,) * (x.ndim - 1)), x, 0), terms
         )
@@ -445,7 +454,7 @@ def _add_microbatch(
     unbounded = scalars.is_known(bound.sensitivity) and math.isinf(bound.sensitivity)
     if bound.is_proved or unbounded:
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
-    # The numbers that are measured are those that are added: both read them from memory.
+    # The measured numbers are the added ones, because both are read from memory.
     measured = by_row(functools.partial(_measured, bound, spacing))
     none = optax.tree.zeros_like(jax.eval_shape(summands, values))
     terms = from_memory(lambda values, _: summands(values), values, none)
@@ -455,11 +464,11 @@ def _add_microbatch(
 def _summand(
     bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """What one example adds, float32 or wider or in multiples of a spacing, and its number."""
+    """One example's contribution, in floats or in multiples of a spacing, and its number."""
     terms, number = value if bound is None else bound.summand(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
-        # An entry that is longer than S, or not a number, becomes 2 S: it is dropped when measured.
+        # An entry beyond 2 S, or NaN, becomes 2 S, which fits an integer and is dropped below.
         beyond = 2 * bound.sensitivity
         if not bound.is_proved:
             terms = jax.tree.map(lambda x: jnp.where(jnp.abs(x) <= beyond, x, beyond), terms)
@@ -470,7 +479,8 @@ def _summand(
 def _measured(
     bound: Bound, spacing: Any, _: Params, terms: PyTree, norm: Float[Array, ""]
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """The same where it keeps the bound; otherwise zeros and NaN."""
+    """The summand and its norm if it keeps the bound; otherwise zeros and NaN."""
+    # In multiples of the spacing, so that the measured integers are the added ones.
     within = is_within(terms, bound.sensitivity / (1 if spacing is None else spacing))
     kept = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)
     return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)

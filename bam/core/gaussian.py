@@ -1,9 +1,9 @@
 r"""The discrete normal: rounded Gaussian noise, drawn in integers.
 
-`gaussian` draws round(Z), Z of standard deviation 2^20, by comparing words of ChaCha20
-(`chacha.py`) with tables of integers, so it is the same to the bit on every device, and its law is
-known exactly: `tests/test_grid.py` computes it. It is off by less than 1e-24 in total variation,
-and reaches ±10.7 standard deviations.
+`gaussian` draws round(Z), where Z has standard deviation 2^20, by comparing words of ChaCha20
+(`chacha.py`) with tables of integers. So it draws the same bits on every device, and its law is
+known exactly: `tests/test_grid.py` computes it. It differs from the true law by less than 1e-24 in
+total variation, and reaches ±10.7 standard deviations.
 """
 
 import dataclasses
@@ -21,34 +21,34 @@ from bam.core.chacha import Stream, blocks, check_step
 from bam.core.scalars import Number
 from bam.errors import InputError
 
-# Standard deviation of the noise in multiples of the spacing: so much finer than the noise is the
-# grid that gradients are cut to.
+# Standard deviation of the noise in multiples of the grid's spacing. Gradients are cut to the grid,
+# which is finer than the noise by this factor.
 NOISE_STD = 2**20
-# A draw is COARSE·a + b. Both are discrete Gaussians, of standard deviations near 1365 and 1382;
-# b, 1.8 times as wide as a's steps, fills the gaps between them to a relative 1e-27.
+# A draw is COARSE·a + b. Both are discrete Gaussians with standard deviations near 1365 and 1382.
+# b is 1.8 times as wide as a's steps and fills the gaps between them to a relative 1e-27.
 COARSE = 768
 FINE_STD = decimal.Decimal(18 * COARSE) / 10
 # Rounding a Gaussian adds 1/12 to its variance.
 COARSE_STD = (((NOISE_STD**2 + decimal.Decimal(1) / 12) - FINE_STD**2) / COARSE**2).sqrt()
-SLOT_BITS, TABLE_BITS = 15, 111  # of the random number that looks an entry up; of all of it
-PLANES, TIE_PLANES = 3, 4  # words of 32 bits: of a draw, and of one that they leave undecided
-MOST_BLOCKS = 2**12  # of 16 words each, computed at once: they fit a processor's cache
+SLOT_BITS, TABLE_BITS = 15, 111  # bits that choose an entry of a table; all bits of a look-up
+PLANES, TIE_PLANES = 3, 4  # 32-bit words of a draw; further words if these leave it undecided
+MOST_BLOCKS = 2**12  # blocks of 16 words computed at once: they fit a processor's cache
 
-# So that neither the noise nor its spacing overflows or underflows 32-bit floats.
+# Between these, neither the noise nor its spacing overflows or underflows 32-bit floats.
 LEAST_STD, MOST_STD = 1e-30, 1e30
 
 
 @closure.register(numbers=("key", "std", "step", "drawn"))
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
-    """Noise for one sum, drawn where it is added; or before, if it depends on earlier noise.
+    """Noise for one sum. Independent noise is drawn where it is added, correlated noise before.
 
     Attributes:
       key: `[8]` words, see `bam.core.seeds`.
-      std: standard deviation of every entry, of the fresh part if `drawn`; 0 is none. Where JAX
-        traces it, the sum is NaN unless it is positive and in range.
-      step: an integer from 0 to 2^32 - 1, with this key of no other sum.
-      drawn: `[entries]`, the noise in multiples of the spacing; None: independent, of the key.
+      std: standard deviation of every entry (of the fresh part, if `drawn`); 0 means no noise. If
+        it is traced, the sum is NaN unless it is positive and in range.
+      step: an integer from 0 to 2^32 - 1, which no other sum has with this key.
+      drawn: `[entries]`, correlated noise in multiples of the spacing; None: independent noise.
 
     Raises:
       InputError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
@@ -67,7 +67,7 @@ class GaussianNoise:
 
     @property
     def spacing(self) -> Number:
-        """Of the grid that the noise lies on."""
+        """The spacing of the grid that the noise lies on."""
         return spacing_of(self.std)
 
     def share(
@@ -75,8 +75,8 @@ class GaussianNoise:
     ) -> Int32[Array, " share"]:
         """A device's share of the noise of a sum, in multiples of the spacing.
 
-        The shares are of equal length; one after the other they are the noise of all entries, and
-        some that are not needed. InputError for more than 2^32 entries, or for what is no key.
+        All shares have one length. Concatenated, they are the noise of all entries, with some
+        unneeded draws at the end. InputError for more than 2^32 entries, or for an invalid key.
         """
         if num_entries > 2**32:
             raise InputError(f"a sum of {num_entries} entries is more than there are numbers for")
@@ -84,7 +84,7 @@ class GaussianNoise:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
             return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
-        # Eight tiles or more, for as many devices.
+        # At least eight tiles, so that up to eight devices draw different ones.
         num_blocks = min(MOST_BLOCKS, -(-max(1, num_entries) // (8 * 16)))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
@@ -102,7 +102,7 @@ def check_std(std: Number) -> None:
 
 
 def spacing_of(noise_std: Number) -> Number:
-    """The spacing of the grid that noise of a standard deviation lies on: a power of 2 below it."""
+    """The spacing of the grid that noise with a standard deviation lies on: std / 2^20."""
     return noise_std / NOISE_STD
 
 
@@ -115,17 +115,17 @@ def gaussian(
 ) -> Int32[Array, " n"]:
     r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, 16 · `num_blocks` for each tile.
 
-    Those of a tile depend on the key, the step, the tile's number and the blocks of a tile alone,
-    so devices can draw a part each. A draw compares two numbers of 111 random bits with two tables;
-    of each only the first 47 bits are drawn, unless the others decide, once in 2^32 times. Draws
-    are between ±2^24.
+    A tile's draws depend only on the key, the step, the tile's number and `num_blocks`, so each
+    device can draw a part. A draw compares two random numbers of 111 bits with two tables. Only
+    their first 47 bits are drawn; once in 2^32 times the others decide, and are drawn, too. Draws
+    lie between ±2^24.
     """
 
     def draw_tiles(some: UInt32[Array, " some"]) -> Int32[Array, " draws"]:
         shape, tables = (16, len(some), num_blocks), alias_tables()
 
         def words(plane: Array) -> UInt32[Array, "16 some blocks"]:
-            # The planes of a stream lie one after the other in each tile.
+            # A tile has all planes of a stream, one after the other.
             is_tie = plane >= PLANES
             stream = jnp.where(is_tie, int(Stream.NOISE_TIES), int(Stream.NOISE))
             num = jnp.where(is_tie, TIE_PLANES, PLANES).astype(jnp.uint32)
@@ -145,7 +145,7 @@ def gaussian(
             )
             return jnp.any(a | b)
 
-        # One loop, so that ChaCha20 is compiled once, whether there are ties or not.
+        # One loop for planes and ties, so that ChaCha20 is compiled once.
         def add_plane(state: PyTree) -> PyTree:
             plane, planes, tied = state
             planes = jax.lax.dynamic_update_index_in_dim(planes, words(plane), plane, 0)
@@ -166,6 +166,7 @@ def gaussian(
             )
             return COARSE * a + b
 
+        # Ties are rare, so a second look-up for all draws costs nothing on average.
         drawn = jax.lax.cond(tied, lambda: draw(True), lambda: draw(False))
         return drawn.swapaxes(0, 1).ravel()
 
@@ -182,14 +183,17 @@ class Choice(NamedTuple):
 
 
 def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
-    """Of a word, and 15 bits more."""
+    """The slot and the first word of the threshold's number, from 32 bits and 15 more."""
     return Choice(word >> (32 - SLOT_BITS), (word << SLOT_BITS) | more)
 
 
 def look_up(
     table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
 ) -> Int32[Array, "*n"]:
-    """The slot or, from its threshold on, the alias; without `rest` there is no tie."""
+    """The slot if the number is below its threshold, otherwise its alias.
+
+    `rest` are two more words of the number, which decide ties; () if there is none.
+    """
     below = choice.first < _entry(table.first, choice.slot)
     if rest:
         second, third = _entry(table.second, choice.slot), _entry(table.third, choice.slot)
@@ -204,9 +208,10 @@ def _entry(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> U
 
 
 class AliasTable(NamedTuple):
-    """Walker's alias method in integers, one entry of each column for a slot.
+    """Walker's alias method in integers: one entry of each column for each slot.
 
-    A slot's threshold has 96 bits, in three words. The alias stands for random numbers from it on.
+    A slot's threshold has 96 bits, in three words. Random numbers from the threshold on give the
+    alias.
     """
 
     first: UInt32[np.ndarray, " slots"]
@@ -217,20 +222,21 @@ class AliasTable(NamedTuple):
 
 @functools.cache
 def alias_tables() -> tuple[AliasTable, AliasTable]:
-    """Those of a and of b; 0.3 s once per process."""
+    """The tables of a and of b; making them takes 0.3 s, once per process."""
     return alias_table(weights(COARSE_STD)), alias_table(weights(FINE_STD))
 
 
 def weights(std: decimal.Decimal) -> list[int]:
     r"""Probabilities of a discrete Gaussian, $p_a \propto e^{-a^2 / 2 s^2}$, in units of 2^-111.
 
-    They are of a = -2^14, …, 2^14 - 1, each rounded down, but for the one of a = 0, which makes
-    them add up to 2^111.
+    For a = -2^14, …, 2^14 - 1. Each is rounded down; the rest goes to a = 0, so that they add up to
+    2^111.
     """
     with decimal.localcontext(prec=90):
         scale = decimal.Decimal(2) ** 256
         step = int(scale * (-1 / std**2).exp())  # fixed-point numbers of 256 bits
         ratio = int(scale * (-1 / (2 * std**2)).exp())  # p_{a+1} / p_a
+    # p_0, p_1, …: each is the one before times a ratio that itself shrinks by a constant factor.
     half = [2**256]
     for _ in range(2 ** (SLOT_BITS - 1)):
         half.append(half[-1] * ratio >> 256)
@@ -243,7 +249,9 @@ def weights(std: decimal.Decimal) -> list[int]:
 
 
 def alias_table(probabilities: list[int]) -> AliasTable:
-    """A table that gives just these probabilities, which add up to 2^111, by Vose's algorithm."""
+    """The table with exactly these probabilities, which add up to 2^111, by Vose's algorithm."""
+    # Every slot is chosen with the same probability, `share`. A slot with less takes the rest from
+    # a slot with more, which becomes its alias.
     share = 2 ** (TABLE_BITS - SLOT_BITS)
     num_slots = len(probabilities)
     left, threshold, alias = list(probabilities), [share] * num_slots, list(range(num_slots))
@@ -257,8 +265,8 @@ def alias_table(probabilities: list[int]) -> AliasTable:
             large.pop()
             if left[rich] < share:
                 small.append(rich)
-    # A slot that needs no alias is its own, so its threshold does not matter: of 2^96, which has
-    # one bit more than three words, they hold 0.
+    # A slot without an alias is its own alias, so its threshold does not matter. It is 2^96, one
+    # bit more than three words hold, so they hold 0.
     return AliasTable(
         first=np.array([t >> 64 & 2**32 - 1 for t in threshold], np.uint32),
         second=np.array([t >> 32 & 2**32 - 1 for t in threshold], np.uint32),

@@ -1,13 +1,13 @@
 r"""Sums and noise in integers, where nothing is rounded.
 
-A bounded gradient is cut, towards zero, to integer multiples of a *spacing*; the multiples are
-added as integers, in any order the same; Gaussian noise in integer multiples is added to them; only
-then is the total a floating-point number again. Two things follow:
+A bounded gradient is cut, towards zero, to integer multiples of a *spacing*. The multiples are
+added as integers, so their order does not matter. Gaussian noise in integer multiples is added, and
+only then does the total become a floating-point number. Two facts follow:
 
-* one example changes the sum by its own entries and by nothing else, whatever the others are: there
-  is no rounding that its presence could tip over;
-* the noised sum is the *rounded* Gaussian mechanism. For an integer x, round(x + Z) is
-  x + round(Z): adding rounded noise to integers is rounding the noised sum, which is
+* One example changes the sum by its own entries alone, whatever the others are, because no rounding
+  depends on its presence.
+* The noised sum is the *rounded* Gaussian mechanism. For an integer x, round(x + Z) = x + round(Z),
+  so adding rounded noise to integers is the same as rounding the noised sum, which is
   post-processing. Every output is possible with and without any one example.
 """
 
@@ -28,33 +28,34 @@ from bam.errors import InputError
 
 LIMB_BITS = 16
 LIMB_MASK = 2**LIMB_BITS - 1
-# Integers that are sure to fit: an entry of one row, the sum that is carried over, and all rows.
+# Largest integers: an entry of one row, a sum before it is carried over, and the sum of all rows.
 MOST_OF_ROW, MOST_OF_SUM, MOST_OF_ALL = 2**29, 2**31 - 2**LIMB_BITS, 2**46
 
 
 class Total(NamedTuple):
-    """A sum in integers, high · 2^16 + low: 32 bits are too few."""
+    """An integer sum, high · 2^16 + low, because 32 bits are too few."""
 
     high: Int32[Array, "..."]
-    low: Int32[Array, "..."]  # from 0 to 2^16 - 1 once the total is `carried`
+    low: Int32[Array, "..."]  # from 0 to 2^16 - 1 after `carried`
 
 
 def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
-    """Entries below 2^31 spacings in integer multiples of it, rounded towards zero: no norm grows.
+    """Cuts entries below 2^31 spacings to integer multiples of the spacing, towards zero.
 
-    Or by a relative 3e-7 at most: 1 / spacing, on a GPU within 2 ulp, and its product with x are
-    rounded to float32 first.
+    No norm grows by more than a relative 3e-7. That is the rounding of 1 / spacing, within 2 ulp on
+    a GPU, and of its product with x to float32.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 
 
 def carried(total: Total) -> Total:
-    """The same number with its low part from 0 to 2^16 - 1: the one way to write it."""
+    """The same total in its unique form, with a low part from 0 to 2^16 - 1."""
     return Total(total.high + (total.low >> LIMB_BITS), total.low & LIMB_MASK)
 
 
 def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..."]:
-    """A total as a number in float32 or float64; equal totals, if `carried`, give equal floats."""
+    """A total in float32 or float64. Equal totals give equal floats if both are `carried`."""
+    # Both parts and their sum are rounded in the same way for equal totals.
     whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return whole * jnp.asarray(spacing, dtype)
 
@@ -62,16 +63,17 @@ def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..
 def rows_per_sum(
     sensitivity: Number, noise_std: Number, batch_size: int
 ) -> tuple[int | Int32[Array, ""], bool | Bool[Array, ""]]:
-    """How many rows' integers 32 bits surely hold the sum of, and whether these numbers are right.
+    """The number of rows whose integers add up within 32 bits, and whether S and σS are in range.
 
-    InputError for numbers that cannot be; where JAX traces one of them it is False instead. Right
-    are bounds that are finite, and noise that 32-bit floats hold and that can hide a row.
+    In range are a finite bound, and noise that 32-bit floats hold and that can hide a row. Numbers
+    out of range are an InputError, or False if one of them is traced.
     """
     if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
         raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     check_std(noise_std)
     if scalars.is_known(sensitivity, noise_std):
-        # The most of one entry, with more room than below: a program then finds no fewer rows.
+        # The largest entry, with more room than below, so that a traced program finds no fewer
+        # rows.
         most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
@@ -94,10 +96,10 @@ def rows_per_sum(
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
-    """Rows of a microbatch, of which `num_rows` fit a sum: as many as asked, or else 2^k.
+    """The microbatch size as asked if `num_rows` rows fit a sum, otherwise the largest fitting 2^k.
 
-    These are few sizes, since each is a program of its own. Where JAX traces the number of rows, it
-    is as many as asked, and the sum is NaN if they do not fit.
+    Powers of 2 keep the sizes few, because each one is compiled. If the number of rows is traced,
+    the size is as asked, and the sum is NaN if the rows do not fit.
     """
     if not isinstance(num_rows, int) or num_rows >= microbatch_size:
         return microbatch_size
@@ -105,13 +107,14 @@ def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
 
 
 def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devices: int) -> Total:
-    """Adds one device's share of the noise to its own share of a sum, `[entries]`.
+    """Adds one device's share of the noise to the device's sum, `[entries]`.
 
-    The shares of all devices are the noise of the whole sum: entry i has draw number i. The total
-    that is returned is not `carried`.
+    The shares of all devices make up the noise of the whole sum: entry i gets draw number i. The
+    result is not `carried`.
     """
     num_entries = total.low.size
     drawn = noise.share(num_entries, device, num_devices)
+    # Each device has a slice of the noise, but the sum of all entries: zeros elsewhere.
     if num_devices > 1:
         zeros = jnp.zeros(num_devices * len(drawn), jnp.int32)
         drawn = jax.lax.dynamic_update_slice_in_dim(zeros, drawn, device * len(drawn), 0)
@@ -124,9 +127,9 @@ def correlated(
 ) -> Int32[Array, " n"]:
     r"""$n_t = z_t - \lfloor \sum_{j \ge 1} c_j n_{t-j} \rfloor$, exactly; see `bam.core.strategy`.
 
-    `fresh` is z_t, `past` the noise before, the newest first. The strategy passes its `check`.
+    `fresh` is z_t; `past` is the earlier noise, newest first. The strategy must pass its `check`.
     """
-    # Products of 8 bits and 32, in two parts: of the past's lowest 12 bits and of the others.
+    # 8 bits times 32 bits overflow, so the past is split into its lowest 12 bits and the rest.
     weights = [round(c * strategies.UNITS) for c in strategy[1:]]
     high = sum(k * (n >> 12) for k, n in zip(weights, past, strict=True))
     low = sum(k * (n & (2**12 - 1)) for k, n in zip(weights, past, strict=True))

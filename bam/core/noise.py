@@ -1,17 +1,17 @@
 """Noise on sums of bounded gradients.
 
-What privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
+The code that privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
 `places.py`, `grid.py`, `gaussian.py`, `strategy.py`, `chacha.py`, `seeds.py`, `tracing.py`,
-`privatize.py` and this.
+`privatize.py` and this file.
 
-1. each example's gradient passes a transform that declares a bound on its output, `sensitivity`
-   (`clip_by_l2_norm`, `normalize`, `clip_per_layer`); the engine drops an example that breaks it;
-2. the bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`;
-3. Gaussian noise of standard deviation `noise_multiplier · sensitivity` is added to the sum, once
-   (`engine.py`, which sums the microbatches, adds it there);
-4. the result is divided by the *expected* batch size, a public number.
+1. Each example's gradient passes a transform that declares a bound on its output, `sensitivity`
+   (`clip_by_l2_norm`, `normalize`, `clip_per_layer`). The engine drops an example that breaks it.
+2. The bounded gradients are *summed*, so one example changes the sum by at most `sensitivity`.
+3. Gaussian noise with standard deviation `noise_multiplier · sensitivity` is added to the sum,
+   once, in `engine.py`, which sums the microbatches.
+4. The result is divided by the *expected* batch size, a public number.
 
-That ε is what it says rests further on `sampling.py` and `privacy/`.
+The value of ε further rests on `sampling.py` and `privacy/`.
 """
 
 import dataclasses
@@ -38,20 +38,20 @@ from bam.errors import InputError
 
 # With less, ε is in the thousands after a single step, and integers overflow.
 LEAST_NOISE_MULTIPLIER = 0.01
-MOST_ROUNDING = 0.5  # of correlated noise: the share of it that may go to its own rounding
+MOST_ROUNDING = 0.5  # largest share of correlated noise that may only cover its own rounding
 
 
 class GaussianNoiseState(NamedTuple):
-    """The key that nothing else uses, and how often it was used."""
+    """The noise key, which nothing else uses, and the number of steps that have used it."""
 
     key: UInt32[Array, "8"]
     step: Integer[Array, ""]
 
 
 class CorrelatedNoiseState(NamedTuple):
-    """The same, with the noise of the last b − 1 steps, which is as secret as the key.
+    """Key and step, with the noise of the last b − 1 steps, which is as secret as the key.
 
-    `past` is `[b - 1, entries]`, the newest first, in multiples of the noise's spacing: int32.
+    `past` is `[b - 1, entries]` int32, newest first, in multiples of the noise's spacing.
     """
 
     key: UInt32[Array, "8"]
@@ -68,18 +68,19 @@ def first_noise(
     params: Params,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> NoiseState:
-    """The state before the first step, for sums of what `clip` makes of gradients."""
+    """The state before the first step, for sums of gradients that `clip` has bounded."""
     check_key(key)
     key, step = scalars.unchanging(key), jnp.zeros((), jnp.int32)
     if len(strategy) == 1:
         return GaussianNoiseState(key, step)
+    # A clip may return more numbers than a gradient has, and each gets noise.
     summand = jax.eval_shape(lambda x: clip.update(x, clip.init(x), x)[0], params)
     past = jnp.zeros((len(strategy) - 1, pytree.num_params(summand)), jnp.int32)
     return CorrelatedNoiseState(key, step, past)
 
 
 def renewed(state: NoiseState, key: Array) -> NoiseState:
-    """A state whose noise comes from another key and takes nothing back of what was before."""
+    """The state with another key and without past noise, so no earlier noise is taken back."""
     if isinstance(state, CorrelatedNoiseState):
         state = state._replace(past=jnp.zeros_like(state.past, device=state.past.sharding))
     return state._replace(key=key)
@@ -93,17 +94,18 @@ def next_noise(
 ) -> tuple[GaussianNoise, NoiseState]:
     r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
 
-    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum; it is widened by 1e-5,
-    which is what norms may be off by. A step has random words of its own (`chacha.py`), so what is
-    fresh is independent across steps; within one it is across entries. Where JAX traces σ, one
-    below 0.01 gives a deviation of NaN.
+    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum. It is widened by 1e-5, the
+    error of computed norms. Each step has its own random words (`chacha.py`), so the fresh part is
+    independent across steps and across entries. A traced σ below 0.01 gives a deviation of NaN.
 
-    With a strategy of b > 1 numbers (`strategy.py`) noise is correlated: $n = C^{-1} z$, where z
-    is what is fresh. Its rounding moves d entries in b − 1 rows by less than a multiple each, all
-    in all by $\sqrt{d (b-1)}$ beside $\|c\| S$; z is widened by that, too.
+    With a strategy of b > 1 numbers (`strategy.py`) the noise is correlated: $n = C^{-1} z$, where
+    z is the fresh part. Rounding n moves each of d entries by less than one grid step in b − 1
+    later rows, together by at most $\sqrt{d (b-1)}$ grid steps in L2. That is added to the
+    sensitivity $\|c\| S$ before z is scaled.
     """
     noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
     sensitivity, strategy = scalars.argument("sensitivity", sensitivity), numbers(strategy)
+    # One expression for all runs: noise is scaled here and nowhere else.
     std = scaled(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
         std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
@@ -114,7 +116,7 @@ def next_noise(
     share = rounding_share(noise_multiplier, strategy, num_entries)
     if not scalars.is_known(share):
         std = jnp.where(share <= MOST_ROUNDING, std, jnp.nan)
-    # A product: a quotient by a constant would be one, too, of a program in which this is known.
+    # A product, because XLA turns a quotient by a constant into one, with other bits.
     std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - _float32(share))))
     fresh = GaussianNoise(state.key, std, state.step)
     drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
@@ -123,17 +125,17 @@ def next_noise(
 
 
 def check_past(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
-    """InputError for so many parameters that noise cannot be correlated as the strategy says."""
+    """InputError if there are too many parameters for noise of this strategy."""
     if isinstance(state, CorrelatedNoiseState):
         rounding_share(noise_multiplier, strategy, state.past.shape[1])
 
 
 def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entries: int) -> Number:
-    """The share of correlated noise that its own rounding takes.
+    """The share of correlated noise that only covers its own rounding.
 
-    InputError where more than half of it would; of a σ that is traced nothing is known.
+    InputError if it is more than half; a traced σ is not checked.
     """
-    # In multiples the noise has a deviation of 2^20, and must be σ times as wide as all that moves.
+    # In grid steps, the noise has deviation 2^20 and must be σ times as wide as all that moves.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
     share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
     if scalars.is_known(noise_multiplier) and share > MOST_ROUNDING:
@@ -145,7 +147,7 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
 
 
 def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
-    """σ·S (1 + 1e-5) in 32-bit floats: the same bits on the host and where JAX traces them."""
+    """σ·S (1 + 1e-5) in 32-bit floats, the same bits on the host and in a traced program."""
     with np.errstate(over="ignore"):
         std = _float32(noise_multiplier) * _float32(sensitivity) * np.float32(ROUNDING)
     return _number(std)
@@ -154,7 +156,7 @@ def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
 def fitting_size(
     microbatch_size: int, noise_multiplier: Number, sensitivity: Number, num_rows: int
 ) -> int:
-    """As many rows of a microbatch as asked, if 32 bits hold the sum of their integers."""
+    """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
     std = scaled(noise_multiplier, sensitivity)
     return grid.fitting_size(microbatch_size, grid.rows_per_sum(sensitivity, std, num_rows)[0])
 
@@ -173,19 +175,20 @@ def gaussian_noise(
     key: UInt32[Array, "8"],
     step: Integer[Array, ""] | int = 0,
 ) -> GaussianNoise:
-    r"""The noise of one sum of what `clip` makes of gradients, for `clipped_sum(…, noise=…)`.
+    r"""The noise of one sum of gradients that `clip` has bounded, for `clipped_sum(…, noise=…)`.
 
-    Its deviation is σ·S (1 + 1e-5): what bounds S may be off by in 32-bit floats is covered.
+    Its deviation is σ·S (1 + 1e-5), which covers the rounding of bounds in 32-bit floats.
 
     Args:
-      clip: a bounded per-example transform of sensitivity S.
+      clip: a bounded per-example transform with sensitivity S.
       noise_multiplier: σ, at least 0.01.
-      key: `[8]` words, as `bam.secret_key()` makes them: a key of its own for each sum, or a step.
+      key: `[8]` words, as `bam.secret_key()` makes them. Each sum needs another key or another
+      step.
       step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
 
     Raises:
-      InputError: if `clip` is not bounded, σ is out of range, the key is none, or it is a constant
-        of what JAX traces: there it must be an argument.
+      InputError: if `clip` is not bounded, σ is out of range, the key is invalid, or the key is a
+        constant of a traced program, where it must be an argument.
 
     Examples:
       >>> from bam import clip_by_l2_norm, secret_key
@@ -205,7 +208,7 @@ def gaussian_noise(
 
 
 def check_noise(noise_multiplier: Number, sensitivity: Number) -> None:
-    """Raises InputError for σ or S that cannot be; of what JAX traces nothing is known."""
+    """Raises InputError for a σ or S that is out of range; traced ones are not checked."""
     sigma, known = noise_multiplier, scalars.is_known
     if known(sigma) and not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"noise_multiplier must be finite and at least 0, got {sigma}")

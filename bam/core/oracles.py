@@ -11,9 +11,9 @@ method          direction v                                       gradient
 `bam_exact`     the example's own gradient                        G_i(0) + λ·G_i'(0)
 =============== ================================================= =========================
 
-An oracle knows nothing about batches, clipping or noise. Because each example's gradient depends
-on that example (and public or already privatised values) alone, clipping it afterwards bounds the
-example's influence exactly as in DP-SGD: the four methods have the same privacy guarantee.
+An oracle knows nothing about batches, clipping or noise. Each example's gradient depends only on
+that example and on public or already privatised values. So clipping it afterwards bounds the
+example's influence as in DP-SGD, and the four methods have the same privacy guarantee.
 """
 
 import functools
@@ -36,13 +36,13 @@ from bam.errors import InputError
 LossFn = Callable[[Params, PyTree], Float[Array, ""]]
 # A pytree of bools like the parameters, a function from them to one, or None.
 AscentMask: TypeAlias = PyTree
-# A user's k rows, and which of them are there.
+# A user's k rows, and a flag for each: False for padding.
 User: TypeAlias = tuple[PyTree, Bool[Array, " k"]]
 Options = ParamSpec("Options")
 
 
 class Oracle(NamedTuple):
-    """A per-example gradient, and where it is evaluated.
+    """A per-example gradient, and the point where it is evaluated.
 
     Attributes:
       ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch;
@@ -50,8 +50,9 @@ class Oracle(NamedTuple):
         `params`, already privatised, or None before the first step.
       grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
         `params`. Sensitive: nothing has been privatised yet.
-      with_loss: `change -> Oracle`. The same method of another loss, `change(loss_fn)`: of a user's
-        mean loss (`mean_loss`), or of some of the parameters; see `method`. None: not known.
+      with_loss: `change -> Oracle`. The same method for another loss, `change(loss_fn)`, such as a
+        user's mean loss (`mean_loss`) or the loss of some of the parameters; see `method`. None if
+        the oracle cannot be made for another loss.
     """
 
     ascend: Callable[[Params, Grads | None], Params]
@@ -60,17 +61,17 @@ class Oracle(NamedTuple):
 
 
 def as_pytree(oracle: Oracle) -> Oracle:
-    """The same oracle, whose leaves are its numbers: the functions of one's own have none."""
+    """The same oracle as a pytree of its numbers; a user's functions have none."""
     return Oracle(*(fn and as_closure(fn) for fn in oracle))
 
 
 def method(
     make: Callable[Concatenate[LossFn, Options], Oracle],
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
-    """A method `(loss_fn, ...) -> Oracle` whose oracles have `with_loss`, too; a decorator.
+    """A decorator that gives the oracles of a method `(loss_fn, ...) -> Oracle` a `with_loss`.
 
-    So a method that ascends does so along the gradient of the loss that is trained: of a user's
-    mean loss once, not of each example, and of the trained parameters alone.
+    Then a method that ascends does so along the gradient of the trained loss: once along that of a
+    user's mean loss, not once for each example, and along the trained parameters alone.
     """
 
     @functools.wraps(make)
@@ -84,7 +85,7 @@ def method(
 
 
 def mean_loss(loss_fn: LossFn) -> LossFn:
-    """The loss of a user, `(params, (rows, there))`: the mean of those of its rows that are there.
+    """The loss of a user, `(params, (rows, there))`: the mean over the rows whose flag is True.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -95,7 +96,7 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
 
     def loss(params: Params, user: User) -> Float[Array, ""]:
         rows, there = user
-        # A row that is there in place of each that is not, whose loss may have no gradient.
+        # A real row replaces each padded one, whose loss could have a NaN gradient.
         own = jnp.where(there, jnp.arange(len(there)), jnp.argmax(there))
         rows = jax.tree.map(lambda x: x[own], rows)
         losses = pytree.map_rows(loss_fn, len(there))(params, rows)
@@ -127,9 +128,9 @@ def dp_sat(loss_fn: LossFn, radius: Number) -> Oracle:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
     $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
-    shift, of length `radius` ρ in the units of the parameters, reuses a released value, so it is
-    free post-processing. Before the first step (or if `p` is zero) there is no shift. An InputError
-    refuses a ρ that is negative or not finite.
+    shift has length `radius` ρ, in the units of the parameters. It reuses a released value, so it
+    is free post-processing. Before the first step, or if `p` is zero, there is no shift. A ρ that
+    is negative or not finite is an InputError.
 
     Source: Park et al. 2023, "Differentially Private Sharpness-Aware Training".
 
@@ -160,29 +161,30 @@ def bam_sam(
     ascent_views: int = 0,
     ascent_mask: AscentMask = None,
 ) -> Oracle:
-    r"""BAM by the SAM approximation: the gradient after one ascent step of the example's own.
+    r"""BAM by the SAM approximation: the gradient after an ascent step along the example's own.
 
     $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with
-    $g_i = \nabla L(\theta; x_i, y_i)$; a zero gradient ascends nowhere and stays finite. With α = 1
-    this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), an approximation of `bam_exact` with
-    λ = r whose error is O(r²). Other α give the mixing of Zhao et al. 2022, which penalises with
-    λ = α·r. Costs two gradients, or three with α < 1 and a cheaper direction.
+    $g_i = \nabla L(\theta; x_i, y_i)$. If the gradient is zero there is no ascent, and the result
+    stays finite. With α = 1 this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), which
+    approximates `bam_exact` with λ = r up to O(r²). Other α give the mixing of Zhao et al. 2022,
+    which penalises with λ = α·r. It costs two gradients, or three with α < 1 and a cheaper
+    direction.
 
-    A cheaper direction, still the example's own and so as private: its first k views alone
-    (`ascent_views`), or chosen parameters alone (`ascent_mask`), whose shift leaves the other
+    A cheaper direction is as private, because it still comes from the example alone: its first k
+    views (`ascent_views`), or chosen parameters (`ascent_mask`), whose shift leaves the other
     weights shared by the batch.
 
     Args:
       loss_fn: `(params, example) -> scalar loss of one example`.
       radius: r ≥ 0, in the units of the parameters. Zero is `dp_sgd`, to the bit.
       mix: α in [0, 1]. Zero is `dp_sgd`, to the bit.
-      ascent_views: k, how many of the rows of `example["image"]` give the direction; 0 for all.
-      ascent_mask: pytree of bools like `params`, True where the ascent moves, or a function from
-        `params` to one (as in `optax.masked`); None for everywhere.
+      ascent_views: k, the number of rows of `example["image"]` that give the direction; 0 for all.
+      ascent_mask: pytree of bools like `params`, True for parameters that the ascent moves, or a
+        function from `params` to one (as in `optax.masked`); None for all.
 
     Raises:
-      InputError: if `radius` is negative or not finite, `mix` is outside [0, 1], or (once an
-        example is seen) it has fewer views than k, or the mask is True nowhere.
+      InputError: if `radius` is negative or not finite, or `mix` is outside [0, 1]; when the
+        gradient is computed, if the example has fewer than k views, or the mask is True nowhere.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -225,7 +227,7 @@ def _mixed_gradient(
     here, ahead = _here_and_ahead(*where, radius, params, example)
     if here is None:
         here = jax.grad(loss_fn)(params, example)
-    right = (mix >= 0) & (mix <= 1)  # of a number that was traced
+    right = (mix >= 0) & (mix <= 1)  # a traced number could not be checked before
     mix = jnp.where(right, mix, jnp.nan)
     return jax.tree.map(lambda g0, gr: ((1 - mix) * g0 + mix * gr).astype(g0.dtype), here, ahead)
 
@@ -238,8 +240,9 @@ def _here_and_ahead(
     params: Params,
     example: PyTree,
 ) -> tuple[Grads | None, Grads]:
-    """The gradients at θ, where the ascent needs all of it, and at θ + r·v."""
+    """The gradients at θ and at θ + r·v; the first is None if the ascent needs a part of it."""
     gradient = jax.grad(loss_fn)
+    # The whole gradient gives both G(0) and the direction.
     if ascent_views == 0 and ascent_mask is None:
         here = gradient(params, example)
         shifted = pytree.shift(params, radius, pytree.unit(here))
@@ -248,6 +251,7 @@ def _here_and_ahead(
     few_views = _first_views(example, ascent_views)
     uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
     shifted = put_back(pytree.shift(chosen, radius, pytree.unit(uphill)))
+    # With a mask, most layers keep weights that are shared by the batch.
     ahead = at_own_weights(gradient) if ascent_mask is None else gradient
     return None, ahead(shifted, example)
 
@@ -258,21 +262,21 @@ def bam_exact(
     r"""BAM's exact gradient, by forward-over-reverse differentiation.
 
     $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
-    al. 2023 (arXiv 2308.12018); where the gradient is zero the penalty's subgradient 0 is used, not
-    NaN. The gradient is linearised once: the primal pass gives $g_i$ and the linear map gives the
-    Hessian-vector product, so $g_i$ is not computed twice (but once more of all views where
-    `ascent_views` takes a few).
+    al. 2023 (arXiv 2308.12018). If the gradient is zero, the penalty has subgradient 0, not NaN.
+    The gradient is linearised once: the primal pass gives $g_i$, and the linear map gives the
+    Hessian-vector product. So $g_i$ is computed once, or twice if `ascent_views` chooses a few
+    views.
 
-    Cheaper, and still exact for what they say: `ascent_views` penalises the gradient norm of the
-    first k views alone, `ascent_mask` the norm of the chosen parameters' gradient alone. The errors
+    Two options are cheaper and exact for another penalty: `ascent_views` penalises the gradient
+    norm of the first k views, and `ascent_mask` the norm of the chosen parameters' gradient. Errors
     are those of `bam_sam`.
 
     Args:
       loss_fn: `(params, example) -> scalar loss of one example`, twice differentiable (piecewise
         is enough: ReLU networks have a Hessian almost everywhere).
       penalty: λ ≥ 0, finite, in the units of the parameters. Zero is `dp_sgd`, to the bit.
-      ascent_views: k, how many of the rows of `example["image"]` are penalised; 0 for all.
-      ascent_mask: as of `bam_sam`, True where the penalised norm is taken.
+      ascent_views: k, the number of rows of `example["image"]` that are penalised; 0 for all.
+      ascent_mask: as in `bam_sam`; the penalised norm is over the parameters that are True.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -302,6 +306,7 @@ def _penalised_gradient(
     penalised, hessian_vector_product = jax.linearize(
         lambda c: gradient_along(put_back(c), few_views), chosen
     )
+    # v = g / ‖g‖, zero for a zero gradient. The linear map then gives H v.
     direction = pytree.unit(_choose(penalised, ascent_mask)[0])
     here = penalised if ascent_views == 0 else gradient(params, example)
     return pytree.shift(here, penalty, hessian_vector_product(direction))
@@ -314,7 +319,7 @@ def _oracle(
     structure: tuple[Any, ...] = (),
     numbers: tuple[Any, ...] = (),
 ) -> Oracle:
-    """An oracle of `gradient(*structure, loss_fn, *numbers, params, example)`, for any loss."""
+    """An oracle with `gradient(*structure, loss_fn, *numbers, params, example)`, for any loss."""
     with_loss = Closure(_with_loss, (gradient, structure, loss_fn), (ascend, numbers))
     return Oracle(ascend, Closure(gradient, (*structure, loss_fn), numbers), with_loss)
 
@@ -333,7 +338,7 @@ def _with_loss(
 def _choose(
     params: Params, mask: AscentMask
 ) -> tuple[list[Array], Callable[[list[Array]], Params]]:
-    """The leaves where `mask` is True, and a function that puts others in their place."""
+    """The leaves for which `mask` is True, and a function that puts others in their place."""
     leaves = jax.tree.leaves(params)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
     mask = _flags(mask(params)) if _is_function(mask) else mask
@@ -370,12 +375,12 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
 
 
 def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
-    """The shared shift of a method that has none."""
+    """The identity, for methods without a shared shift."""
     return params
 
 
 def _non_negative(name: str, value: Any) -> Number:
-    """The number that it is now; InputError unless finite and at least 0, NaN if it is traced."""
+    """Reads a number; unless it is finite and at least 0, an InputError, or NaN if it is traced."""
     read = scalars.argument(name, value)
     if not scalars.is_known(read):
         return jnp.where((read >= 0) & (read < math.inf), read, jnp.nan)
@@ -385,7 +390,7 @@ def _non_negative(name: str, value: Any) -> Number:
 
 
 def _is_exactly(number: int, value: Number) -> bool:
-    """Whether a value removes a branch of the program: never of one that JAX traces."""
+    """Whether a value equals a number and so removes a branch; False if it is traced."""
     return scalars.is_known(value) and bool(value == number)
 
 

@@ -1,13 +1,12 @@
-"""Where the rows of a batch stand in microbatches: drawn, so that a place tells nothing of others.
+"""Random places of a batch's rows in microbatches, so that a place tells nothing about other rows.
 
-A compiler may round a row at one place of a `vmap` in other bits than the same row at another, and
-a last bit can decide between a clipped gradient and none. If rows stood in order, one that is
-removed would move all later ones by a place.
+A compiler may round a row differently at another place of a `vmap`, and a last bit can decide
+whether a gradient is clipped. If rows stood in order, removing one would move all later ones.
 
-So each row gets a place at random, by a permutation that depends on no row. Removing a row leaves
-the law of the others' places as it was and, given those places, what they add to the sum. Which
-microbatch and which device sum a row does not matter: all of them run the same code, and devices
-are of one kind.
+So a permutation that depends on no row gives each row a random place. Removing a row changes
+neither the law of the others' places nor, given their places, what they add to the sum. The
+microbatch and the device that sum a row do not matter, because all run the same code on devices of
+one kind.
 """
 
 import jax
@@ -21,14 +20,14 @@ from bam.core.gaussian import GaussianNoise
 def drawn(
     noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """The row at each place of all microbatches; at a place without one no row's number.
+    """The row number at each place of all microbatches, beyond the last row at an empty place.
 
-    The places are in the order in which devices take rows in turn.
+    Places are ordered as devices take rows in turn.
     """
     num_seats = _num_seats(mask, group_size, num_devices)
     seats = jnp.arange(num_seats)
     if group_size > 1:
-        # In 96 bits, two of 10⁶ rows share a number with probability 1e-17.
+        # Rows are sorted by random numbers of 96 bits; two of 10⁶ are equal with probability 1e-17.
         numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
         drawn = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
         *_, seats = jax.lax.sort((*drawn[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
@@ -38,9 +37,9 @@ def drawn(
 def in_batch(
     mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """The same for a batch whose rows already stand at random, as `sampling.pad` puts them.
+    """The row number at each place if the rows' order is random already, as by `sampling.pad`.
 
-    Then the seed of the batches has to be secret for this, too.
+    Then the places are only as secret as the seed of the batches.
     """
     seats = jnp.arange(_num_seats(mask, group_size, num_devices))
     return _in_few_turns(seats, mask, group_size, num_devices)
@@ -53,9 +52,9 @@ def _num_seats(mask: Array, group_size: int, num_devices: int) -> int:
 def _in_few_turns(
     seats: Int[Array, " places"], mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """Rows that are real come first at every place, so that few turns hold them all.
+    """Moves real rows into the first microbatches, each at its place within a microbatch.
 
-    As many as the fullest place has; no row leaves its place.
+    The number of microbatches with real rows is then that of the place with the most of them.
     """
     seats = seats.reshape(-1, group_size)
     is_real = mask.at[seats].get(mode="fill", fill_value=False)

@@ -1,7 +1,7 @@
-"""All of DP-SGD's privacy of one step: clip, sum, add noise, divide by the expected batch size.
+"""The privacy of one DP-SGD step: clip, sum, add noise, divide by the expected batch size.
 
-`private_mean` is the step of every run, in constant memory; `privatize` the same as an optax
-transform of per-example gradients that are in memory.
+`private_mean` is the step of every run, in constant memory. `privatize` is the same step as an
+optax transform of per-example gradients that fit in memory.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from bam.errors import InputError
 
 
 class PrivatizeState(NamedTuple):
-    """State of `privatize`: that of its clip and that of its noise."""
+    """State of `privatize`: the clip's state and the noise's state."""
 
     clip: PyTree
     noise: NoiseState
@@ -55,38 +55,39 @@ def privatize(
 
     $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
     arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
-    memory; `clipped_sum` with `noise`, then division by l, is the same in constant memory.
-    Initialise it once per key: a new state starts the noise over.
+    memory. In constant memory, use `clipped_sum` with `noise` and divide by l. Initialise the
+    transform once per key, because a new state starts the noise over.
 
-    The guarantee needs the batch to be drawn by Poisson sampling with probability l/N, and padded
-    to a number of rows that does not depend on who was drawn: `update` needs `mask`, True for real
-    examples, and masked rows count for nothing, whatever they hold. An empty batch is pure noise.
+    The guarantee needs a batch that is drawn by Poisson sampling with probability l/N, and padded
+    to a number of rows that does not depend on who was drawn. So `update` needs `mask`, True for
+    real examples; masked rows count for nothing, whatever they hold. An empty batch is pure noise.
 
-    It is given gradients, and cannot see how they were computed. A row's must be a function of the
-    parameters, that row and randomness of its own: no BatchNorm, no statistic of the batch. And a
-    `vmap` may round a row in other bits at another place, so that the place, too, must not tell who
-    else was drawn: `sampling.pad` puts rows at random ones. A batch whose real rows are packed,
-    first to last, moves all others by one when a row is missing.
+    The transform cannot see how gradients were computed. A row's gradient must depend only on the
+    parameters, that row and its own randomness: no BatchNorm, no statistic of the batch. Its place
+    must not depend on the other rows either, because a `vmap` may round a row differently at
+    another place. `sampling.pad` draws places at random. If real rows are packed from first to last
+    instead, a missing row moves all later ones by one.
 
     Args:
       clip: a bounded per-example transform, such as `clip_by_l2_norm(1.0)`.
       noise_multiplier: σ, noise standard deviation over sensitivity; 0 or at least 0.01.
       expected_batch_size: l, public; never the number of rows drawn.
-      key: `[8]` words, used for nothing else: `bam.secret_key()` for what is released, or
-        `bam.seeded_key(seed)`, which whoever guesses the seed knows, to repeat a run. Of two
-        transforms with one key, as in `optax.multi_transform`, each can be read off the other.
-      strategy: of noise that is correlated over steps, see `bam.core.strategy`. It needs batches in
-        which no example is twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
-        from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
+      key: `[8]` words, used for nothing else. Use `bam.secret_key()` for a release, or
+        `bam.seeded_key(seed)` to repeat a run; anyone who guesses the seed knows that key. If two
+        transforms have one key, as in `optax.multi_transform`, each gradient reveals the other.
+      strategy: of noise that is correlated over steps, see `bam.core.strategy`. Its batches must
+      not
+        hold an example twice within that many steps (`bam.privacy.mechanisms.banded`), and σ must
+        come from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
 
     Returns:
-      An optax transform whose `update(grads, state, params, mask=mask)` takes a pytree of
-      `[B, ...]` per-example gradients, and `[B]` bools (or None: every row was drawn), and returns
-      a tree of `[...]`, float32 or wider. Chain any optimizer after it.
+      An optax transform. Its `update(grads, state, params, mask=mask)` takes a pytree of `[B, ...]`
+      per-example gradients and `[B]` bools (or None if every row was drawn), and returns a tree of
+      `[...]`, float32 or wider. Chain any optimizer after it.
 
     Raises:
-      InputError: if `clip` is not bounded, a number is out of range, or the key is none or was
-        given to a transform before; in `init`, if it began for parameters of other shapes before;
+      InputError: if `clip` is not bounded, a number is out of range, or the key is invalid or
+        belongs to another transform; in `init`, if it began for parameters of other shapes before;
         in `update`, without `mask`, or if `params` is given and a gradient has no leading example
         axis.
       TypeError: in `update`, if a gradient is not of real floating-point numbers.
@@ -140,6 +141,7 @@ def privatize(
                 "that counts is an example that counts many times (mask=None: all were drawn)"
             )
         check_keys(state.noise.key, state.noise.step)
+        # All rows at once, or fewer if 32 bits cannot hold the sum of their integers.
         size = max(1, len(jax.tree.leaves(grads)[0]))
         is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
         if is_noised:
@@ -182,10 +184,11 @@ def _private_gradient(
 
 
 def check_not_accumulated() -> None:
-    """InputError where `optax.MultiSteps` makes a transform's state: it would add up batches.
+    """InputError if `optax.MultiSteps` makes a transform's state, because it would add up batches.
 
-    Nothing that it passes on tells, so its frame is looked for among those that called.
+    It passes nothing on that shows it, so its frame is searched for among the callers.
     """
+    # `MultiSteps` calls `init` with nothing but parameters.
     frame: types.FrameType | None = sys._getframe()
     while frame := frame and frame.f_back:
         if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
@@ -198,14 +201,14 @@ def check_not_accumulated() -> None:
 @closure.register(numbers=("noise_multiplier", "expected_batch_size"), structure=("strategy",))
 @dataclasses.dataclass(frozen=True)
 class NoisedMean:
-    """What is public of a private mean: σ, l, and the strategy that correlates its noise."""
+    """The public numbers of a private mean: σ, l, and the strategy that correlates its noise."""
 
     noise_multiplier: Number
     expected_batch_size: Number
     strategy: Sequence[float] = INDEPENDENT
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for what is none."""
+        """Copies the numbers; InputError for one that is not a number in range."""
         for name in ("noise_multiplier", "expected_batch_size"):
             object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
         object.__setattr__(self, "strategy", numbers(self.strategy))
@@ -214,11 +217,11 @@ class NoisedMean:
             raise InputError(f"expected_batch_size must be positive, got {size}")
 
     def of(self, total: PyTree) -> PyTree:
-        """The mean of a sum; NaN for an l that is traced and not positive."""
+        """The mean of a sum; NaN if l is traced and not positive."""
         size = self.expected_batch_size
         if not scalars.is_known(size):
             size = jnp.where((size > 0) & (size < math.inf), size, jnp.nan)
-        # A product, which has the same bits where l is a constant of somebody's program.
+        # A product has the same bits whether l is an argument or a constant of the program.
         return jax.tree.map(lambda x: x * (1 / jnp.asarray(size, x.dtype)), total)
 
 
@@ -234,14 +237,15 @@ def private_mean(
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
-    r"""The same mean in constant memory: $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
+    r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
-    Every training step of this library is this one: g_i is `grad_fn(params, example)`, an oracle's
-    `grad` at the weights that its `ascend` gives. The rows are a batch that `sampling.pad` made,
-    each at a random place, and this is part of a program that JAX compiles. Returns the mean, the
-    norms of `clipped_sum`, which are NOT private, and the next step's state.
+    Every training step of this library calls it. g_i is `grad_fn(params, example)`, an oracle's
+    `grad` at the weights that its `ascend` returns. The rows must be a batch of `sampling.pad`, at
+    random places, and the call must be part of a compiled program. Returns the mean, the norms of
+    `clipped_sum`, which are NOT private, and the next step's state.
     """
     clip = as_declared(clip)
+    # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
     noise, noise_state = next_noise(
         state.noise, by.noise_multiplier, sensitivity_of(clip), by.strategy
     )
@@ -263,7 +267,7 @@ def private_mean(
 
 
 def _check_per_example(grads: Grads, params: Params | None) -> None:
-    """Refuses ordinary gradients: their first weight axis would pass for examples."""
+    """Refuses ordinary gradients, whose first weight axis would pass for the examples' axis."""
     if not jax.tree.leaves(grads):
         raise InputError("privatize needs per-example gradients, got a tree without an array")
     if params is None:

@@ -1,4 +1,4 @@
-"""Several processes of one run (`jax.distributed`): what may differ between them is agreed on."""
+"""Several processes of one run (`jax.distributed`): they agree on anything that may differ."""
 
 import os
 import secrets
@@ -18,12 +18,12 @@ def writes() -> bool:
 
 
 def random_bits(num_words: int) -> np.ndarray:
-    """So many times 32 secret bits of the operating system, the same in every process."""
+    """Secret 32-bit words of the operating system, the same in every process."""
     return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
 
 
 def from_first(value: np.generic | np.ndarray) -> np.ndarray:
-    """What the first process has, of one shape and dtype in all of them, in every process."""
+    """The first process's value, in every process; its shape and dtype must be the same in all."""
     several = jax.process_count() > 1
     return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
 
@@ -38,10 +38,10 @@ def any_of(flag: bool) -> bool:
 def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
     """Places a pytree of arrays, PRNG keys included; None is the default device.
 
-    The tree is the same in every process, and each gives its own devices their part.
+    The tree is the same in every process, and each process fills its own devices.
     """
     if isinstance(sharding, SingleDeviceSharding):
-        sharding = None  # committed to it, an array would have the step compiled once more
+        sharding = None  # arrays committed to a device would compile the step once more
     if jax.process_count() == 1 or sharding is None:
         return jax.device_put(tree, sharding)
 
@@ -56,10 +56,10 @@ def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
 
 
 def check_not_forked(process: int, what: str) -> None:
-    """RuntimeError in another process than the one, `process`, in which `what` was made.
+    """RuntimeError if `what` was made in another process, whose id is `process`.
 
-    A fork copies its secrets: both processes would draw the same batches and the same noise, and
-    the difference of two models would have none.
+    A fork copies the secrets. Both processes would draw the same batches and the same noise, and
+    the difference of their models would have no noise.
     """
     if os.getpid() != process:
         raise RuntimeError(

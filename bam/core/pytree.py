@@ -1,7 +1,7 @@
 """Norms of pytrees, computed in at least float32.
 
-The few lines here are shared by the oracles (unit directions), the transforms (clipping) and the
-diagnostics, so that "the norm of a gradient" means one thing everywhere.
+The oracles (unit directions), the transforms (clipping) and the diagnostics share these lines, so
+"the norm of a gradient" means one thing everywhere.
 """
 
 import functools
@@ -23,12 +23,12 @@ Params: TypeAlias = PyTree[Float[Array, "..."]]
 
 
 def at_least_float32(x: Array) -> Array:
-    """Returns `x` in float32, or in its own dtype if that is wider."""
+    """Returns `x` in float32, or in its dtype if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
-    """InputError for a tree without an array: nothing of it could be trained."""
+    """InputError for a tree without an array, because there is nothing to train."""
     if not jax.tree.leaves(tree):
         raise InputError(f"the {what} a tree without an array: there is nothing to train")
 
@@ -37,10 +37,10 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
     r"""Global L2 norm of a pytree, $\|g\|_2 = (\sum_j g_j^2)^{1/2}$, over all leaves together.
 
     Squares are accumulated in at least float32. A finite gradient whose squares overflow float32
-    (norm above about 1.8e19) has norm `inf` here and is treated as non-finite by every transform;
-    entries below about 1e-19 underflow and count as zero. The relative error is below 5e-6 for any
-    entries at all: no square takes part in more than 150 additions. The norm of an empty
-    pytree is 0, and float64 if a leaf is; TypeError for complex numbers and integers.
+    (norm above about 1.8e19) has norm `inf` here, and every transform treats it as non-finite.
+    Entries below about 1e-19 underflow and count as zero. The relative error is below 5e-6 for any
+    entries, because no square takes part in more than 150 additions. The norm of an empty pytree is
+    0. The result is float64 if a leaf is. Complex numbers and integers are a TypeError.
     """
     check_real(tree)
     squares = [jnp.square(at_least_float32(x)) for x in jax.tree.leaves(tree)]
@@ -50,9 +50,9 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
 def _sum(*arrays: Float[Array, "..."]) -> Float[Array, ""]:
     """Sum of all entries: up to eight parts are added to one until few entries are left.
 
-    Pairwise summation bounds the rounding, whatever the length; these additions of whole arrays are
-    twice as fast on CPU, where they read as they go. On a TPU, where a row of all entries would
-    have to be copied out of its tiles first, the parts are those of an axis after another.
+    Pairwise summation bounds the rounding for any length. Adding whole arrays is twice as fast on
+    CPU, because it reads memory in order. On a TPU, one row of all entries would first be copied
+    out of its tiles, so there the parts are taken axis by axis.
     """
     return jax.lax.platform_dependent(*arrays, tpu=_sum_by_axes, default=_sum_of_rows)
 
@@ -62,7 +62,7 @@ def _sum_of_rows(*arrays: Array) -> Array:
 
 
 def _sum_in_a_row(x: Array) -> Array:
-    # Few long rows, as of a product of a column and a row, are computed as they are added up.
+    # A few long rows, such as a product of a column and a row, are computed while they are added.
     x = jnp.sum(x, axis=0) if x.ndim == 2 and x.shape[0] <= 16 else x.ravel()
     while x.size > 16 * 16:
         x = _add_parts(x, 8)
@@ -72,23 +72,23 @@ def _sum_in_a_row(x: Array) -> Array:
 
 
 def _sum_by_axes(*arrays: Array) -> Array:
-    # One row of what is left of them: a sum costs 2,000 cycles, of however few entries.
+    # One sum over all arrays' rests, because each sum costs 2,000 cycles however few its entries.
     return _sum_in_a_row(jnp.concatenate([_row_of_sums(x) for x in arrays]))
 
 
 def _row_of_sums(x: Array) -> Array:
     if x.ndim > 1 and x.shape[0] > 16 and x.shape[0] % 16 == 0:
-        x = x.reshape(16, x.shape[0] // 16, *x.shape[1:])  # in one go: its layout may be any
+        x = x.reshape(16, x.shape[0] // 16, *x.shape[1:])  # works for any layout of the array
     while x.ndim > 1 and x.size > 32:
         few = sum(math.prod(x.shape[: i + 1]) <= 16 for i in range(x.ndim))
         x = jnp.sum(x, tuple(range(few))) if few else x
-        # Always between two sums, which XLA would make one of: a long one.
+        # An addition between two sums, or XLA would merge them into one long sum.
         x = _add_parts(x, min(8, x.shape[0])) if x.ndim > 1 else x
     return x.ravel()
 
 
 def _add_parts(x: Array, num_parts: int) -> Array:
-    """Adds up equal parts of the first axis, after zeros that make them equal."""
+    """Adds up equal parts of the first axis, padded with zeros to a multiple of their number."""
     padding = -x.shape[0] % num_parts
     x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) if padding else x
     size = x.shape[0] // num_parts
@@ -96,7 +96,7 @@ def _add_parts(x: Array, num_parts: int) -> Array:
 
 
 def check_real(tree: PyTree) -> None:
-    """Refuses, with a TypeError, leaves that no bound holds for: complex, integer or bool."""
+    """Raises a TypeError for complex, integer or bool leaves, for which no bound holds."""
     for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         dtype = getattr(leaf, "dtype", type(leaf))
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -107,8 +107,8 @@ def check_real(tree: PyTree) -> None:
 def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
     """Rounds to a float dtype narrower than float32, never to a larger magnitude; NaN stays NaN.
 
-    By bits: a compiler may leave out a conversion to a narrow dtype and back, as XLA does on GPUs,
-    so the excess of a rounding to nearest cannot be seen by converting back.
+    It works on bits. Converting to the narrow dtype and back would not show how far a rounding to
+    nearest went, because a compiler may leave both conversions out, as XLA does on GPUs.
     """
     info, x = jnp.finfo(dtype), x.astype(jnp.float32)
     mask = jnp.uint32(2**32 - 2 ** (23 - info.nmant))
@@ -122,8 +122,9 @@ def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*
 
 
 def unit(tree: Grads) -> Grads:
-    """Direction `g / ‖g‖₂` of a pytree; zero if the norm is, so never NaN for finite input."""
+    """Direction `g / ‖g‖₂` of a pytree; zero if the norm is zero, so never NaN for finite input."""
     norm = l2_norm(tree)
+    # The inner choice keeps 1 / 0 out of the derivative, which would be NaN.
     scale = jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
     return jax.tree.map(lambda x: (scale * at_least_float32(x)).astype(x.dtype), tree)
 
@@ -134,7 +135,7 @@ def shift(tree: Params, distance: Any, direction: Grads) -> Params:
 
 
 def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
-    """`row_fn(params, *row)` for all rows, by `vmap`; for a single one without, which is faster."""
+    """`row_fn(params, *row)` for all rows, by `vmap`; one row goes without, which is faster."""
     if num_rows > 1:
         return lambda params, *rows: jax.vmap(functools.partial(row_fn, params))(*rows)
 
@@ -150,17 +151,17 @@ def read_from_memory(
     carry: PyTree,
     turns: Int32[Array, ""],
 ) -> PyTree:
-    """`read(values, carry)`, where every reader of `values` reads the same numbers.
+    """`read(values, carry)`, where every operation in `read` sees the same numbers of `values`.
 
-    A compiler may compute a value anew for each of its readers, rounded in other places, and XLA's
-    CPU compiler drops `optimization_barrier` before it does so. What a loop is given is in memory,
-    so `read` is the body of a loop. `turns`, 1 or 0 (which gives `carry`), is a number that the
-    program is given: a loop that is known to run once would be no loop.
+    A compiler may compute a value again for each operation that uses it, with other roundings, and
+    XLA's CPU compiler drops `optimization_barrier` before it does so. The inputs of a loop are in
+    memory, so `read` is the body of a loop. `turns` is a traced 0 or 1. With a constant 1, XLA
+    would inline the body and could fuse again. With 0 the result is `carry`.
     """
 
     def turn(count: Array | int, carry: PyTree) -> PyTree:
-        # In each turn other values, or what reads them would be computed before the loop. A factor,
-        # not a choice, of which LLVM would make two loops.
+        # The values depend on the turn, or XLA would move `read` before the loop. The dependence is
+        # a factor 1, because LLVM would make two loops of a choice.
         return read(jax.tree.map(lambda x: x * jnp.asarray(1 - count, x.dtype), values), carry)
 
     after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(0, turns, turn, carry)
@@ -168,13 +169,13 @@ def read_from_memory(
 
 
 def as_vector(tree: PyTree) -> Array:
-    """All entries of a tree in one row, `[entries]`, leaf by leaf."""
+    """All entries of a tree in one vector, `[entries]`, leaf by leaf."""
     rows = [x.ravel() for x in jax.tree.leaves(tree)]
     return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
 
 
 def from_vector(vector: Array, like: PyTree) -> PyTree:
-    """The tree whose entries are a row's, with the shapes and dtypes of another."""
+    """The tree with a vector's entries, and the shapes and dtypes of `like`."""
     leaves: list[Any] = jax.tree.leaves(like)
     ends = np.cumsum([math.prod(x.shape) for x in leaves])
     rows = [vector[end - math.prod(x.shape) : end] for x, end in zip(leaves, ends, strict=True)]
@@ -186,8 +187,8 @@ def from_vector(vector: Array, like: PyTree) -> PyTree:
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
-    The regular expression, or an InputError, is searched for in each leaf's path, as
-    `"GroupNorm_0/scale"`.
+    The regular expression is searched for in each leaf's path, such as `"GroupNorm_0/scale"`.
+    InputError if it is not a regular expression.
 
     Examples:
       >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
@@ -203,18 +204,18 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
 
 
 def same_structure(a: PyTree, b: PyTree) -> bool:
-    """Whether two pytrees differ in their leaves at most."""
+    """Whether two pytrees have the same structure."""
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(a)
     return bool(structure == jax.tree.structure(b))
 
 
 def is_key(leaf: object) -> bool:
-    """Whether a leaf is a typed PRNG key, which is not a number and has no NumPy array."""
+    """Whether a leaf is a typed PRNG key, which cannot become a NumPy array."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def names(tree: PyTree) -> list[str]:
-    """The name of each leaf, as `"GroupNorm_0/scale"`."""
+    """The name of each leaf, such as `"GroupNorm_0/scale"`."""
     named = jax.tree_util.tree_leaves_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
 

@@ -1,10 +1,10 @@
 r"""Batches drawn on the host, padded to a fixed shape for the device.
 
-Poisson sampling, the rule: each example is in a batch independently with probability q, so the
-batch size varies. `bam.privacy.mechanisms` has each way to draw together with what it is worth.
+The rule is Poisson sampling: each example is in a batch independently with probability q, so the
+batch size varies. `bam.privacy.mechanisms` lists each way to draw with its privacy.
 
-Words are ChaCha20's (`bam.core.chacha`), of a key that is derived from the seed. What is drawn has
-just the law that is accounted: integers are compared, and what would not be uniform is drawn again.
+The random words are ChaCha20's (`bam.core.chacha`), with a key derived from the seed. Draws follow
+the accounted law exactly: integers are compared, and words that would favour a value are redrawn.
 """
 
 import functools
@@ -22,17 +22,17 @@ from bam.core import chacha, seeds
 from bam.core.chacha import Stream, nonce
 from bam.errors import InputError
 
-# Chance that a draw of one step exceeds the usual capacity, unless another is given; then a larger
-# shape is compiled, nothing is cut.
+# Default probability that a step's draw exceeds the usual capacity. Then a larger shape is
+# compiled, and nothing is cut.
 OVERFLOW_PROB = 1e-12
-PADDING = 2**31 - 1  # the row number of no example
+PADDING = 2**31 - 1  # stands for a row number where there is no example
 
 
 class PaddedBatch(NamedTuple):
-    """Indices of the sampled examples, at random places of a fixed number of rows.
+    """Row numbers of the sampled examples, at random places among a fixed number of rows.
 
     Attributes:
-      indices: `[M]` int32 row numbers in the data set; `PADDING`, which no example has, elsewhere.
+      indices: `[M]` int32 row numbers in the data set, and `PADDING` at places without an example.
       mask: `[M]` bool, True for sampled examples.
     """
 
@@ -40,14 +40,14 @@ class PaddedBatch(NamedTuple):
     mask: Bool[np.ndarray | Array, " rows"]
 
     def only(self, num_rows: int) -> "PaddedBatch":
-        """The same batch, on the host, of data with so many rows: later places are empty."""
+        """The batch on the host, without the row numbers from `num_rows` on."""
         kept = np.asarray(self.mask) & (np.asarray(self.indices) < num_rows)
         return PaddedBatch(np.where(kept, self.indices, PADDING).astype(np.int32), kept)
 
     def take(self, data: PyTree) -> PyTree:
-        """The batch's rows of arrays `[N, ...]`, of JAX; zeros where there is no example.
+        """The batch's rows of arrays `[N, ...]`, as JAX arrays; zeros where there is no example.
 
-        IndexError for a row that the data do not have; where it is traced, it is zeros or NaN.
+        A row number beyond the data is an IndexError, or zeros or NaN if it is traced.
         """
 
         def rows(x: Array) -> Array:
@@ -64,7 +64,7 @@ class PaddedBatch(NamedTuple):
 def rows_or_zeros(
     values: Any, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"]
 ) -> np.ndarray:
-    """Rows of an array on the host, or in files, zeros where the mask is False: nothing is read."""
+    """Rows of an array on the host or in files; where the mask is False, zeros, and no reading."""
     rows = np.zeros((len(indices), *values.shape[1:]), values.dtype)
     rows[mask] = values[indices[mask]]
     return rows
@@ -73,14 +73,14 @@ def rows_or_zeros(
 def poisson_sample(
     seed: int, step: int, num_examples: int, sampling_prob: float
 ) -> Int64[np.ndarray, " sampled"]:
-    """Draws the examples of one step: each of N, which is public, independently with probability q.
+    """Draws the examples of one step: each of N (a public number) independently with probability q.
 
-    Returns sorted row numbers, of random length (possibly none). Every (seed, step) has its own
-    independent stream, and gives the same rows again. The probability is q, rounded down to a
-    multiple of 2^-80. InputError if q is outside [0, 1] or N is negative.
+    Returns sorted row numbers; there may be none. Each (seed, step) has its own independent stream,
+    and gives the same rows again. The probability is q rounded down to a multiple of 2^-80.
+    InputError if q is outside [0, 1] or N is negative.
 
-    The seed is an integer from 0 to 2^256 - 1. Keep it secret if the guarantee is to hold against
-    someone who reads it: the amplification by sampling assumes unknown batches.
+    The seed is an integer from 0 to 2^256 - 1. Keep it secret: amplification by sampling assumes
+    unknown batches, so the guarantee does not hold against someone who has read the seed.
 
     Examples:
       >>> poisson_sample(seed=0, step=3, num_examples=10, sampling_prob=1.0).tolist()
@@ -91,7 +91,7 @@ def poisson_sample(
     if num_examples < 0:
         raise InputError(f"num_examples must be at least 0, got {num_examples}")
     key = seeds.host_key(seed, "batches")
-    # Of 80 random bits that are compared with q, 16 decide, or once in 2^16 times the other 64.
+    # 80 random bits are compared with q. The first 16 decide, or once in 2^16 times the other 64.
     first, rest = divmod(math.floor(Fraction(sampling_prob) * 2**80), 2**64)
     halves = chacha.words(key, -(-num_examples // 2), nonce(Stream.BATCH, step))
     drawn = np.stack([halves & 0xFFFF, halves >> 16], axis=1).ravel()[:num_examples]
@@ -104,18 +104,19 @@ def poisson_sample(
 
 
 def _uint64(words: UInt32[np.ndarray, "2 n"]) -> np.ndarray:
-    """Integers of 64 bits, of two words each."""
+    """Integers of 64 bits, made of two words each."""
     return words[0].astype(np.uint64) << np.uint64(32) | words[1].astype(np.uint64)
 
 
 def permutation(
     key: UInt32[np.ndarray, "8"], stream: Stream, step: int, size: int
 ) -> Int64[np.ndarray, " size"]:
-    """A permutation, all of them equally likely: the order of random numbers, no two the same."""
+    """A uniformly random permutation: the order of distinct random numbers."""
     for attempt in range(2**32):
         drawn = chacha.words(key, 2 * size, nonce(stream, step, attempt))
         numbers = _uint64(drawn.reshape(2, size))
         order = np.argsort(numbers)
+        # Equal numbers would be ordered by place, which is not uniform: draw again.
         if np.all(np.diff(numbers[order])):
             break
     return order
@@ -124,11 +125,12 @@ def permutation(
 def cyclic_sample(
     seed: int, step: int, num_examples: int, sampling_prob: float, num_parts: int
 ) -> Int64[np.ndarray, " sampled"]:
-    """Draws from one of b parts of the data, those of step mod b: Poisson sampling within it.
+    """Draws by Poisson sampling within one of b parts of the data: part number step mod b.
 
-    The parts are of random sizes: each example is in any of them with probability 1/b, the same in
-    all steps of a seed and independently of the other examples. `sampling_prob` is that of an
-    example of the part; the rest as `poisson_sample`. InputError for fewer than 1 part.
+    Each example is in any part with probability 1/b, independently of the other examples, so the
+    parts have random sizes. It is the same part in all steps of a seed. `sampling_prob` is the
+    probability of an example of the part; the rest is as in `poisson_sample`. InputError for fewer
+    than 1 part.
 
     Examples:
       >>> drawn = [cyclic_sample(0, step, 10, 1.0, num_parts=2) for step in (1, 2, 3)]
@@ -144,10 +146,10 @@ def cyclic_sample(
 def allocated_sample(
     seed: int, step: int, num_examples: int, batches_per_epoch: int
 ) -> Int64[np.ndarray, " sampled"]:
-    """Draws the examples that are allocated to a step: to one of each epoch's b steps, anew.
+    """Draws the examples of a step, where each example is in one random step of every epoch.
 
-    Any step of an epoch is equally likely, independently of other examples and other epochs. Steps
-    1 to b of a seed are its first epoch. InputError for fewer than 1 batch.
+    Each of an epoch's b steps is equally likely, independently of other examples and other epochs.
+    Steps 1 to b of a seed are its first epoch. InputError for fewer than 1 batch.
 
     Examples:
       >>> epoch = [allocated_sample(0, step, 10, batches_per_epoch=2) for step in (1, 2)]
@@ -164,7 +166,7 @@ def allocated_sample(
 def cycle_parts(
     seed: int, num_examples: int, num_parts: int, epoch: int = 0
 ) -> Int64[np.ndarray, " examples"]:
-    """The part that each example is in: random numbers that no batch's draw uses."""
+    """The part that each example is in, from random words that no batch uses."""
     key, parts, attempt = seeds.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
         drawn = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
@@ -174,7 +176,7 @@ def cycle_parts(
 
 
 def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
-    """Whether no example is twice in the batches of so many steps; of one run, from its first."""
+    """Whether no example is in two of any `num_steps` consecutive batches of a run."""
     windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
     return bool(np.all(windows.sum(axis=-1) <= 1))
 
@@ -182,25 +184,22 @@ def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
 def usual_capacity(
     num_examples: int, sampling_prob: float, overflow_prob: float = OVERFLOW_PROB
 ) -> int:
-    """Rows that Poisson draws of N examples with probability q fill with at most this probability.
-
-    More than N are never needed.
-    """
+    """A number of rows that a Poisson draw exceeds with at most `overflow_prob`; at most N."""
     rows = int(stats.binom.isf(overflow_prob, num_examples, sampling_prob)) + 1
     return max(1, min(rows, num_examples))
 
 
 def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: int) -> PaddedBatch:
-    """Puts row numbers at random places of `capacity` rows, or of a doubling that holds them all.
+    """Puts row numbers at random places of `capacity` rows, doubled until they all fit.
 
-    Any places, in any order, are equally likely. So removing a row leaves the law of the others'
-    places as it was, and the bits that a `vmap` gives at a place tell nothing of who else was
-    drawn. That holds while the draw fits the capacity; the chance that it does not,
-    `usual_capacity`'s, adds to δ. A draw is never cut: leaving examples out would change the
-    sampling distribution. A longer shape costs one more compilation, rarely.
+    All places, in any order, are equally likely. So removing a row does not change the law of the
+    other rows' places, and the bits that a `vmap` computes at a place do not tell who else was
+    drawn. That holds while the draw fits the capacity; the probability that it does not
+    (`usual_capacity`) adds to δ. A draw is never cut, because leaving examples out would change the
+    sampling distribution. A longer shape is rare and costs one more compilation.
 
-    Seed and step are those of the draw. InputError if the capacity is below 1, or the row numbers
-    are not different integers from 0 to 2^31 - 2.
+    Give the draw's seed and step. InputError if the capacity is below 1, or the row numbers are not
+    distinct integers from 0 to 2^31 - 2.
 
     Examples:
       >>> import numpy as np
@@ -218,6 +217,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
         raise InputError("a row is drawn twice: one example would count for two")
     while capacity < len(indices):
         capacity *= 2
+    # Another stream than the draw, so a place says nothing about who was drawn.
     places = permutation(seeds.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
     padded = np.full(capacity, PADDING, np.int32)
     padded[places[: len(indices)]] = indices

@@ -1,8 +1,8 @@
-"""Numbers of a caller, read when they are given: what changes later changes nothing.
+"""A caller's numbers, read once when they are given, so that later changes have no effect.
 
-A NumPy array of no axes, or a float of somebody's own class, can be another number tomorrow. A
-bound that was read from it once, and is read again in each step, would then be two bounds. So what
-a public function keeps are numbers of Python's own, which nobody can change.
+A NumPy array without axes, or a float of a user's own class, can change its value later. A bound
+that is read from it once, and again in each step, would then be two bounds. So public functions
+keep plain Python numbers, which nobody can change.
 """
 
 import math
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from bam.errors import InputError
 
-# A float, or what JAX traces of one: an argument of a program.
+# A float, or the tracer of one: an argument of a program.
 Number: TypeAlias = float | Float[Array, ""]
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -23,11 +23,10 @@ KINDS = ((np.bool_, bool), (np.integer, int), (np.floating, float))
 
 
 def number(name: str, value: Any) -> int | float:
-    """`value` as an int or a float of Python's own, as it is one or the other.
+    """Returns `value` as a plain Python int or float, whichever it is.
 
-    It may be Python's, NumPy's or JAX's, or an array of no axes. An InputError, in one line that
-    begins with `name`, refuses all else: bools, text, complex numbers, longer arrays, and what JAX
-    traces.
+    It may come from Python, NumPy or JAX, or be an array without axes. Anything else (bools, text,
+    complex numbers, longer arrays, tracers) is an InputError, in one line that begins with `name`.
 
     Examples:
       >>> import numpy as np
@@ -41,7 +40,7 @@ def number(name: str, value: Any) -> int | float:
 
 
 def real(name: str, value: Any) -> float:
-    """The same as a float."""
+    """Returns `value` as a float; otherwise as `number`."""
     read = number(name, value)
     try:
         return float(read)
@@ -50,9 +49,10 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """`real`, if 32-bit floats hold it; or what JAX traces of a float, whose value nobody can see.
+    """Returns `value` as a float that 32 bits hold, or as it is if it is the tracer of a float.
 
-    What is made of one that is out of range is NaN: see `bam.core.engine`.
+    A tracer's value cannot be checked here. If it is out of range, the results are NaN: see
+    `bam.core.engine`.
     """
     if not isinstance(value, jax.core.Tracer):
         read = real(name, value)
@@ -61,17 +61,17 @@ def argument(name: str, value: Any) -> Number:
         return read
     if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
         raise InputError(f"{name} must be one float, got {value.dtype}{list(value.shape)}")
-    is_narrow = jnp.finfo(value.dtype).bits < 32
+    is_narrow = jnp.finfo(value.dtype).bits < 32  # the proofs of bounds count float32 roundings
     return value.astype(jnp.float32) if is_narrow else value
 
 
 def is_known(*values: Any) -> bool:
-    """Whether these are numbers of Python's, and not what JAX traces."""
+    """Whether none of the values is a tracer."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def whole(name: str, value: Any) -> int:
-    """The same of what is an integer; a float is refused, too."""
+    """Returns an integer as an int; a float is refused even if it is a whole number."""
     read = _read(name, value)
     if isinstance(read, bool) or not isinstance(read, int):
         raise _wrong(name, int, value)
@@ -79,7 +79,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """The same of what is an integer, or a float that is equal to one."""
+    """Returns an integer, or a float that equals one, as an int."""
     read = number(name, value)
     if not (math.isfinite(read) and read == int(read)):
         raise InputError(f"{name} must be an integer, got {read}")
@@ -87,7 +87,7 @@ def count(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """The same of True and False alone."""
+    """Returns True or False; anything else is refused."""
     read = _read(name, value)
     if not isinstance(read, bool):
         raise _wrong(name, bool, value)
@@ -95,7 +95,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def option(name: str, value: Any) -> bool | int | float | str | None:
-    """The same of whatever one value of a config may be."""
+    """Returns a value that a config may hold: a number, a bool, a text or None."""
     if isinstance(value, str):
         return "".join(value)  # of Python's own class
     read = _read(name, value)
@@ -105,7 +105,7 @@ def option(name: str, value: Any) -> bool | int | float | str | None:
 
 
 def unchanging(value: Any) -> Any:
-    """A copy of an array of NumPy's that cannot be written to; anything else as it is."""
+    """Returns a read-only copy of a NumPy array, and anything else as it is."""
     if isinstance(value, np.ndarray):
         value = value.copy()
         value.flags.writeable = False
@@ -113,7 +113,7 @@ def unchanging(value: Any) -> Any:
 
 
 def _read(name: str, value: Any) -> Any:
-    """A number or a bool as Python's own; what is neither as it is."""
+    """Returns a number or a bool as a plain Python one, and anything else as it is."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(
             f"{name} must be a number, not traced: privacy and compiled programs rest on its value"
@@ -121,9 +121,11 @@ def _read(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         if value.shape:
             raise InputError(f"{name} must be one number, got an array of shape {value.shape}")
+        # `issubdtype` of JAX, which also knows bfloat16.
         for dtype, kind in KINDS:
             if jnp.issubdtype(value.dtype, dtype):
                 return kind(np.asarray(value))
+        # Complex numbers and objects: the caller refuses them.
         return value
     for _, kind in KINDS:
         if isinstance(value, kind):

@@ -1,6 +1,7 @@
-"""Keys of ChaCha20: secret ones, those that a seed gives its streams, and which of them are in use.
+"""Keys of ChaCha20: secret keys, keys derived from a seed, and a register of the keys in use.
 
-A key is 32 bytes of the operating system (`secret_key`) or is derived from a seed (`seeded_key`).
+A key is 32 random bytes of the operating system (`secret_key`), or derived from a seed
+(`seeded_key`). Every random number of a seeded run comes from one of the keys in `STREAMS`.
 """
 
 import functools
@@ -21,8 +22,8 @@ from jaxtyping import Array, PyTree, UInt32
 from bam.core.tracing import being_traced
 from bam.errors import InputError
 
-SEED_BITS = 256  # of a seed, at most: a key has no more
-# All streams that come from a seed, by label: what each is for.
+SEED_BITS = 256  # of the longest seed, because a key has no more
+# Label of each stream that a seed gives -> its use.
 STREAMS = {
     "noise": "noise on every sum, and places of the rows in their microbatches",
     "batches": "who is in a batch, the parts of the data, and the rows' places in a padded batch",
@@ -31,16 +32,16 @@ STREAMS = {
     "weights": "initial weights",
     "views": "random views and mixtures, and an example's `key`",
 }
-# Those that are JAX's own have 64 bits and are not cryptographic: no guarantee rests on them. All
-# others are keys of ChaCha20.
+# JAX's own streams have 64-bit keys and are not cryptographic, so no guarantee rests on them. All
+# others have keys of ChaCha20.
 JAX_STREAMS = {"weights": 0, "views": 2}
 
 
 def secret_key() -> UInt32[Array, "8"]:
-    """A key that nobody can know, another at every call: 32 bytes of the operating system.
+    """A new key that nobody can know: 32 random bytes of the operating system.
 
-    A RuntimeError refuses a call while JAX traces: compiled, the key would be a constant of the
-    program, and every run of it would add the same noise. Pass keys as arguments instead.
+    RuntimeError while JAX traces, because the key would be a constant of the compiled program,
+    which would add the same noise every time it runs. Pass keys as arguments instead.
 
     Examples:
       >>> key = secret_key()
@@ -54,11 +55,11 @@ def secret_key() -> UInt32[Array, "8"]:
 
 
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
-    """The key of a seed and a label, for runs to repeat: whoever knows the seed knows the key.
+    """The key of a seed and a label, to repeat a run. Anyone who knows the seed knows the key.
 
-    Labels give keys that say nothing of each other; beside those of `STREAMS`, one's own may be any
-    text. InputError for a seed that is not an integer from 0 to 2^256 - 1, or a label of JAX's;
-    RuntimeError while JAX traces, as of `secret_key`.
+    Keys of different labels reveal nothing about each other. A label may be any text, besides those
+    in `STREAMS`. InputError for a seed that is not an integer from 0 to 2^256 - 1, or for a label
+    in `JAX_STREAMS`; RuntimeError while JAX traces, as for `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
@@ -79,11 +80,12 @@ def _check_untraced(function: str) -> None:
 
 
 def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
-    """What a seed gives a stream of `STREAMS`: all that is drawn of a seed is drawn of these.
+    """The key that a seed derives for one of `STREAMS`, as a host array.
 
-    It is `seeded_key`, for the host, of 8 words, HKDF-SHA-256 (RFC 5869) of the seed's bytes and
-    the label; of `JAX_STREAMS` the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of a
-    seed counts (a JAX key made from it directly would keep 32). ValueError for another label.
+    It is the 8 words of `seeded_key`: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label.
+    For `JAX_STREAMS` it is the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of the
+    seed counts, where a JAX key made from the seed directly would keep 32. ValueError for another
+    label.
     """
     if label not in STREAMS:
         raise ValueError(f"no stream {label!r} of a seed; add it to STREAMS: {', '.join(STREAMS)}")
@@ -98,6 +100,7 @@ def _derived_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
         sequence = np.random.SeedSequence(int(seed), spawn_key=(0xA5, JAX_STREAMS[label]))
         key = sequence.generate_state(2)
     else:
+        # The label is HKDF's `info`: keys of different labels are independent.
         derived = hkdf(int(seed).to_bytes(SEED_BITS // 8, "little"), b"bam", label.encode())
         key = np.frombuffer(derived, "<u4").astype(np.uint32)
     key.flags.writeable = False
@@ -111,7 +114,7 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def check_key(key: object) -> None:
-    """Raises InputError, in one line, for what is no key; RuntimeError for one of before a fork."""
+    """InputError for anything but a key; RuntimeError for a secret key made before a fork."""
     if _secret_before_fork.get(id(key)) is key:
         raise RuntimeError(
             "this bam.secret_key() was made before the process was forked, and the other process "
@@ -125,22 +128,23 @@ def check_key(key: object) -> None:
         )
 
 
-_secret: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()  # by identity
+# Secret keys of this process, by identity, and those that a forked process shares with its parent.
+_secret: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 _secret_before_fork: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=lambda: _secret_before_fork.update(_secret))
-_given: weakref.WeakValueDictionary[int, Array | np.ndarray] = (
-    weakref.WeakValueDictionary()
-)  # by identity
-_in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()  # by their words
+# Keys that transforms have, by identity, and the transforms' checks, by the hash of the key's
+# words.
+_given: weakref.WeakValueDictionary[int, Array | np.ndarray] = weakref.WeakValueDictionary()
+_in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
 
 
 def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
-    """Takes a key for one transform; returns what checks that it starts for one set of parameters.
+    """Registers a key for one transform; returns a check that it starts for one set of parameters.
 
-    A key that was given before is refused. Of another with the same words, as a seed gives them
-    twice, a warning is issued while the transform that has them exists: in two trainings that are
-    compared they are right, in one they are not. A key that is traced cannot be told from others.
+    A key that another transform has is refused. Another key with the same words, such as a seed
+    gives twice, is a warning while the other transform exists: it is right in two trainings that
+    are compared, and wrong within one. A traced key cannot be checked.
     """
     check_key(key)
     started: list[object] = []
@@ -161,6 +165,7 @@ def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
             "this key was given to a transform before, and two with one key add equal noise: "
             "make one for each, with bam.secret_key()"
         )
+    # A hash, so that the register holds no secret.
     words = hashlib.sha256(np.asarray(key).tobytes()).digest()
     if words in _in_use:
         warnings.warn(

@@ -1,23 +1,24 @@
-r"""Noise that is correlated over steps: which strategies there are, and their privacy.
+r"""Noise that is correlated over steps: the strategies and their privacy.
 
-With independent noise the weights collect the noise of all steps. Noise of later steps that takes
-some of that of earlier ones back leaves less in their sum (DP-FTRL by matrix factorisation). With
-x_t the sum of bounded gradients of step t, what is shown in step t is $x_t + n_t$ with
+With independent noise, the weights collect the noise of all steps. If later noise takes back a part
+of earlier noise, less is left in their sum (DP-FTRL by matrix factorisation). Let x_t be the sum of
+bounded gradients in step t. The step releases $x_t + n_t$ with
 
 $$ n_t = z_t - \lfloor \textstyle\sum_{j=1}^{b-1} c_j n_{t-j} \rfloor, $$
 
-z_t independent Gaussians: in integer multiples of the noise's grid (`grid.py`), where
+where the z_t are independent Gaussians in integer multiples of the noise's grid (`grid.py`), and
 nothing else is rounded. Without the rounding, $C n = z$ for the lower triangular Toeplitz matrix C
-whose first column is the *strategy* c = (1, c_1, …, c_{b-1}): showing $x + n$ is showing $C x + z$.
+whose first column is the *strategy* c = (1, c_1, …, c_{b-1}), so releasing $x + n$ is the same as
+releasing $C x + z$.
 
-What one example of norm S in step t moves in $C x$ are the rows t to t + b − 1, by $c_j S$. So if
-no example takes part twice in b steps, each of its parts is one Gaussian mechanism with sensitivity
-$\|c\|_2 S$, and they compose. Given what was shown before, the rounding moves an entry by less than
-one multiple in each of the b − 1 later rows: `bam.core.noise.next_noise` widens z by that.
+One example with norm S in step t changes rows t to t + b − 1 of $C x$, by $c_j S$. So if no example
+takes part twice within b steps, each time is one Gaussian mechanism with sensitivity $\|c\|_2 S$,
+and they compose. Given the earlier releases, the rounding moves an entry by less than one grid step
+in each of the b − 1 later rows; `bam.core.noise.next_noise` widens z by that.
 
-Source: Denisov et al. 2022 (arXiv 2202.08312); Choquette-Choo et al. 2023 (arXiv 2306.08153), whose
-banded matrices with sampling from b parts in turn these are; Kalinin and Lampert 2024
-(arXiv 2405.13763) for the square root.
+Source: Denisov et al. 2022 (arXiv 2202.08312); Choquette-Choo et al. 2023 (arXiv 2306.08153) for
+banded matrices with sampling from b parts in turn; Kalinin and Lampert 2024 (arXiv 2405.13763) for
+the square root.
 """
 
 import math
@@ -31,17 +32,17 @@ from bam.errors import InputError
 
 INDEPENDENT = (1.0,)
 UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
-# Σ|c_j| times what C^-1 can lengthen the largest entry of z by, which is below 2^24.1; with less
-# than this all sums fit 32 bits.
+# Largest Σ|c_j| times the factor by which C^-1 can lengthen the largest entry of z, which is below
+# 2^24.1. Below it, all sums fit 32 bits.
 MOST_GROWTH = 100.0
-HORIZON = 2**14  # steps that growth is computed for; by then what is left must be nothing
+HORIZON = 2**14  # steps for which growth is computed; the rest must be negligible by then
 
 
 def square_root(bands: int) -> tuple[float, ...]:
     r"""The first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
 
-    Of all b steps they are near the best for the sum of all gradients so far; b = 1 is independent
-    noise. InputError for fewer than 1 or more than 256 bands.
+    Among strategies of b numbers they are close to the best for the sum of all gradients so far.
+    b = 1 is independent noise. InputError for fewer than 1 or more than 256 bands.
 
     Examples:
       >>> square_root(4)
@@ -55,14 +56,14 @@ def square_root(bands: int) -> tuple[float, ...]:
 
 
 def numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """A copy of a strategy, of Python's own numbers; InputError for what is none."""
+    """A copy of a strategy as Python numbers; InputError if it is not a sequence of numbers."""
     if not hasattr(strategy, "__len__") or isinstance(strategy, str | dict):
         raise InputError(f"a strategy is a sequence of numbers, got {strategy!r}")
     return tuple(scalars.real("every number of a strategy", c) for c in strategy)
 
 
 def norm(strategy: Sequence[float] | np.ndarray) -> float:
-    r"""$\|c\|_2$: how much further one example moves what noise has to hide."""
+    r"""$\|c\|_2$, the factor by which the strategy increases one example's influence."""
     return math.hypot(*strategy)
 
 
@@ -75,7 +76,7 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
 
 
 def check(strategy: Sequence[float]) -> None:
-    """Raises InputError, in one line, for a strategy whose noise would not be what is declared."""
+    """InputError, in one line, for a strategy whose noise would overflow or grow over the steps."""
     if len(strategy) == 0 or strategy[0] != 1:
         raise InputError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
     if any(not math.isfinite(c) or c * UNITS != round(c * UNITS) for c in strategy):
@@ -83,6 +84,7 @@ def check(strategy: Sequence[float]) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         column = np.abs(noise_of(strategy, HORIZON))
         growth = float(column.sum() * np.abs(strategy).sum())
+    # The last eighth must be negligible, or the growth beyond the horizon is unknown.
     if not growth <= MOST_GROWTH or column[-HORIZON // 8 :].sum() > 1e-9:
         raise InputError(
             "this strategy's noise grows over the steps: its inverse must be bounded, as that of "

@@ -1,8 +1,8 @@
-"""What JAX traces now, and what it compiles: once for each set of shapes, and never a key.
+"""Two guards around JAX's tracing: one compilation for each set of shapes, no noise used twice.
 
-Whoever calls a function of this library outside of `jax.jit` runs programs that are compiled at
-the first call and kept. Whoever traces one gets its operations, as part of a program of his own;
-that must be given the key of its noise, or it adds the same noise whenever it runs.
+Outside of `jax.jit`, a public function compiles its program at the first call and keeps it. Inside,
+it adds its operations to the program that is being traced. That program must receive the noise key
+as an argument: with a constant key it would add the same noise every time it runs.
 """
 
 import contextvars
@@ -23,14 +23,14 @@ MOST_PROGRAMS = 32
 
 Traced = TypeVar("Traced", bound=Callable[..., PyTree])
 
-# True while a loss is traced at weights that differ between examples, as BAM's shifted ones do.
-# Under `vmap` a convolution then has a kernel for each example, which a layer may compute in
-# another way.
+# True while a loss is traced at weights that differ between examples, such as BAM's shifted ones.
+# Under `vmap` a convolution then has one kernel for each example, and a layer may choose another
+# formulation for it.
 own_weights = contextvars.ContextVar("weights of each example's own", default=False)
 
 
 def being_traced() -> bool:
-    """Whether JAX traces a function now, or maps or differentiates one."""
+    """Whether JAX is tracing, mapping or differentiating a function at the moment."""
     from jax._src import core  # nothing public tells a `vmap` from an ordinary call
 
     return not core.trace_state_clean()
@@ -53,13 +53,13 @@ def at_own_weights(fn: Traced) -> Traced:
 def compiled_once(
     fn: Callable[..., Any], /, *parts: PyTree, donate: tuple[int, ...] = (), **structure: Any
 ) -> Callable[..., Any]:
-    """`fn(*parts, …, **structure)`, compiled once for the structure, and shapes of the others.
+    """`fn(*parts, …, **structure)`, compiled once for its structure and its arguments' shapes.
 
-    Parts are pytrees of numbers, such as `Closure`s: other numbers compile nothing. As with
-    `jax.jit`, functions must be pure, and the same function must be the same object in each call.
-    The last 32 programs are kept: one that is made anew in each call is compiled in each, but the
-    process does not grow. While JAX traces a program, this is part of it. `donate` are those
-    arguments, counted after the parts, whose memory the result may take.
+    `parts` are pytrees of numbers, such as `Closure`s: other numbers compile nothing. As with
+    `jax.jit`, a function must be pure, and must be the same object in each call. The last 32
+    programs are kept, so a function that is made anew in each call compiles each time, but the
+    process does not grow. While JAX traces a program, the call becomes part of it. The result may
+    reuse the memory of the arguments `donate`, which are counted after the parts.
     """
     numbers, tree = jax.tree.flatten(parts)
     named = {name: Same(value) for name, value in structure.items()}
@@ -84,11 +84,11 @@ def _program(
 
 
 def check_keys(key: PyTree, step: PyTree = 0) -> None:
-    """Refuses, with an InputError, a noise key that a program would use more than once.
+    """Raises an InputError for a noise key that a program would use more than once.
 
-    That is a constant of the program that JAX traces now, and one of equal keys that `vmap` maps
-    over, with equal steps, where their values can be seen. A program that computes its key from
-    constants cannot be told from one that is given it.
+    Two cases are refused: a key that is a constant of the program being traced, and equal keys with
+    equal steps that `vmap` maps over, if their values are visible. A key that a program computes
+    from constants looks like a key that it was given, so it is not noticed.
     """
     key, *_ = jax.tree.leaves(key)
     if not being_traced():
@@ -97,9 +97,10 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
         _refuse(
             "is a constant of what JAX traces, or one for all that it maps over: pass the key, or"
         )
+    # Under `vmap` alone the values are there; `jit` and `grad` hide them.
     keys, steps = _mapped_values(key), _mapped_values(step)
     if keys is None or steps is None or steps.shape not in ((), keys.shape[:-1]):
-        return  # where they are equal, `with_noise_of_its_own` gives NaN when the program runs
+        return  # if they are equal, `with_noise_of_its_own` gives NaN when the program runs
     keys, steps = keys.reshape(-1, keys.shape[-1]), steps.reshape(-1, 1)
     draws = np.hstack([keys, np.broadcast_to(steps, (len(keys), 1))])
     if len(np.unique(draws, axis=0)) < len(draws):
@@ -107,7 +108,7 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
 
 
 def check_one_program(what: str) -> None:
-    """Refuses, with an InputError, to be traced for each of several devices by itself."""
+    """Raises an InputError if each of several devices would run the whole of `what`."""
     if axes := jax.sharding.get_abstract_mesh().manual_axes:
         raise InputError(
             f"the same noise would be added more than once: shard_map or pmap over {axes} runs "
@@ -117,12 +118,12 @@ def check_one_program(what: str) -> None:
 
 @custom_batching.custom_vmap
 def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
-    """A noised sum, checked to be the only one with this key and step.
+    """Returns a noised sum, after checking that no other sum has its key and step.
 
-    If two sums share one noise draw, subtracting them removes it. `vmap` over anything that the sum
-    depends on, arguments or not, but neither over key nor step, does just that: InputError. Where
-    it maps over equal keys, or devices under `shard_map` or `pmap` have equal ones, the sums are
-    NaN: their values are known only when the program runs.
+    If two sums share one noise draw, subtracting them removes it. `vmap` over the sum but not over
+    its key or step does just that, so it raises an InputError. Equal keys that `vmap` maps over, or
+    that devices have under `shard_map` or `pmap`, are only seen when the program runs: then the
+    sums are NaN.
     """
     if axes := jax.sharding.get_abstract_mesh().manual_axes:
         key, step = jax.lax.all_gather((key, jnp.asarray(step)), axes)
@@ -140,12 +141,13 @@ def _map_noise(
     key = key if key_is_mapped else jnp.broadcast_to(key, (size, *key.shape))
     step = step if step_is_mapped else jnp.broadcast_to(step, (size, *jnp.shape(step)))
     total = _nan_where(_has_equal_rows(_draws(key, step)), total)
-    return with_noise_of_its_own(total, key, step), total_is_mapped  # for a vmap around this one
+    # Called again, so that a further `vmap` around this one is checked, too.
+    return with_noise_of_its_own(total, key, step), total_is_mapped
 
 
 @custom_batching.custom_vmap
 def never_mapped(tree: PyTree) -> PyTree:
-    """The same tree; InputError where `vmap` maps over anything that it depends on."""
+    """Returns the tree; InputError if `vmap` maps over anything that it depends on."""
     return tree
 
 
@@ -158,13 +160,13 @@ def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
 
 
 def _draws(key: Array, step: Array) -> Array:
-    """What tells draws of noise apart, a row for each: the key's words and the step."""
+    """One row for each noise draw: its key's words and its step, which identify it."""
     key = jnp.reshape(key, (-1, key.shape[-1]))
     return jnp.concatenate([key, jnp.reshape(step, (-1, 1)).astype(jnp.uint32)], axis=1)
 
 
 def _has_equal_rows(rows: Array) -> Bool[Array, ""]:
-    rows = rows[jnp.lexsort(rows.T)]
+    rows = rows[jnp.lexsort(rows.T)]  # sorted, equal rows are neighbours
     return jnp.any(jnp.all(rows[1:] == rows[:-1], axis=1))
 
 
@@ -173,7 +175,7 @@ def _nan_where(repeated: Array, total: PyTree) -> PyTree:
 
 
 def _mapped_values(x: Any) -> np.ndarray | None:
-    """Values that `vmap` maps over, outermost axis first; None where another transform traces."""
+    """The values that `vmap` maps over, outermost axis first; None if another transform traces."""
     from jax._src.interpreters.batching import BatchTracer
 
     axes = []

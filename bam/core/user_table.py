@@ -1,4 +1,4 @@
-"""The rows of users: at most k of each, which are drawn together."""
+"""The rows of users: at most k of each, drawn together."""
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -6,22 +6,22 @@ from jaxtyping import Int64, Integer
 from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
 
-EMPTY = -1  # in place of a row number, and of a label that is an integer; else NaN
-# What NumPy, pandas and Python write in place of a text that is missing.
+EMPTY = -1  # stands for a missing row number, and for a missing integer label (others are NaN)
+# Texts that NumPy, pandas and Python write for a missing value.
 MISSING = {"", "nan", "NaN", "NaT", "None", "<NA>", "--"}
-# In place of an integer: pandas' code of a missing value, and NaN or NaT made an integer.
+# Integers for a missing value: pandas' code, and NaN or NaT converted to an integer.
 MISSING_NUMBERS = (-1, -(2**31), -(2**63))
 
 
 def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
-    """The rows of each user, at most k of them; -1 where there are fewer.
+    """The rows of each user, at most k of them; -1 where a user has fewer.
 
-    Users are in the order of their ids, so one user more or less changes nothing of the others but
-    their number. Of a user with more than k rows those are kept that are evenly spaced, in the
-    order of the source, among its own: nobody else's rows have a say in it.
+    Users are in the order of their ids, so adding a user leaves the other users' rows as they are.
+    If a user has more than k rows, k of them are kept, evenly spaced in the order of the source.
+    Which ones does not depend on other users.
 
     Args:
-      ids: of the user that each row belongs to.
+      ids: id of each row's user.
       size: k ≥ 1.
 
     Examples:
@@ -31,6 +31,7 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     order = np.argsort(ids, kind="stable")
     _, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
     place, start, count = np.arange(size), starts[:, None], counts[:, None]
+    # The j-th of k kept rows is number j · count / k of the user.
     nth = np.where(count > size, place * count // size, place)
     rows = order[start + np.minimum(nth, count - 1)]
     return np.where(place < count, rows, EMPTY).astype(np.int64)
@@ -39,15 +40,15 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
 def with_id(groups: object) -> np.ndarray:
     """The ids as an array; InputError, in one line, if a row has none.
 
-    All rows whose id is missing would pass for one user, whoever they are of. Missing is what is
-    masked, NaN, NaT or None, and what of these is left in an array of texts or of integers.
+    All rows without an id would pass for one user. An id is missing if it is masked, NaN, NaT or
+    None, or the text or integer that one of these becomes in an array.
     """
     ids = np.asarray(groups)
     missing, is_masked = np.zeros(ids.shape, bool), isinstance(groups, np.ma.MaskedArray)
     if isinstance(groups, np.ma.MaskedArray):
         missing |= np.ma.getmaskarray(groups)
     elif isinstance(groups, list | tuple) and ids.ndim == 1:
-        missing |= [x is np.ma.masked for x in groups]  # an array has a 0 there
+        missing |= [x is np.ma.masked for x in groups]  # the array has a 0 instead
     if ids.dtype.kind == "i":
         missing |= np.isin(ids, MISSING_NUMBERS)
     elif ids.dtype.kind in "fc":
