@@ -1,6 +1,6 @@
-"""ε, δ and σ of T steps of a Poisson-sampled Gaussian, which Google's `dp-accounting` composes.
+"""ε, δ and σ of T steps of a Poisson-sampled Gaussian, composed by Google's `dp-accounting`.
 
-Other ways to draw batches are `bam.privacy.mechanisms`'.
+`bam.privacy.mechanisms` has the other ways to draw batches.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from bam.core import scalars
 from bam.errors import InputError
 from bam.privacy import pld, tradeoff
 
-# Below and beyond these ε says nothing to anyone, and rounding errors or the length of privacy loss
-# distributions spoil it. More steps are no training, and add up as many rounding errors.
+# Outside this range ε means nothing, and rounding errors or long privacy loss distributions spoil
+# it. No training has more steps, and rounding errors grow with their number.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7
-# Below, σ protects nobody and ε is given as infinite; beyond, nothing is learnt. Powers of both
-# would leave the range of floats.
+# Below, σ protects nobody and ε is infinite; above, nothing is learnt. Powers of both would leave
+# the range of floats.
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e6
-LARGEST_PLD_EPSILON = 1000  # by RDP: PLD's tables are as long as ε, and beyond this fill the memory
-LEAST_PLD_NOISE = 0.1  # σ below which PLD's tables grow too long, and nobody would be protected
-# Rényi orders to search with: whole ones have a closed form.
+LARGEST_PLD_EPSILON = 1000  # by RDP; PLD's tables are as long as ε, and larger ones fill the memory
+LEAST_PLD_NOISE = 0.1  # for smaller σ, PLD's tables grow too long, and nobody is protected
+# Rényi orders for searches. Integers have a closed form.
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 
 class PoissonSteps(NamedTuple):
-    """T steps of Gaussian noise on batches that have each example with probability q."""
+    """T steps of Gaussian noise on batches that contain each example with probability q."""
 
     noise_multiplier: float
     sampling_prob: float
@@ -44,22 +44,24 @@ class PoissonSteps(NamedTuple):
 def poisson_event(
     noise_multiplier: float, sampling_prob: float, num_steps: int
 ) -> dp_accounting.SelfComposedDpEvent:
-    """The same as dp-accounting's event."""
+    """T Poisson-sampled Gaussian steps as an event of dp-accounting."""
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     sampling_prob = scalars.real("sampling_prob", sampling_prob)
     num_steps = scalars.count("num_steps", num_steps)
+    # In the order in which dp-accounting names events: composed, sampled, Gaussian.
     step = dp_accounting.GaussianDpEvent(noise_multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(sampling_prob, step)
     return dp_accounting.SelfComposedDpEvent(sampled, num_steps)
 
 
 def poisson_steps(event: dp_accounting.DpEvent) -> PoissonSteps | None:
-    """What `poisson_event` was given to make an event; None if it did not make it.
+    """The arguments with which `poisson_event` made an event; None if it did not make it.
 
     Examples:
       >>> poisson_steps(poisson_event(1.5, 0.04, 2250))
       PoissonSteps(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250)
     """
+    # Exactly the shape that `poisson_event` makes.
     match event:
         case dp_accounting.SelfComposedDpEvent(
             event=dp_accounting.PoissonSampledDpEvent(
@@ -82,8 +84,8 @@ def epsilon(
 ) -> float:
     """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
-    Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is `inf` for σ
-    below 1e-6 with any step taken, 0 for T = 0 or q = 0.
+    Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is 0 for T = 0
+    or q = 0, and otherwise `inf` for σ below 1e-6.
 
     Args:
       noise_multiplier: σ from 0 to 10⁶, noise standard deviation over L2 sensitivity.
@@ -94,19 +96,19 @@ def epsilon(
         looser upper bound), or "gdp" (a central limit: asymptotic, *not* a guarantee).
 
     Raises:
-      InputError: if an argument is out of range; for "pld" also if T and δ are together, or ε is
+      InputError: if an argument is out of range; for "pld" also if δ is too small for T, or if ε is
         above about 1,000.
 
-    A `bam.privacy.pld.LooseBoundWarning` says where ε by "pld" is an upper bound, but not tight:
-    its rounding error is above a thousandth of δ, or the privacy loss of a step is hardly above the
-    spacing of its tables, 1e-4.
+    A `bam.privacy.pld.LooseBoundWarning` says that ε by "pld" is an upper bound but not tight,
+    because its rounding error exceeds a thousandth of δ, or because the privacy loss of a step is
+    near the spacing of its tables, 1e-4.
 
     Examples:
       >>> settings = dict(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250, delta=1e-5)
       >>> round(epsilon(**settings), 3), round(epsilon(**settings, accountant="rdp"), 3)
       (6.769, 7.329)
     """
-    # Of NumPy's narrow numbers, which are equal to Python's, dp-accounting computes in fewer bits.
+    # Plain floats, because dp-accounting would compute in the few bits of NumPy's narrow types.
     sigma = scalars.real("noise_multiplier", noise_multiplier)
     prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
     check_mechanism(prob, steps, delta, accountant)
@@ -118,7 +120,7 @@ def epsilon(
 def cached_epsilon(
     accountant: str, sigma: float, prob: float, num_steps: int, delta: float
 ) -> float:
-    """ε by an accountant, of numbers that are checked; equal questions are answered once."""
+    """ε by an accountant, for checked numbers; each set of arguments is computed once."""
     if num_steps == 0 or prob == 0 or math.isinf(sigma):
         return 0.0
     if sigma < SMALLEST_NOISE:
@@ -129,12 +131,12 @@ def cached_epsilon(
 def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
     """ε of several Poisson-sampled Gaussian mechanisms on the same data, at a given δ, by PLD.
 
-    Their privacy losses are composed, so it is at most the sum of their ε, and usually much less.
-    σ, q and T of each are positive. The errors are those of `epsilon`.
+    Their privacy losses are composed, so the result is at most the sum of their ε, and usually much
+    less. Each σ, q and T must be positive. Errors are those of `epsilon`.
 
     Examples:
       >>> half = PoissonSteps(noise_multiplier=1.5, sampling_prob=0.04, num_steps=1125)
-      >>> round(joint_epsilon([half, half], delta=1e-5), 3)  # that of 2,250 steps
+      >>> round(joint_epsilon([half, half], delta=1e-5), 3)  # the ε of 2,250 steps
       6.769
     """
     delta = scalars.real("delta", delta)
@@ -145,7 +147,7 @@ def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
     for sigma, prob, steps in mechanisms:
         check_mechanism(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)
-    # Composing tables rounds as one step more does, also that of Gaussians without sampling.
+    # Composing two tables rounds like one more step, even for Gaussians without sampling.
     pld.check(0.5, sum(steps + 1 for *_, steps in mechanisms), delta)
     _check_room(mechanisms, delta)
     return pld.joint_epsilon(mechanisms, delta)
@@ -156,8 +158,8 @@ def deltas(
 ) -> list[float]:
     """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
-    The arguments are those of `epsilon`; σ, q and T are positive and each ε at least 0, or a
-    InputError says so. With `tradeoff.profile_tradeoff` it is the mechanism's trade-off function.
+    Arguments are those of `epsilon`. InputError unless σ, q and T are positive and each ε is at
+    least 0. `tradeoff.profile_tradeoff` makes the mechanism's trade-off function of the result.
     """
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     epsilons = [scalars.real("epsilons", x) for x in epsilons]
@@ -175,10 +177,10 @@ def deltas(
 def poisson_tradeoff(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float
 ) -> tradeoff.Tradeoff:
-    """The trade-off function of T steps of the Poisson-sampled Gaussian mechanism, from below.
+    """A lower bound of the trade-off function of T steps of the Poisson-sampled Gaussian.
 
-    What bounds every attacker on this very training: by `deltas` at 200 ε from 0 to `up_to`, which
-    should exceed the ε that is claimed.
+    It bounds every attacker on a training with these settings. It is computed by `deltas` at 200 ε
+    from 0 to `up_to`, which should exceed the claimed ε.
     """
     epsilons = np.linspace(0, up_to, 200).tolist()
     mechanism = {"noise_multiplier": noise_multiplier, "sampling_prob": sampling_prob}
@@ -195,11 +197,11 @@ def noise_multiplier(
     num_steps: int,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier σ that keeps T steps within (ε, δ); it never overshoots ε.
+    """The smallest noise multiplier σ that keeps T steps within (ε, δ).
 
-    `epsilon(noise_multiplier=σ, …)` is at most the target, from 0.001 to 256, and at most a
-    relative 1e-5 below it (further below where less than a tenth or any noise at all would do, or
-    where ε jumps). The other arguments and errors are those of `epsilon`, with q and T above 0.
+    `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. It
+    is at most a relative 1e-5 below the target, or further if σ below 0.1 or any noise would do, or
+    if ε jumps. The other arguments and errors are those of `epsilon`, with q and T above 0.
 
     Examples:
       >>> steps = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5}
@@ -224,17 +226,17 @@ def _noise_multiplier(
         check_noise_multiplier(sigma)
         return cached_epsilon(accountant, sigma, *steps)
 
-    # What is cheap finds where to begin with what is dear.
+    # A cheap bound brackets σ; the exact one refines it.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
-    any_noise_will_do = prob * num_steps <= delta  # up to δ, no example is ever drawn
+    any_noise_will_do = prob * num_steps <= delta  # an example is drawn at all with at most δ
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
     spacing = min(pld.COARSE, target / 50, prob / sigma)
-    if accountant == "pld" and spacing > 5 * pld.FINE:  # else it would hardly be cheaper
+    if accountant == "pld" and spacing > 5 * pld.FINE:  # otherwise it is hardly cheaper
         by_coarse_pld = functools.partial(pld.epsilon, spacing=spacing)
         at = lambda s: by_coarse_pld(s, *steps)  # noqa: E731
         sigma = least_noise(at, target, sigma, 1e-6)
-        # What the coarse table is off by is nearly the same at any σ nearby.
+        # The coarse table's error is nearly the same for any σ nearby, so it is measured once.
         aim = (1 - 4e-6) * target + (target - exactly(sigma))
         sigma = least_noise(at, aim, sigma, 1e-6)
     return least_noise(exactly, target, sigma, 1e-5)
@@ -252,19 +254,19 @@ def _by_rdp(
     delta: float,
     orders: tuple[float, ...] | None = None,
 ) -> float:
-    """By dp-accounting's Rényi accountant, of these orders or its own."""
+    """ε by dp-accounting's Rényi accountant, with these orders or its default ones."""
     with without_order_warnings():
         step = _step_rdp(sigma, prob, orders)
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
-    # 0 is its answer, too, when rounding errors add up.
+    # It also returns 0 when rounding errors add up.
     return spent or epsilon_near_zero(sigma, prob, num_steps, delta)
 
 
 def epsilon_near_zero(sigma: float, prob: float, num_steps: int, delta: float) -> float:
-    """An upper bound on ε that needs no sums of small numbers: 0 if δ covers the total variation.
+    """An upper bound on ε without sums of small numbers.
 
-    Otherwise that of the Gaussian without sampling, ρ + 2 √(ρ log 1/δ), ρ = T/(2σ²) (Bun & Steinke
-    2016, Proposition 1.3).
+    It is 0 if δ covers the total variation. Otherwise it is the bound of the Gaussian without
+    sampling, ρ + 2 √(ρ log 1/δ) with ρ = T/(2σ²) (Bun & Steinke 2016, Proposition 1.3).
     """
     if num_steps * prob * math.erf(1 / (math.sqrt(8) * sigma)) <= delta:
         return 0.0
@@ -283,7 +285,7 @@ ACCOUNTANTS: dict[str, Callable[[float, float, int, float], float]] = {
 }
 
 
-@functools.lru_cache(maxsize=64)  # most of the time, and the same for any number of steps
+@functools.lru_cache(maxsize=64)  # takes most of the time, and does not depend on T
 def _step_rdp(
     noise_multiplier: float, sampling_prob: float, orders: tuple[float, ...] | None
 ) -> RdpAccountant:
@@ -296,9 +298,9 @@ def _step_rdp(
 def least_noise(
     epsilon_of: Callable[[float], float], target: float, near: float, tolerance: float
 ) -> float:
-    """σ with ε at most the target and, where ε is continuous, at most the tolerance below it.
+    """σ with ε at most the target and, if ε is continuous, at most the tolerance below it.
 
-    `epsilon_of` falls about as 1/σ or faster, or this takes longer; it begins `near`.
+    The search begins at `near`. It is fast if `epsilon_of` falls about as 1/σ or faster.
     """
 
     @functools.cache
@@ -306,20 +308,21 @@ def least_noise(
         over = epsilon_of(sigma) / target - 1
         return 0.0 if -tolerance <= over <= 0 else over + tolerance / 2
 
+    # Doubling and halving until the target is bracketed.
     low = high = near
     while (over := excess(high)) > 0:
         low, high = high, high * min(2, 1 + max(2 * over, tolerance))
     while (over := excess(low)) < 0:
         low, high = low * max(0.5, 1 + min(2 * over, -tolerance)), low
     sigma = float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=tolerance / 10))
-    while epsilon_of(sigma) > target:  # where ε jumps, Brent's method may end on either side
+    while epsilon_of(sigma) > target:  # at a jump of ε, Brent's method may end on either side
         sigma *= 1 + tolerance
     return sigma
 
 
 @contextlib.contextmanager
 def without_order_warnings() -> Iterator[None]:
-    """Silences dp-accounting on Rényi orders that it leaves out and on rounding; we see to both."""
+    """Silences dp-accounting's notes on excluded Rényi orders and on rounding, handled here."""
     logger = absl_logging.get_absl_logger()
     notes = re.compile("Excluding this order|Negative Renyi divergence")
     keep = lambda record: not notes.search(record.getMessage())  # noqa: E731
@@ -331,7 +334,8 @@ def without_order_warnings() -> Iterator[None]:
 
 
 def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
-    """InputError where PLD's tables would fill the memory."""
+    """InputError if PLD's tables would fill the memory."""
+    # RDP is fast and tells the size of the tables beforehand.
     about = math.inf
     if all(x.noise_multiplier >= SMALLEST_NOISE for x in mechanisms):
         with without_order_warnings():
@@ -345,7 +349,7 @@ def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
 
 
 def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[float, int, float]:
-    """q, T and δ as numbers of Python's own; an InputError names one that is no number."""
+    """q, T and δ as plain Python numbers; InputError for one that is not a number."""
     return (
         scalars.real("sampling_prob", sampling_prob),
         scalars.count("num_steps", num_steps),
@@ -354,7 +358,7 @@ def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[fl
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """InputError for a σ that is negative, no number, or finite and above `LARGEST_NOISE`."""
+    """InputError for a σ that is negative, NaN, or finite and above `LARGEST_NOISE`."""
     if not (0 <= noise_multiplier <= LARGEST_NOISE or noise_multiplier == math.inf):
         raise InputError(
             f"noise_multiplier must be from 0 to {LARGEST_NOISE:.0e}, got {noise_multiplier}"
@@ -362,7 +366,7 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) -> None:
-    """InputError for an ε that no noise is chosen for, or if nothing is released."""
+    """InputError for an ε outside the range of searches, or if nothing is released."""
     if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
         raise InputError(
             f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
@@ -372,7 +376,7 @@ def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) ->
 
 
 def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
-    """InputError for what is no probability, number of steps, δ or accountant."""
+    """InputError for a q, T or δ out of range, or an unknown accountant."""
     if accountant not in ACCOUNTANTS:
         raise InputError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
     if not 0 <= sampling_prob <= 1:

@@ -1,8 +1,8 @@
-"""A run's checkpoints: a file each, all or nothing, of JSON facts and the arrays of a pytree.
+"""A run's checkpoints: each is one file with JSON facts and the arrays of a pytree.
 
 They are for resuming, never for release. The newest two are kept, so a damaged one costs the steps
 since the one before it. The state is the same on every device of every process, so one process
-writes it, and NumPy's format is enough: a rename makes a file whole or not there.
+writes it, in NumPy's format. A file is renamed when it is complete, so it is never half written.
 """
 
 import errno
@@ -23,8 +23,8 @@ from bam.files import JsonObject
 
 KEPT = 2
 MIB = 2**20
-# What a checkpoint says of its run, see `bam.privacy.run`; "leaves" has a name, a dtype and a shape
-# for each array.
+# Facts of a checkpoint and their types, see `bam.privacy.run`. "leaves" has a name, a dtype and a
+# shape for each array.
 FACTS = {
     "record": dict, "digests": dict, "processes": list, "step": int, "steps_begun": int,
     "more": dict, "leaves": list,
@@ -38,7 +38,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first."""
+    """The checkpoints in a folder, oldest first."""
     return sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
 
 
@@ -47,7 +47,7 @@ def _step(path: Path) -> int:
 
 
 def check(tree: PyTree, secret: bytes) -> None:
-    """InputError for a leaf that is no number, or has a secret's bytes."""
+    """InputError for a leaf that is not an array of numbers, or contains the secret's bytes."""
     for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
         array = _on_host(leaf)
         if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
@@ -68,7 +68,7 @@ def check_room(folder: Path, tree: PyTree) -> None:
 
 
 def _reserve(file: int, num_bytes: int) -> None:
-    """Gives a file its space on disk, without writing it where the system can."""
+    """Reserves a file's space on the disk, without writing it if the system can."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, num_bytes)
     elif os.fstatvfs(file).f_bavail * os.fstatvfs(file).f_frsize < num_bytes:
@@ -76,13 +76,13 @@ def _reserve(file: int, num_bytes: int) -> None:
 
 
 def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
-    """Writes the checkpoint of `facts["step"]`, which is then the newest, and drops the oldest.
+    """Writes the checkpoint of `facts["step"]`, which becomes the newest, and drops the oldest.
 
-    Raises OSError, as on a full disk; earlier ones stay.
+    OSError if it cannot be written, as on a full disk; earlier ones stay.
     """
     path = folder / f"{facts['step']}.npz"
     earlier = _saved(folder)
-    for partial in folder.glob("*.partial"):  # one that a crash left
+    for partial in folder.glob("*.partial"):  # left by a crash
         partial.unlink(missing_ok=True)
     facts = facts | {"leaves": _described(tree)}
     text = json.dumps(facts, default=np.generic.item).encode()
@@ -95,6 +95,7 @@ def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
             f"the checkpoint of step {facts['step']} could not be written to {folder}: "
             f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
         ) from None
+    # A newer checkpoint than this one belongs to steps that are repeated now.
     kept = [x for x in earlier if _step(x) < _step(path)][1 - KEPT :]
     for other in earlier:
         if other not in (*kept, path):
@@ -109,7 +110,7 @@ def read_facts(path: Path) -> JsonObject:
 def read(
     path: Path, chosen: Callable[[str], bool] = lambda name: True
 ) -> tuple[JsonObject, list[tuple[str, np.ndarray]]]:
-    """The facts, and the arrays of chosen names; InputError, in one line, for a damaged file."""
+    """The facts and the arrays with chosen names; InputError, in one line, for a damaged file."""
     damaged = InputError(
         f"checkpoint {path} could not be read: if it is damaged, move it away to resume from the "
         "one before it"
@@ -125,12 +126,12 @@ def read(
                 raise damaged
             for i, (name, dtype, shape) in enumerate(facts["leaves"], start=1):
                 if chosen(name):
-                    # bfloat16 is two bytes of no type in the file.
+                    # In the file, bfloat16 is two bytes without a type.
                     array = file[f"arr_{i}"].view(np.dtype(dtype)).reshape(shape)
                     arrays.append((name, array))
     except FileNotFoundError:
         raise
-    except Exception:  # NumPy and zipfile raise many kinds for one cause
+    except Exception:  # NumPy and zipfile raise many types for a damaged file
         raise damaged from None
     if not 0 <= facts["step"] <= facts["steps_begun"]:
         raise damaged
@@ -138,9 +139,9 @@ def read(
 
 
 def restore(path: Path, like: PyTree) -> PyTree:
-    """The pytree of a checkpoint, placed as one like it; itself if none was saved.
+    """The pytree of a checkpoint, placed on devices as `like`; `like` itself if none was saved.
 
-    InputError if the one that was saved has other arrays.
+    InputError if the saved pytree has other arrays.
     """
     facts, arrays = read(path)
     if not facts["leaves"]:
@@ -153,7 +154,7 @@ def restore(path: Path, like: PyTree) -> PyTree:
 
 
 def _placed(leaf: PyTree, array: np.ndarray) -> PyTree:
-    """The array where a leaf is: what is compiled for that is not compiled again."""
+    """The array on the leaf's device, so that programs compiled for the leaf serve it."""
     if not isinstance(leaf, jax.Array):
         return array
     if pytree.is_key(leaf):
@@ -165,7 +166,8 @@ def _placed(leaf: PyTree, array: np.ndarray) -> PyTree:
 
 
 def _described(tree: PyTree) -> list[list[object]]:
-    """Name, dtype and shape of each leaf, as JSON has them."""
+    """Name, dtype and shape of each leaf, as JSON values."""
+    # A typed key is stored as its words.
     arrays = [jax.random.key_data(x) if pytree.is_key(x) else x for x in jax.tree.leaves(tree)]
     arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]
     named = zip(pytree.names(tree), arrays, strict=True)

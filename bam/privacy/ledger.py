@@ -1,23 +1,25 @@
-"""The ledger of a run: how many steps it has begun, on disk, and never fewer.
+"""The ledger of a run: the number of steps that it has begun, on the disk.
 
-Without a seed, a step that a crash lost is taken again with another batch and other noise; of the
-lost one something may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
-step is written here, and forced to the disk, before it is taken. A run begins at most the steps of
-its plan, `plan.num_steps`: the T that training takes, and the spare ones. Lost steps are made up
-for out of the spare ones; without any left the run ends earlier by as many.
+Without a seed, a step that a crash lost is repeated with another batch and other noise. Something
+of the lost step may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
+step is written here, and forced to the disk, before it is taken. A run begins at most
+`plan.num_steps`
+steps: the T steps of training, and the spare ones. Spare steps replace lost ones; once they are
+used up, each further lost step ends the run one step earlier.
 
-Noise that is correlated over b steps is kept in memory alone, as the key is, so a run that goes on
-begins it anew, and draws its parts of the data anew. Then an example may take part twice within b
-steps, of which the first is hidden by the old noise and the second by the new: together they are
-what they would be if the old noise had gone on to the end of its b steps, the mechanism's period.
-Those steps count as begun, unless the run has taken its last step: then nothing is drawn anew.
+Noise that is correlated over b steps is kept in memory alone, as the key is. So when a run resumes,
+its noise starts anew, and the parts of the data are drawn anew. An example can then be drawn twice
+within b steps: once under the old noise, once under the new. The bound of one period (the b steps
+in which draws and noise depend on each other) covers both only if the old period counts as
+finished. So its missing steps count as begun, unless the run has taken its last step and draws
+nothing anew.
 
-With a seed a step that is taken again repeats its batch and its noise, so nothing more is released:
-the ledger is the number of steps taken. So it is in memory (no workdir), where nothing is resumed.
+With a seed, a repeated step repeats its batch and its noise, so nothing more is released, and the
+ledger is the number of steps taken. The same holds in memory (no workdir), where nothing resumes.
 
-Beside the ledger `processes.jsonl` has a line for each process that took steps, with a seed or not:
-the first step that it began, its code, libraries and devices. The line is on the disk before that
-step begins, so a statement names every code that steps were taken by, and not the last alone.
+Beside the ledger, `processes.jsonl` has a line for each process that took steps, with or without a
+seed: its first step, code, libraries and devices. The line is on the disk before that step begins,
+so a statement names all code that took steps, and not only the last.
 """
 
 import json
@@ -39,9 +41,9 @@ PROCESSES = "processes.jsonl"
 
 
 def create(path: Path) -> None:
-    """Makes an empty ledger, a file of a byte for each step begun, and forces it to the disk.
+    """Makes an empty ledger, a file with one byte for each begun step, and forces it to the disk.
 
-    Raises InputError for one that has steps: they are of a run that is not known any more.
+    InputError if the file has steps already: their run is unknown.
     """
     files.check_replaceable(path)
     if path.exists() and path.stat().st_size:
@@ -51,7 +53,7 @@ def create(path: Path) -> None:
 
 
 class Ledger:
-    """Counts the steps a run begins, lost ones included: `begun`. One process of several writes."""
+    """Counts the steps that a run begins, lost ones included, as `begun`; one process writes."""
 
     def __init__(
         self,
@@ -61,16 +63,16 @@ class Ledger:
         at_least: int,
         before_first: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """Reads what was begun before.
+        """Reads the number of steps begun before.
 
         Args:
-          path: the file, which `create` made; None where lost steps cost nothing.
+          path: the file that `create` made; None if lost steps cost nothing.
           plan: the privacy plan.
-          step: the step that the run goes on from; 0 for a fresh start.
-          at_least: steps begun that some record knows of: a checkpoint, the metrics. A file that is
-            missing, or has fewer, is refused with an InputError.
-          before_first: called once, with the number of the first step that `begin` is about to
-            count: that is where `add_process` belongs.
+          step: the step after which the run continues; 0 for a fresh start.
+          at_least: number of begun steps in another record: a checkpoint, the metrics. A missing
+            file, or one with fewer steps, is an InputError.
+          before_first: called once, with the number of the first step, before `begin` counts it;
+            call `add_process` there.
         """
         self._plan, self._path, self._file = plan, path, None
         self._before_first: Callable[[int], None] | None = before_first
@@ -80,8 +82,9 @@ class Ledger:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise InputError(f"{path} is damaged: it is no ordinary file; choose another folder")
         written = path.stat().st_size if path.exists() else -1
+        # All processes must agree, also on whether to raise an error.
         written = int(processes.from_first(np.int32(written)))
-        if written > 0 and path.read_bytes().strip(b".\0"):  # zeros are of a power cut
+        if written > 0 and path.read_bytes().strip(b".\0"):  # a power cut may leave zeros
             raise InputError(f"{path} is damaged; choose another folder")
         if written < at_least:
             what = (
@@ -92,7 +95,8 @@ class Ledger:
             raise InputError(
                 f"{path} {what}: what this run has spent is not known; choose another folder"
             )
-        self.begun = min(written, plan.num_steps)  # one that was counted and then refused
+        # One step more is in the file if it was counted and then refused.
+        self.begun = min(written, plan.num_steps)
         if processes.writes():
             self._file = path.open("ab", buffering=0)
 
@@ -102,16 +106,18 @@ class Ledger:
             self._file.close()
 
     def last_step(self, step: int) -> int:
-        """The step that training, from `step` on, ends after: T, or less if too many were lost."""
+        """The last step of training from `step` on: T, or less if too many steps were lost."""
         return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
 
     def begin(self) -> None:
-        """Counts one more step, on the disk; then it may be taken, and a power cut keeps the count.
+        """Counts one more step on the disk, where a power cut keeps it. Then it may be taken.
 
         Raises BudgetExhaustedError if the plan does not cover it, BlockingIOError if another
         process counts in the same file, and OSError if it cannot be written.
         """
         self._plan.check_steps(self.begun + 1)
+        # The line of this process first: a crash after it leaves a line too many, never one too
+        # few.
         if self._before_first:
             self._before_first(self.begun + 1)
             self._before_first = None
@@ -120,18 +126,20 @@ class Ledger:
 
     def _count(self) -> None:
         if self._file and self._path:
+            # A run that resumes reads the file at this path, so the count must be in that file.
             self._check_in_place(self._file, self._path)
             try:
                 self._file.write(b".")
             except OSError as error:
                 raise OSError(f"no step can be counted in {self._path}: {error.strerror}") from None
+            # Opened for appending: another process's bytes would make the file longer.
             if os.fstat(self._file.fileno()).st_size != self.begun + 1:
                 raise BlockingIOError(f"another process is training in {self._path.parent}")
         self.begun += 1
 
     @staticmethod
     def _check_in_place(file: IO[bytes], path: Path) -> None:
-        """OSError if the file was removed, or another took its place, which a resumed run reads."""
+        """OSError if the file was removed or replaced: a resumed run would read another count."""
         try:
             in_place = os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError:
@@ -142,21 +150,22 @@ class Ledger:
             )
 
     def end_period(self, length: int) -> None:
-        """Counts as begun what is left of a period; none where lost steps cost nothing."""
+        """Counts the missing steps of a period as begun, unless lost steps cost nothing."""
         if not self._path or not self.begun:
             return
+        # A period begins with step 1, so it ends at a multiple of its length.
         while self.begun % length and self.begun < self._plan.num_steps:
-            self._count()  # of the process before: this one takes none of them
+            self._count()  # without `begin`: they belong to the process before this one
         self.force()
 
     def force(self) -> None:
-        """Returns when all steps begun are on the disk, where a power cut keeps the count, too."""
+        """Returns when all begun steps are on the disk, where a power cut keeps them."""
         if self._file:
             os.fsync(self._file.fileno())
 
 
 def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
-    """What lost steps mean for the run, in one line."""
+    """The consequence of lost steps for the run, in one line."""
     lost_steps = "1 step was lost and counts" if lost == 1 else f"{lost} steps were lost and count"
     if end == plan.training_steps:
         return f"{lost_steps}: {plan.spare_steps} spare steps were planned for that"
@@ -167,11 +176,11 @@ def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
 
 
 def this_process(first_step: int, num_devices: int) -> JsonObject:
-    """What is recorded of this process: its code, libraries and devices.
+    """The record of this process: its code, libraries and devices.
 
     Args:
-      first_step: the first step that it begins, counted as the ledger counts them.
-      num_devices: that share the examples of a step.
+      first_step: number of its first step in the ledger.
+      num_devices: number of devices that share the examples of a step.
     """
     return {
         "first_step": first_step,
@@ -184,7 +193,7 @@ def this_process(first_step: int, num_devices: int) -> JsonObject:
 
 
 def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
-    """Whether a value, which may be a stranger's, is a list of what `this_process` returns."""
+    """Whether a value, perhaps a stranger's, is a list of records that `this_process` returns."""
     kinds = {"commit": str, "device": str, "versions": dict}
     counts = ("first_step", "num_devices", "num_processes")
     return isinstance(value, list) and all(
@@ -196,20 +205,21 @@ def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
 
 
 def check_no_processes(folder: Path) -> None:
-    """InputError for a folder where a run is to begin, and processes of another took steps."""
+    """InputError if a run is to begin in a folder where processes of another run took steps."""
     if (folder / PROCESSES).exists():
         raise InputError(f"{folder} has {PROCESSES} of a run that is gone; choose another folder")
 
 
 def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
-    """The processes that took the steps of the run in a folder, the earliest first.
+    """The processes that took the steps of the run in a folder, earliest first.
 
-    Empty if the folder has no file of them, as a new one.
+    The list is empty if the folder has no file of them, as a new folder.
 
     Args:
-      folder: of the run; None: there is none.
-      at_least: those that another record of the run knows of, such as a checkpoint. An InputError
-        refuses a file that is missing or does not begin with them, and one that is damaged.
+      folder: of the run, or None.
+      at_least: processes in another record of the run, such as a checkpoint. A file that is
+      missing,
+        damaged, or does not begin with them is an InputError.
     """
     path = folder and folder / PROCESSES
     if path is None:
@@ -230,11 +240,11 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
 
 
 def add_process(folder: Path | None, process: JsonObject) -> None:
-    """Adds a process to a folder's file, on the disk when this returns; lines before it stay.
+    """Adds a process to a folder's file; earlier lines stay. It is on the disk when this returns.
 
-    To be called before the first step of the process begins (`before_first` of `Ledger`), after
-    which it may be killed at any time. The file is replaced all or nothing, so no line is ever half
-    there. One process of several writes, and none where there is no folder.
+    Call it before the first step of the process begins (`before_first` of `Ledger`), because the
+    process may be killed at any time after that. The file is replaced all or nothing, so a line is
+    never incomplete. One process of several writes, and none without a folder.
     """
     if folder is None or not processes.writes():
         return

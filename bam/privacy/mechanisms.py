@@ -1,7 +1,7 @@
-"""A record of how a run draws batches and correlates its noise, and of the ε that this earns.
+"""Mechanisms: ways to draw batches and to correlate noise, each with its ε.
 
-The loop, the plan, the audit and a release's statement read the same record, so that none of them
-can speak of another mechanism than the one that ran. Neighbours are those of `ADJACENCIES`.
+The loop, the plan, the audit and a release's statement read the same record, so none of them can
+describe another mechanism than the one that ran. Neighbours are those of `ADJACENCIES`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
 
-# What neighbouring data sets differ in, in few words and in more: the second if N was given.
+# The relation of neighbouring data sets, in few words and in more; the second if N was given.
 ADJACENCIES = {
     "zero_out": (
         "zero-out: one",
@@ -30,8 +30,8 @@ ADJACENCIES = {
     ),
     "add_or_remove_one": ("add/remove one", "one example added or removed"),
 }
-BEST_OF_TRIALS = "best_of_trials"  # whose ε is that of a whole search, see `selection.py`
-# The random generator, for whoever reads a release.
+BEST_OF_TRIALS = "best_of_trials"  # its ε covers a whole search, see `selection.py`
+# The random generator, as a release describes it.
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
     "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
@@ -40,45 +40,47 @@ NOISE = (
 
 
 class OwnEvent(DpEvent):
-    """What dominates T steps where no Poisson-sampled Gaussians do; it knows its ε."""
+    """An event that dominates T steps if no Poisson-sampled Gaussians do; it computes its ε."""
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε, an upper bound; InputError for an accountant that has none."""
+        """ε, an upper bound; InputError for an accountant that cannot compute it."""
         raise NotImplementedError
 
     def as_dp_accounting(self) -> DpEvent | None:
-        """The same as dp-accounting has it, for whoever has no bam; None: it has none."""
+        """The event in dp-accounting, for readers without bam; None if there is none."""
         return None
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The least σ of a search, whose ε is never above the target; all else as in the event."""
+        """The smallest σ, by search, whose ε is at most the target; the rest is as in the event."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    r"""A way to draw batches, and to correlate Gaussian noise over steps, with the ε that it earns.
+    r"""A way to draw batches and to correlate Gaussian noise over steps, with its ε.
 
-    Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum over
-    S, the longest that the bounded gradient of *one* example can be.
+    Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum
+    divided by S, the largest norm of *one* example's bounded gradient.
 
     Attributes:
-      sampling_prob: the probability that an example is in a batch, over all steps alike.
-      batches: how batches are drawn, in few words, with `{unit}` for "example" or "user".
-      sampling: the same for whoever reads a release, with the random generator.
-      draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair is a stream of its
-        own; the seed is a non-negative integer of any size, to be kept secret.
-      capacity: `probability -> rows` that a draw fills with at most this probability, or that are
-        all it can have: see `bam.core.sampling.pad`.
+      sampling_prob: the probability that an example is in the batch of a step, the same for all
+        steps.
+      batches: the way to draw batches, in few words, with `{unit}` for "example" or "user".
+      sampling: the same for readers of a release, with the random generator.
+      draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair has its own random
+        stream. The seed is a non-negative integer of any size; keep it secret.
+      capacity: `probability -> rows`: a number of rows that a draw exceeds with at most this
+        probability, see `bam.core.sampling.pad`.
       event: `(σ, T) -> event` that dominates T steps: Poisson-sampled Gaussians with independent
-        noise of $\sigma / \|c\|$, c the strategy, or an `OwnEvent`.
-      strategy: how noise is correlated over steps, see `core/strategy.py`; (1.0,): it is not.
-        `draw` must never have an example twice within so many steps as it has numbers.
-      check: `(unit, accountant, private)` of a plan -> None; InputError for a plan whose ε the
-        mechanism does not earn, whatever its numbers are.
-      period: steps in which draws and noise of one seed hang together; in them an example is drawn
-        once at most. A run without a seed has another seed whenever it goes on; the steps that a
-        period then lacks count as begun, so ε must cover T steps in pieces of whole periods.
+        noise $\sigma / \|c\|$, where c is the strategy, or an `OwnEvent`.
+      strategy: the correlation of noise over steps, see `core/strategy.py`; (1.0,) is independent
+        noise. `draw` must not draw an example twice within as many steps as there are numbers.
+      check: `(unit, accountant, private)` of a plan -> None; InputError for a plan to which the
+        mechanism's ε does not apply, whatever its numbers.
+      period: the number of steps after which draws and noise are independent again. Within a
+        period an example is drawn at most once. A run without a seed takes another seed whenever it
+        resumes, and the missing steps of its period count as begun. So ε must cover T steps that
+        are cut into whole periods.
     """
 
     sampling_prob: float
@@ -92,7 +94,7 @@ class Mechanism:
     check: Callable[[str, str, bool], None] = lambda unit, accountant, private: None
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for what is none."""
+        """Copies the numbers; InputError for one that is not a number."""
         read = scalars.real("sampling_prob", self.sampling_prob)
         object.__setattr__(self, "sampling_prob", read)
         object.__setattr__(self, "strategy", strategies.numbers(self.strategy))
@@ -100,7 +102,7 @@ class Mechanism:
 
     @property
     def noise(self) -> str:
-        """What a release says of the noise."""
+        """The noise as a release describes it."""
         if len(self.strategy) == 1:
             return NOISE
         weights = ", ".join(str(c) for c in self.strategy[1:])
@@ -112,7 +114,7 @@ class Mechanism:
     def epsilon(
         self, *, noise_multiplier: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """ε of T steps, an upper bound; InputError for an accountant that has none."""
+        """ε of T steps, an upper bound; InputError for an accountant that cannot compute it."""
         noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
         num_steps = scalars.count("num_steps", num_steps)
         accounting.check_noise_multiplier(noise_multiplier)
@@ -125,8 +127,9 @@ class Mechanism:
     def noise_multiplier(
         self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """The least σ of a search, whose ε is never above the target."""
+        """The smallest σ, by search, whose ε is at most the target."""
         how: JsonObject = {"delta": delta, "accountant": accountant}
+        # σ does not matter here: q and T of the event are the same for any.
         event = self.event(1.0, num_steps)
         if steps := poisson_steps(event):
             sigma = accounting.noise_multiplier(
@@ -136,35 +139,35 @@ class Mechanism:
                 **how,
             )
             length = strategies.norm(self.strategy)
-            # The event divides by ‖c‖ again: that gives no less than σ.
+            # The event divides by ‖c‖ again; the factor keeps rounding from giving less than σ.
             return sigma if length == 1 else sigma * length * (1 + 1e-12)
         assert isinstance(event, OwnEvent)
         return event.least_noise(target_epsilon, **how)
 
 
 def check_name(name: object) -> None:
-    """InputError, in one line, for the name of no mechanism here."""
+    """InputError, in one line, for an unknown name of a mechanism."""
     if name == "fixed_size":
         raise InputError(
             "mechanism fixed_size, with neighbours that replace one example, is gone: take poisson"
         )
-    if name not in tuple(MECHANISMS):  # a name may be a list, of a stranger's record
+    if name not in tuple(MECHANISMS):  # in a stranger's record a name may be a list
         raise InputError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
 
 
 def make(
     name: str, num_examples: int, batch_size: int, options: JsonMapping | None = None
 ) -> Mechanism:
-    """The mechanism of a name in `MECHANISMS`.
+    """Makes a mechanism of `MECHANISMS` by its name.
 
     Args:
-      name: as of a config's `mechanism` section.
+      name: a key of `MECHANISMS`, as in a config's `mechanism` section.
       num_examples: N, public.
-      batch_size: l, examples in a batch: the expected number, where it is random.
-      options: of that section, passed to it by name.
+      batch_size: l, the number of examples in a batch, or its expectation if it is random.
+      options: the section's other values, passed to the mechanism by name.
 
     Raises:
-      InputError: for an unknown name, or a batch size or options that the mechanism cannot have.
+      InputError: for an unknown name, or a batch size or options that the mechanism refuses.
     """
     given = read_options(options or {})
     check_name(name)
@@ -173,12 +176,12 @@ def make(
 
 
 def read_options(options: JsonMapping) -> JsonObject:
-    """A copy of a mechanism's options; InputError for what is no number, text or None."""
+    """A copy of a mechanism's options; InputError unless each is a number, a text or None."""
     return {str(key): scalars.option(f"mechanism.{key}", x) for key, x in options.items()}
 
 
 def counts(num_examples: int, batch_size: int) -> tuple[int, int]:
-    """N and l as integers of Python's own."""
+    """N and l as plain Python integers."""
     read = scalars.whole
     return read("num_examples", num_examples), read("expected_batch_size", batch_size)
 
@@ -186,7 +189,7 @@ def counts(num_examples: int, batch_size: int) -> tuple[int, int]:
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
     """Each example is in each batch independently with probability q = l/N.
 
-    The same noise earns the smallest ε that is known with this one.
+    For the same noise, no mechanism with a smaller ε is known.
     """
     num_examples, batch_size = counts(num_examples, batch_size)
     prob = batch_size / num_examples
@@ -204,15 +207,15 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     r"""Noise correlated over b steps; batches from b parts of the data in turn.
 
-    Each example is, once and at random, put in one of b parts, independently of all others. Step t
-    draws from part t mod b: each example in it independently with probability b·q, q = l/N. So no
-    example is twice within b steps, and on the whole each is in a batch with probability q. The
-    noise is $C^{-1} z$ of `strategy.square_root(b)`. ⌈T/b⌉ Poisson-sampled
-    Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$ dominate T steps, by any
+    Each example is put in one of b parts, once and at random, independently of all others. Step t
+    draws from part t mod b, each example of it independently with probability b·q, where q = l/N.
+    So no example is drawn twice within b steps, and overall each is in a batch with probability q.
+    The noise is $C^{-1} z$ with `strategy.square_root(b)`. T steps are dominated by ⌈T/b⌉
+    Poisson-sampled Gaussians with probability b·q and noise multiplier $\sigma / \|c\|$, for any
     accountant.
 
-    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are of equal size
-    and given; here what part the others are in does not depend on an example that is added.
+    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), Theorem 4. Their parts are given and have
+    equal size; here adding an example does not change the parts of the others.
     """
     num_examples, batch_size = counts(num_examples, batch_size)
     bands = scalars.whole("mechanism.bands", bands)
@@ -227,6 +230,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         )
     strategy = strategies.square_root(bands)
     length, prob = strategies.norm(strategy), batch_size / num_examples
+    # Each step sees one of b parts, so q within the part is b times as large.
     part_prob = min(1.0, bands * batch_size / num_examples)
     return Mechanism(
         sampling_prob=prob,
@@ -236,6 +240,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
         f"independently of others; step t has each {{unit}} of part t mod {bands} independently "
         f"with probability {bands}q, {BY}",
         draw=lambda seed, step: sampling.cyclic_sample(seed, step, num_examples, part_prob, bands),
+        # Over the random parts, each example is in a batch with probability q.
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
         event=lambda sigma, num_steps: poisson_event(
             sigma / length, part_prob, -(-num_steps // bands)
@@ -246,7 +251,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
 
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
-    """Every batch is all of the data: nothing is random but the noise."""
+    """Every batch is all of the data; only the noise is random."""
     num_examples, batch_size = counts(num_examples, batch_size)
     if batch_size != num_examples:
         raise InputError(
@@ -259,7 +264,7 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
     )
 
 
-# Those with an accountant of their own are imported when they are named.
+# Mechanisms with their own accountant are imported when they are used.
 MECHANISMS = {
     "poisson": Part(poisson),
     "banded": Part(banded),

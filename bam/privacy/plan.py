@@ -1,6 +1,6 @@
-"""The privacy of a run, decided before it starts: the record that sampler and accountant read.
+"""The privacy of a run, decided before it starts: a record that sampler and accountant both read.
 
-It knows no clip: σ is in units of the clip's sensitivity, so neither σ nor ε depends on C.
+The plan knows no clip: σ is in units of the clip's sensitivity, so neither σ nor ε depends on C.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
 
 SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
-OVERFLOW_SHARE = 1e-3  # of δ, see `PrivacyPlan.overflow`
+OVERFLOW_SHARE = 1e-3  # share of δ, see `PrivacyPlan.overflow`
 READERS = {int: scalars.whole, float: scalars.number, bool: scalars.flag}
-# What a plan.json has, beside the mechanism's name.
+# Keys of a plan.json; "mechanism_name" is written as "mechanism".
 RECORDED = (
     *("num_examples", "expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier"),
     *("epsilon", "delta", "accountant", "spare_steps", "mechanism_options", "unit"),
     *("group_size", "overflow", "num_examples_given", "adjacency", "mechanism_name"),
 )
-# What versions of dp-accounting and SciPy may differ by in the ε that they compute of one plan.
+# Relative difference of ε that versions of dp-accounting and SciPy may compute for one plan.
 EPSILON_TOLERANCE = 1e-6
 
 
@@ -44,12 +44,12 @@ class BudgetExhaustedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """What is protected one by one: N of what, and how N is known.
+    """The units of privacy: N examples or N users, and how N is known.
 
     Attributes:
-      num_examples: N, the number of training examples, treated as public; of users, where those
-        are the unit. If it was given as a constant, the most that there may be.
-      group_size: k, the most examples used of a user; 0 where examples are the unit.
+      num_examples: N, the number of training examples, or of users if they are the unit. N is
+        public. If it was given as a constant, it is the largest possible number.
+      group_size: k, the largest number of examples used of a user; 0 if examples are the unit.
       num_examples_given: whether N is a public constant, at least the number of examples and fixed
         without counting them. Then neighbours may differ in that number: add or remove one.
     """
@@ -59,11 +59,11 @@ class Population:
     num_examples_given: bool = False
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for what is not of its type or below 0."""
+        """Copies the numbers; InputError for one of another type or below 0."""
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, as numbers in the order of ids; InputError if there are not N."""
+        """The user of each row, as a number in the order of ids; InputError unless N users."""
         if groups is None or not self.group_size:
             raise InputError(
                 "groups, the user of each row, and group_size, the most rows used of each"
@@ -85,14 +85,14 @@ class PrivacyPlan:
     Attributes:
       population: the N examples or users.
       expected_batch_size: l.
-      num_steps: the most steps the run may begin; ε covers them all.
-      noise_multiplier: σ; the noise on a step's sum has deviation σS, where S is the clip's.
+      num_steps: the largest number of steps that the run may begin; ε covers them all.
+      noise_multiplier: σ; the noise on a step's sum has deviation σS, with the clip's S.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
-      mechanism_config: how batches are drawn: its name in `mechanisms.MECHANISMS`, with its
-        options, as in a config's `mechanism` section; a copy that cannot be written to.
-      spare_steps: how many of the steps are a margin for steps that a crash loses.
+      mechanism_config: name (a key of `mechanisms.MECHANISMS`) and options of the way to draw
+        batches, as in a config's `mechanism` section; a read-only copy.
+      spare_steps: number of steps in `num_steps` that only replace steps lost in a crash.
     """
 
     population: Population
@@ -106,7 +106,7 @@ class PrivacyPlan:
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Copies what it is given; InputError for what is not of its type or below 0."""
+        """Copies the arguments; InputError for one of another type or below 0."""
         _read_numbers(self)
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
@@ -117,19 +117,20 @@ class PrivacyPlan:
             raise InputError(f"spare_steps must be from 0 to {most}, got {self.spare_steps}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or what a pickle has, is made anew of the fields: nothing else is kept."""
+        """Makes copies and pickles from the fields alone."""
         fields = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}
         fields["mechanism_config"] = dict(self.mechanism_config)
         return functools.partial(type(self), **fields), ()
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
-        """The plan that a `plan.json` holds, see `to_json`.
+        """The plan in a `plan.json`, see `to_json`.
 
-        Records may be a stranger's, so code that they name is not run: InputError for a mechanism
-        of one's own, for whatever `make_plan` would not have made, and for a record of bam 0.1 or
+        A record may be a stranger's, so code that it names is not run. InputError for a user's own
+        mechanism, for a plan that `make_plan` would not have made, and for a record of bam 0.1 or
         0.2.
         """
+        # `to_json` writes `mechanism` for `mechanism_name`.
         keys = {key.replace("mechanism_name", "mechanism") for key in RECORDED}
         if missing := sorted(keys - record.keys()):
             raise InputError(
@@ -151,6 +152,7 @@ class PrivacyPlan:
             facts |= {"epsilon": math.inf} if record["epsilon"] is None else {}
             plan = cls(**facts)
             _check(plan)
+            # Derived numbers are recorded for other readers; here they must agree with the plan.
             derived = plan.to_json()
             agree = all(record[key] == derived[key] for key in ("adjacency", "unit")) and all(
                 math.isclose(record[key], derived[key], rel_tol=1e-9)
@@ -176,17 +178,17 @@ class PrivacyPlan:
 
     @property
     def group_size(self) -> int:
-        """k, the most examples used of a user; 0 where examples are the unit."""
+        """k, the largest number of examples used of a user; 0 if examples are the unit."""
         return self.population.group_size
 
     @property
     def unit(self) -> str:
-        """What neighbours differ in one of: an "example", or a "user" with all of its examples."""
+        """The unit in which neighbours differ: an "example", or a "user" with all its examples."""
         return "user" if self.group_size else "example"
 
     @property
     def adjacency(self) -> str:
-        """What neighbouring data sets differ in: a key of `mechanisms.ADJACENCIES`."""
+        """The relation of neighbouring data sets: a key of `mechanisms.ADJACENCIES`."""
         return "add_or_remove_one" if self.num_examples_given else "zero_out"
 
     @property
@@ -196,7 +198,7 @@ class PrivacyPlan:
 
     @property
     def overflow(self) -> float:
-        """What of δ covers that some draw outgrows the rows it is padded to, `capacity`.
+        """The part of δ that covers draws with more rows than `capacity`.
 
         See `bam.core.sampling.pad`.
         """
@@ -209,7 +211,7 @@ class PrivacyPlan:
 
     @property
     def mechanism_options(self) -> JsonObject:
-        """What else the mechanism was given, by name."""
+        """The mechanism's options, by name."""
         return {k: v for k, v in self.mechanism_config.items() if k != "name"}
 
     @functools.cached_property
@@ -221,6 +223,7 @@ class PrivacyPlan:
             self.expected_batch_size,
             self.mechanism_options,
         )
+        # The mechanism's words have `{unit}` for "example" or "user".
         words = {
             key: getattr(mechanism, key).format(unit=self.unit) for key in ("batches", "sampling")
         }
@@ -228,48 +231,50 @@ class PrivacyPlan:
 
     @functools.cached_property
     def mu(self) -> float | None:
-        """μ of Gaussian DP, from above, see `pld.mu`; None where no Poisson steps are known."""
+        """μ of Gaussian DP, an upper bound, see `pld.mu`; None if no Poisson steps dominate."""
         event = self.dp_event if self.private else None
         if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
             return None
+        # The plan has warned of a loose bound already.
         with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
             return pld.mu(*event, up_to=self.epsilon)
 
     @property
     def private(self) -> bool:
-        """Whether the run has a guarantee: whoever asks that of a run asks its plan."""
+        """Whether the run has a guarantee."""
         return self.epsilon < math.inf
 
     @property
     def dp_event(self) -> PoissonSteps | None:
-        """Poisson-sampled Gaussians that dominate all T steps; None where none are known."""
+        """Poisson-sampled Gaussians that dominate all T steps; None if none are known."""
         return self.dp_event_after(self.num_steps)
 
     def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
-        """The same of so many of its steps."""
+        """Poisson-sampled Gaussians that dominate `num_steps` steps; None if none are known."""
         return poisson_steps(self.mechanism.event(self.noise_multiplier, num_steps))
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Rows of a padded batch: all runs' draws outgrow them with probability `overflow`."""
+        """Rows of a padded batch, which any draw of the run exceeds with at most `overflow`."""
+        # A union bound: each step may overflow with its share of the probability.
         return self.mechanism.capacity(self.overflow / self.num_steps)
 
     def batch(self, seed: int, step: int) -> PaddedBatch:
-        """The batch that a seed's run draws in a step, padded; to be kept as secret as the seed."""
+        """The padded batch of a seed and a step; keep it as secret as the seed."""
         return pad(self.mechanism.draw(seed, step), self.capacity, seed, step)
 
     @property
     def training_steps(self) -> int:
-        """T, the steps that training takes: all but the spare ones."""
+        """T, the number of steps of training, without the spare ones."""
         return self.num_steps - self.spare_steps
 
     def epsilon_after(self, num_steps: int) -> float:
-        """ε, at the plan's δ, spent once `num_steps` of its steps are begun, lost ones included.
+        """ε at the plan's δ after `num_steps` begun steps, lost ones included.
 
-        It is `inf` for a non-private run. Raises BudgetExhaustedError for more than planned.
+        It is `inf` for a non-private run. BudgetExhaustedError for more steps than planned.
         """
         self.check_steps(num_steps)
-        if self.noise_multiplier == 0:  # no accountant is asked
+        if self.noise_multiplier == 0:  # accountants refuse σ = 0
             return math.inf if num_steps else 0.0
         return self.mechanism.epsilon(
             noise_multiplier=self.noise_multiplier,
@@ -279,12 +284,12 @@ class PrivacyPlan:
         )
 
     def check_target(self, target: float) -> None:
-        """Raises InputError for an ε above the one that is asked for."""
+        """InputError if the plan's ε is above the target."""
         if not self.epsilon <= target:
             raise InputError(f"the plan's epsilon {self.epsilon} is above the target, {target}")
 
     def check_epsilon(self) -> None:
-        """Raises InputError if ε, computed again here, is above the record's by a relative 1e-6."""
+        """InputError if ε, computed again here, exceeds the recorded ε by a relative 1e-6."""
         epsilon = self.epsilon_after(self.num_steps)
         if not epsilon <= self.epsilon * (1 + EPSILON_TOLERANCE):
             raise InputError(
@@ -293,7 +298,7 @@ class PrivacyPlan:
             )
 
     def check_steps(self, num_steps: int) -> None:
-        """Raises BudgetExhaustedError for more steps begun than planned, lost ones included."""
+        """BudgetExhaustedError for more begun steps than planned, lost ones included."""
         if num_steps > self.num_steps:
             raise BudgetExhaustedError(
                 f"the privacy plan covers {self.num_steps} steps; step {num_steps} would spend "
@@ -301,15 +306,15 @@ class PrivacyPlan:
             )
 
     def to_json(self) -> JsonObject:
-        """The plan, with what follows from it, as strict JSON values; an infinite ε is None."""
+        """The plan and its derived numbers as strict JSON values; an infinite ε is None."""
         values: JsonObject = {name: getattr(self, name) for name in RECORDED}
         values["mechanism"] = values.pop("mechanism_name")
         return {k: None if v == math.inf else v for k, v in values.items()}
 
     def describe(self, bound: str = "") -> str:
-        """The plan in a few lines of plain text, for people.
+        """The plan in a few lines of text.
 
-        `bound` is the clip's, which the plan does not know, in words such as "clip norm 1".
+        `bound` describes the clip, which the plan does not know, such as "clip norm 1".
         """
         if not self.private:
             return f"NOT PRIVATE: no clipping, no noise; {self.training_steps} steps"
@@ -337,23 +342,24 @@ def make_plan(
     accountant: str = "pld",
     mechanism: str | JsonMapping = "poisson",
 ) -> PrivacyPlan:
-    """Chooses the noise for a target (ε, δ) and fixes everything the guarantee depends on.
+    """Chooses the noise for a target (ε, δ) and fixes everything that the guarantee depends on.
 
-    The plan's ε is at most the target. It is that of any clip: σ is in units of S.
-    `dataclasses.replace` gives the plan with spare steps, whose σ and ε are the same. The message
-    of an error names the fix.
+    The plan's ε is at most the target, for any clip, because σ is in units of S. To plan spare
+    steps, use `dataclasses.replace`: σ and ε stay the same. An error names the remedy.
 
     Args:
-      num_examples: N; a `Population` if it counts users, or is a constant that was given.
+      num_examples: N, or a `Population` if N counts users or is a given constant.
       expected_batch_size: l.
-      num_steps: T, of which some may be spare.
+      num_steps: T, spare steps included.
       target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
       delta: δ, from 1e-100 to below 1/N.
-      accountant: "pld" or "rdp". "gdp" is refused: it is no guarantee.
-      mechanism: how batches are drawn: a name in `mechanisms.MECHANISMS`, or a config's section of
+      accountant: "pld" or "rdp". "gdp" is refused, because it is not a guarantee.
+      mechanism: the way to draw batches: a name in `mechanisms.MECHANISMS`, or a config section
+      with
         its name and options.
 
-    Raises an InputError if an argument is out of range.
+    Raises:
+      InputError: if an argument is out of range.
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
@@ -376,12 +382,14 @@ def make_plan(
         accountant=accountant,
         mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
     )
+    # Everything is checked before the search for σ, which takes seconds.
     _check(plan)
     num_steps = plan.num_steps
     if plan.private:
         sigma = plan.mechanism.noise_multiplier(
             target_epsilon=target_epsilon,
             num_steps=num_steps,
+            # The rest of δ covers draws that exceed `capacity`.
             delta=plan.delta - plan.overflow,
             accountant=accountant,
         )
@@ -390,15 +398,15 @@ def make_plan(
 
 
 def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
-    """ε of the runs of several plans together, on the same data, at a given δ: by PLD, from above.
+    """ε at a given δ of several runs together, on the same data; an upper bound by PLD.
 
-    The privacy losses of all planned steps are composed; that is at most the sum of the plans' ε,
-    at a δ that need not be the sum of theirs. Each run needs batches and noise of its own: no seed,
-    or a seed that no other has, which no plan says.
+    The privacy losses of all planned steps are composed. The result is at most the sum of the
+    plans' ε, at a δ that need not be the sum of theirs. The runs must have independent batches and
+    noise: no seed, or different seeds. A plan does not say that.
 
-    Raises an InputError if there is no plan, one is not private, its ε is known by no
-    Poisson-sampled Gaussians (random allocation, a private search), plans protect different units
-    or have other neighbours, or δ is not above what their draws may overflow with and below 1/N.
+    Raises an InputError if there is no plan, a plan is not private, its ε does not come from
+    Poisson-sampled Gaussians (random allocation, a private search), plans have different units or
+    neighbours, or δ is not above the plans' total `overflow` and below 1/N.
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
@@ -423,6 +431,7 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
             raise InputError(
                 f"these plans do not protect the same: their {what} is {' and '.join(different)}"
             )
+    # Draws of each run may exceed its capacity; δ must cover all of them.
     overflow = sum(plan.overflow for plan in plans)
     most = 1 / max(plan.num_examples for plan in plans)
     if not overflow < delta < most:
@@ -433,9 +442,9 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
 
 
 def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None:
-    """Refuses, with an InputError, the record of another run: its ε would not be this run's.
+    """InputError if a recorded plan is not the one asked for: its ε would not be this run's.
 
-    `asked` has what the record is to say, a plan as `to_json` does.
+    `asked` has the expected keys and values, for a plan those of `to_json`.
     """
     for key, value in asked.items():
         if recorded.get(key) != value:
@@ -446,14 +455,14 @@ def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None
 
 
 def _check_unit(unit: object, group_size: object) -> None:
-    """Refuses, with an InputError, a unit that there is not, or with no such k; 0 of examples."""
+    """InputError unless the unit is "user" with k above 0, or "example" with k = 0."""
     is_user = unit == "user" and type(group_size) is int and group_size > 0
     if not is_user and (unit, group_size) != ("example", 0):
         raise InputError(f"a unit of privacy {unit!r} with a group_size of {group_size!r} is none")
 
 
 def _check(plan: PrivacyPlan) -> None:
-    """InputError for what no plan can have; the message names the fix."""
+    """InputError for a plan with a number out of range; the message names the remedy."""
     if not 1 <= plan.expected_batch_size <= plan.num_examples:
         raise InputError(
             f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
@@ -467,6 +476,7 @@ def _check(plan: PrivacyPlan) -> None:
             f"a larger delta would allow publishing "
             f"{'a user' if plan.unit == 'user' else 'an example'} outright"
         )
+    # The central limit can understate ε.
     if plan.accountant == "gdp":
         raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
@@ -476,7 +486,7 @@ def _check(plan: PrivacyPlan) -> None:
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:
-    """Makes the numbers Python's own; InputError for one that is not of its type or below 0."""
+    """Makes the numbers plain Python ones; InputError for one of another type or below 0."""
     for name, kind in typing.get_type_hints(type(record)).items():
         if kind not in READERS:
             continue
@@ -488,5 +498,5 @@ def _read_numbers(record: PrivacyPlan | Population) -> None:
 
 
 def _fields_of(cls: type[PrivacyPlan] | type[Population], record: JsonMapping) -> JsonObject:
-    """What of a record is a field of the class."""
+    """The entries of a record that are fields of the class."""
     return {x.name: record[x.name] for x in dataclasses.fields(cls) if x.name in record}

@@ -1,11 +1,11 @@
 r"""Privacy loss distributions of T Poisson-sampled Gaussian steps, by Google's `dp-accounting`.
 
-A step's losses are tabled at a spacing h, from above: ε is an upper bound at any h. Tables add
-about $h^2/6$ to the variance $s^2$ of a step's loss, so ε is about $h^2 / (12 s^2)$ of it too
-large, with $s \approx q \sqrt{e^{1/\sigma^2} - 1}$.
+A step's losses are put in a table with spacing h, rounded up, so ε is an upper bound for any h. The
+table adds about $h^2/6$ to the variance $s^2$ of a step's loss, so ε is too large by a share of
+about $h^2 / (12 s^2)$, where $s \approx q \sqrt{e^{1/\sigma^2} - 1}$.
 
-T tables are composed by Fourier transforms, whose rounding moves δ by about $T \cdot 2^{-53}$, as
-often down as up. More than that is taken off a given δ, so rounding makes ε larger, too.
+T tables are composed by Fourier transforms, whose rounding moves δ by about $T \cdot 2^{-53}$, up
+or down. A larger amount is subtracted from the given δ, so this rounding only makes ε larger, too.
 
 Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, "Connect the Dots: Tighter Discrete
 Approximations of Privacy Loss Distributions", arXiv 2207.04380.
@@ -24,15 +24,15 @@ from scipy import optimize
 from bam.errors import InputError
 from bam.privacy import tradeoff
 
-# Spacing of the table of a step's privacy loss: dp-accounting's own, and one to search with.
+# Spacing of the table of a step's privacy loss: dp-accounting's default, and one for searches.
 FINE, COARSE = 1e-4, 2e-3
-# What δ may be off by for each step that is composed, either way (1.5 · 2⁻⁵³ is the most that was
-# found in 400 settings), and what of the probability the tables leave out on the safe side.
+# Rounding error of δ for each composed step, up or down (the largest in 400 settings was
+# 1.5 · 2⁻⁵³), and the probability that the tables leave out, on the safe side.
 ROUNDING, TRUNCATION = 2.0**-51, 1e-15
 
 
 class LooseBoundWarning(UserWarning):
-    """An ε that holds is larger than it need be; the message says what may give a smaller one."""
+    """ε holds but is larger than necessary; the message names a way to a smaller one."""
 
 
 def epsilon(
@@ -42,14 +42,14 @@ def epsilon(
     delta: float,
     spacing: float = FINE,
 ) -> float:
-    """ε of T steps, from above; σ, q and T are positive and δ passes `check`."""
+    """An upper bound on ε of T steps; σ, q and T must be positive, and δ must pass `check`."""
     return joint_epsilon([(noise_multiplier, sampling_prob, num_steps)], delta, spacing)
 
 
 def joint_epsilon(
     mechanisms: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
 ) -> float:
-    """ε of several mechanisms on the same data, from above: each T steps of σ and q, positive."""
+    """An upper bound on ε of several mechanisms (σ, q, T), all positive, on the same data."""
     composed, error = _composed(*mechanisms[0], spacing)
     for mechanism in mechanisms[1:]:
         other, its_error = _composed(*mechanism, spacing)
@@ -60,19 +60,19 @@ def joint_epsilon(
 def deltas(
     noise_multiplier: float, sampling_prob: float, num_steps: int, epsilons: Sequence[float]
 ) -> list[float]:
-    """δ of T steps at several ε, from above; σ, q and T are positive."""
+    """Upper bounds on δ of T steps at several ε; σ, q and T must be positive."""
     composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
     at_most = [float(composed.get_delta_for_epsilon(e)) + error for e in epsilons]
-    return [min(1.0, max(0.0, delta)) for delta in at_most]  # -1e-15 is a rounding error
+    return [min(1.0, max(0.0, delta)) for delta in at_most]  # rounding may give -1e-15
 
 
-@functools.lru_cache(maxsize=64)  # half a second; equal plans ask for the same
+@functools.lru_cache(maxsize=64)  # takes half a second, and equal plans ask again
 def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float) -> float:
-    r"""The least μ whose Gaussian DP bounds T steps, from above: δ(ε) ≤ δ_μ(ε), 0 ≤ ε ≤ `up_to`.
+    r"""The smallest μ whose Gaussian DP bounds T steps: δ(ε) ≤ δ_μ(ε) for 0 ≤ ε ≤ `up_to`.
 
-    So the trade-off function is at least $G_\mu - \delta$ with δ = δ(`up_to`). At q = 1 it is
-    $\sqrt T/\sigma$, otherwise about 0.1 % above the least, by 2,000 ε: between two of them δ is at
-    most that at the lower one. σ, q and T are positive.
+    So the trade-off function is at least $G_\mu - \delta$ with δ = δ(`up_to`). At q = 1, μ is
+    $\sqrt T/\sigma$. Otherwise it is an upper bound, about 0.1 % too large: it is computed at 2,000
+    ε, and between two of them δ is at most its value at the lower one. σ, q and T must be positive.
 
     Source: Gomez et al. 2025, arXiv 2503.10945, who report this number beside (ε, δ).
     """
@@ -82,9 +82,10 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
     epsilons = np.linspace(0, up_to, 2001)
     deltas = np.asarray(composed.get_delta_for_epsilon(epsilons[:-1])) + error
 
-    def excess(mu: float) -> float:  # falls; at most 0 where μ bounds all of them
+    def excess(mu: float) -> float:  # falls with μ; at most 0 if μ bounds all of them
         return float(np.max(deltas - tradeoff.delta_of_mu(mu, epsilons[1:])))
 
+    # Doubling until μ bounds all ε, then a search.
     high = 1.0
     while excess(high) > 0:
         high *= 2
@@ -97,18 +98,18 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
 def _composed(
     noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float
 ) -> tuple[PrivacyLossDistribution, float]:
-    """The distribution of T steps, and what its δ may be off by."""
-    if sampling_prob == 1:  # T Gaussians are one
+    """The distribution of T steps, and the rounding error of its δ."""
+    if sampling_prob == 1:  # T Gaussians compose to one
         return step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing), 0.0
     step = step_pld(noise_multiplier, sampling_prob, spacing)
     return step.self_compose(num_steps), ROUNDING * num_steps
 
 
-@functools.lru_cache(maxsize=8)  # most of the time, and the same for any number of steps
+@functools.lru_cache(maxsize=8)  # takes most of the time, and does not depend on T
 def step_pld(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
-    """The distribution of one step; a `LooseBoundWarning` if its losses are small beside h."""
+    """The distribution of one step; `LooseBoundWarning` if its losses are near the spacing."""
     if (
         spacing == FINE
         and tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing
@@ -123,14 +124,14 @@ def step_pld(
 
 
 def check(sampling_prob: float, num_steps: int, delta: float) -> None:
-    """InputError for a δ that rounding hides after T steps; a warning if it takes 1/1000 of it."""
+    """InputError if rounding hides δ after T steps; a warning if it takes 1/1000 of δ."""
     error = TRUNCATION + (ROUNDING * num_steps if sampling_prob < 1 else 0.0)
     if delta < 2 * error:
         raise InputError(
             f"accountant pld cannot resolve delta {delta:.3g} after {num_steps} steps: choose a "
             f"delta of at least {2.2 * error:.2g}, or accountant rdp"
         )
-    if delta < 1000 * error:  # in the same words after any step, so that a run says it once
+    if delta < 1000 * error:  # the text does not depend on T, so that a run says it once
         most = max(0, int((delta / 1000 - TRUNCATION) / ROUNDING))
         since = f"after {most} steps" if most else "in any step"
         _warn(
@@ -140,4 +141,4 @@ def check(sampling_prob: float, num_steps: int, delta: float) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, LooseBoundWarning, stacklevel=1)  # all from here: each is shown once
+    warnings.warn(message, LooseBoundWarning, stacklevel=1)  # one place, so each is shown once

@@ -1,8 +1,8 @@
-"""Private training with a loop of one's own: sampler, clip, noise and ε in one object.
+"""Private training in a user's own loop: sampler, clip, noise and ε in one object.
 
-Each is made from the same plan, so they cannot disagree: the batches are those that the accountant
-has counted, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected
-batch size. It is a `PrivateRun` with a transform, as `bam train` is one with a config.
+All are made from one plan, so they cannot disagree: the batches are those that the accountant
+counts, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected batch
+size. A `PrivateTraining` is a `PrivateRun` with a transform, as `bam train` is one with a config.
 """
 
 import contextlib
@@ -47,17 +47,17 @@ from bam.provenance import git_commit
 
 
 class DrawnBatch(NamedTuple):
-    """The examples of one step, drawn by a `PrivateTraining`; its fields are as secret as they are.
+    """The examples of one step, drawn by a `PrivateTraining`; all fields are as secret as they.
 
-    A row may be given other values of the same shape, computed from itself alone; rows cannot be
-    added, and mask, step and run stay as they are.
+    You may replace a row's values by others of the same shape, computed from that row alone. Rows
+    cannot be added, and `mask`, `step` and `run` must stay as they are.
 
     Attributes:
-      examples: pytree of `[M, ...]`, at random places; zeros in rows of no example. Of users
-        `[M, k, ...]`, a row for each.
-      mask: `[M]`, or `[M, k]`, True for what is an example.
+      examples: pytree of `[M, ...]`, at random places, with zeros where there is no example; for
+        users `[M, k, ...]`, one row for each user.
+      mask: `[M]`, or `[M, k]` for users, True for examples.
       step: from 1.
-      run: two words that say whose batch it is, and with which mask.
+      run: two words that identify the training and the mask.
     """
 
     examples: PyTree
@@ -67,9 +67,9 @@ class DrawnBatch(NamedTuple):
 
 
 class PrivateState(NamedTuple):
-    """State of `PrivateTraining.gradient`: of clip and noise, with the last private gradient.
+    """State of `PrivateTraining.gradient`: clip, noise and the last private gradient.
 
-    Never publish it, or save it beside what is published: it holds the key of the noise.
+    Never publish it, and never save it beside a release: it holds the noise key.
     """
 
     privatize: PrivatizeState
@@ -78,52 +78,54 @@ class PrivateState(NamedTuple):
 
 
 class PrivateTraining:
-    r"""A private training of T = num_epochs · ⌊N/l⌋ steps, by a loop of one's own.
+    r"""A private training of T = num_epochs · ⌊N/l⌋ steps, in a user's own loop.
 
     `gradient` is an optax transform from a drawn batch to the private gradient
-    $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$, to be chained with any
-    optimizer; `batches` draws the T batches. Its randomness is made by itself and lives in this
-    process alone: a fork of the process cannot use it, and threads that share it get each step
-    once. A training that a crash ends is spent, its ε counts and another adds its own,
-    unless it has a `folder`: made again there, it goes on with the steps that are left.
+    $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$; chain any optimizer after it.
+    `batches` draws the T batches. The randomness lives in this process alone: a fork of the process
+    cannot use it, and threads that share the object get each step once. If a crash ends a training,
+    its ε is spent, and another training adds its own. With a `folder`, the training continues with
+    the remaining steps when it is made again there.
 
     Attributes:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
 
     Args:
-      num_examples: N, public: the number of examples, or users; with `num_examples_given` the most.
-      expected_batch_size: l, from 1 to N; what is drawn varies.
+      num_examples: N, public: the number of examples, or of users; with `num_examples_given` the
+        largest possible number.
+      expected_batch_size: l, from 1 to N; the drawn number varies.
       num_epochs: passes over the data, on average.
       epsilon: ε that T steps may spend.
       delta: δ, below 1/N.
       clip: a bounded per-example transform, such as `bam.clip_by_l2_norm(1.0)`.
       accountant: "pld" or "rdp".
-      mechanism: how batches are drawn, a key of `bam.privacy.mechanisms.MECHANISMS`.
-      mechanism_options: of it, by name.
-      num_examples_given: whether N is a public constant, fixed without counting the data, which may
-        then have fewer rows: ε is for adding or removing one. Otherwise it is for one example that
-        is replaced by nothing, its place left empty.
-      groups: `[rows]` on the host, the user that each row of the data is of: N counts users, they
-        are drawn, and the oracle's gradient of a user's mean loss is clipped. None: a row is an
+      mechanism: the way to draw batches, a key of `bam.privacy.mechanisms.MECHANISMS`.
+      mechanism_options: options of the mechanism, by name.
+      num_examples_given: whether N is a public constant, fixed without counting the data. Then the
+        data may have fewer rows, and ε is for adding or removing one example. Otherwise ε is for
+        replacing one example by nothing, its place left empty.
+      groups: `[rows]` on the host, the user of each row of the data. Then N counts users, users are
+        drawn, and the oracle's gradient of a user's mean loss is clipped. None: each row is an
         example.
-      group_size: k, public: the most rows used of a user, see `bam.core.user_table.table`.
-      mesh: devices of this process along one axis, which share the examples of a step; None for
-        where the data are. The gradient is the same.
-      trainable: parameters in whose names, like "head/kernel", this regular expression is found are
-        trained; of the others the gradient is zero, without noise. "": all.
-      seed: None, for what is released: randomness of the operating system. An integer repeats a
-        training, and whoever guesses it removes the noise; the statement says so.
-      folder: of the training that is saved there, which goes on, or else of this one, which begins
-        there. Each step is counted on the disk, before its batch is given; see `save` and
-        `restore`. Another mesh will do; every other argument must be the same. Without a seed
-        further batches and noise are of new secrets; with one, steps after the last `save` are
-        taken again, to the same bits. None: nothing is kept.
+      group_size: k, public: the largest number of rows used of a user, see
+        `bam.core.user_table.table`.
+      mesh: devices of this process along one axis, which share the examples of a step. None uses
+        the data's device. The gradient is the same.
+      trainable: a regular expression. Parameters with a matching name, such as "head/kernel", are
+        trained; the gradient of the others is zero, without noise. "" trains all.
+      seed: None, for a release, uses randomness of the operating system. An integer repeats a
+        training; anyone who guesses it can remove the noise, and the statement says so.
+      folder: where the training is saved. If one is saved there it continues, otherwise it begins
+        there. Each step is counted on the disk before its batch is yielded; see `save` and
+        `restore`. All arguments must be the same as before, except `mesh`. Without a seed, further
+        batches and noise come from new secrets; with one, steps after the last `save` are repeated
+        to the same bits. None keeps nothing.
 
     Raises:
-      InputError: as `bam.make_plan`, if the clip declares no finite bound, the mesh has two axes,
-        the users are not N, the folder's training was of other arguments, or a file of it is
-        damaged.
-      BlockingIOError: if a training is going on in the folder.
+      InputError: as `bam.make_plan`; if the clip declares no finite bound, the mesh has two axes,
+        the number of users is not N, the folder's training had other arguments, or one of its files
+        is damaged.
+      BlockingIOError: if another training uses the folder.
 
     Examples:
       >>> import bam, jax.numpy as jnp, optax
@@ -160,9 +162,10 @@ class PrivateTraining:
         seed: int | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        """Plans the noise, or takes the plan of the folder; nothing is drawn yet."""
+        """Makes a plan, or takes the folder's plan; nothing is drawn yet."""
         epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
         self._sensitivity = sensitivity_of(clip)
+        # Noise would be 0, too, and the training would learn nothing.
         if self._sensitivity == 0:
             raise InputError("this clip makes every gradient zero (sensitivity 0)")
         seed = None if seed is None else scalars.whole("seed", seed)
@@ -191,55 +194,58 @@ class PrivateTraining:
             mechanism={**(mechanism_options or {}), "name": mechanism},
         )
         check_std(plan.noise_multiplier * self._sensitivity)
-        # What defines this training, beside its plan.
+        # The arguments that define this training, besides its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
         self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(clip.update)}
         self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
-        git_commit()  # now: by the first step the files may be others
+        git_commit()  # read now, because the files may have changed by the first step
         self._run = PrivateRun(plan, seed, self._num_devices)
         if path is not None:
             self._run.open(path, self._record, self._digests)
-        # No noise is drawn twice: a batch must be of this training and as it was drawn (`_words`),
-        # and its step the next one of the state (`noise.step`); under `jit`, too. Outside of it a
-        # batch is used once, with whatever state (`_used`, the last). A state is made once, before
-        # the first draw (`_initialised`; `_first`, the steps taken before this object).
+        # No noise is used twice. A batch must belong to this training, unchanged (`_words`), and
+        # its step must be the state's next one (`noise.step`); both are checked under `jit`, too.
+        # Outside `jit`, a batch is used once whatever the state (`_used` is the last one). A state
+        # is made once, before the first draw (`_initialised`; `_first` counts the steps before this
+        # object was made).
         self._words = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
+        # Warns if another transform has the same key, as of one seed.
         self._claim: object = seeds.claimed(self._run.key("noise").copy())
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
 
     @property
     def plan(self) -> PrivacyPlan:
-        """N, l, q, T, σ, ε and δ: what batches and noise are made by, fixed from the start."""
+        """N, l, q, T, σ, ε and δ, fixed from the start."""
         return self._run.plan
 
     @property
     def steps_begun(self) -> int:
-        """Batches drawn so far, those that a crash lost included."""
+        """Number of batches drawn so far, including those that a crash lost."""
         return self._run.steps_begun
 
     @property
     def epsilon_spent(self) -> float:
-        """ε, at the plan's δ, of the batches drawn so far."""
+        """ε of the batches drawn so far, at the plan's δ."""
         return self._run.epsilon_spent
 
     def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
-        """Draws the batches of the steps that are left; drawing one spends its share of ε.
+        """Draws the batches of the remaining steps; drawing one spends its share of ε.
 
-        Every batch that is drawn is to be used, once and in order. A plan that is used up has none
-        left.
+        Use each drawn batch once, in order. A plan that is used up has no batch left.
 
         Args:
-          data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. They
-            are taken where they are: on the host of NumPy's (or what is indexed like them, such as
-            a memory map), on the device of JAX's. Of users an array has a row for each of `groups`.
+          data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. Rows
+            are read where they are: on the host from NumPy arrays (or objects indexed like them,
+            such as memory maps), on the device from JAX arrays. With users, an array has one row
+            for each entry of `groups`.
 
         Raises:
-          InputError: if an array has another number of rows, or another shape than before; after
-            `close`. RuntimeError in a fork of this training's process.
+          InputError: if an array has another number of rows, or another shape than before, or after
+            `close`.
+          RuntimeError: in a fork of this training's process.
         """
         leaves, num = jax.tree.leaves(data), self.plan.num_examples
         planned = f"{num} examples"
@@ -263,6 +269,7 @@ class PrivateTraining:
         return self._drawn(data, num)
 
     def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
+        # Rows of users come from one table, made once for the training.
         table = None
         if self._groups is not None:
             table = user_table.table(self._groups, self.plan.group_size)
@@ -273,6 +280,7 @@ class PrivateTraining:
             examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
             number, mask = np.array(step, np.int32), np.asarray(batch.mask)
             run = np.asarray(_words_of(self._words, number, mask))
+            # Read-only, because `run` has a checksum of the mask.
             for fact in (number, mask, run):
                 fact.setflags(write=False)
             yield DrawnBatch(examples, mask, number, run)
@@ -289,7 +297,7 @@ class PrivateTraining:
         return self._placed(rows, *axes)
 
     def _placed(self, tree: PyTree, *axes: str) -> PyTree:
-        """The arrays on the mesh, if there is one: their rows shared along an axis, or copied."""
+        """The arrays on the mesh, if there is one, with rows shared along an axis or copied."""
         if self._mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
@@ -297,31 +305,32 @@ class PrivateTraining:
     def gradient(
         self, oracle: Oracle, *, microbatch_size: int = 16
     ) -> optax.GradientTransformation:
-        """The transform from a drawn batch to the private gradient; one for each training.
+        """The transform from a drawn batch to the private gradient; each training makes one.
 
         Its `update(batch, state, params)` takes a `DrawnBatch` of `batches`. Per-example gradients
         are computed a microbatch at a time; an example whose gradient is not finite is dropped.
 
         Args:
-          oracle: of one example as `data` has them in a row, for example `bam.dp_sgd(loss_fn)`. Of
-            users its method is applied to their mean loss, see `Oracle.with_loss`.
-          microbatch_size: per-example gradients that are in memory at once.
+          oracle: for one example, a row of `data`, for example `bam.dp_sgd(loss_fn)`. With users,
+            its method is applied to a user's mean loss, see `Oracle.with_loss`.
+          microbatch_size: number of per-example gradients in memory at once.
 
-        `update` is compiled by itself, once, and takes each batch once. In a program of yours that
-        contains it (`jax.jit(tx.update)`), one batch and one state that are used twice, at other
-        weights, are not seen: the two results differ by what the noise was to hide.
+        `update` is compiled once, and takes each batch once. If you put it in your own program
+        (`jax.jit(tx.update)`), it cannot notice that one batch and one state are used twice at
+        different weights. The difference of the two results has no noise.
 
         Raises:
-          RuntimeError: if it was made before, or in a fork of this training's process; in `init`,
-            if the state was made before or it is traced (under `jit`), where the noise's key would
-            be a constant of the program.
-          TypeError: in `update`, for anything else than a `DrawnBatch`.
-          InputError: of users, or with `trainable`, if the oracle has no `with_loss`. In `update`,
-            for a batch that was used before, one of another training, or one that is not the
-            state's next or not as it was drawn: with more rows, rows of another shape, or another
-            mask; under `jit` the gradient is NaN instead, but for shapes. Under `vmap` of anything
-            that the gradient depends on, in `shard_map` and in `pmap`. After `close`; a program of
-            yours that was compiled before cannot see that.
+          RuntimeError: if the transform was made before, or in a fork of this training's process;
+            in `init`, if the state was made before, or under `jit`, where the noise key would be a
+            constant of the program.
+          TypeError: in `update`, for anything but a `DrawnBatch`.
+          InputError: with users, or with `trainable`, if the oracle has no `with_loss`. In
+          `update`,
+            for a batch that was used before, that belongs to another training, that is not the
+            state's next one, or that was changed (more rows, rows of another shape, another mask);
+            under `jit` the gradient is NaN instead, except for wrong shapes. Under `vmap` of
+            anything that the gradient depends on, in `shard_map` and in `pmap`. After `close`,
+            which a program that you compiled before cannot notice.
         """
         if oracle.with_loss is None and (self.plan.group_size or self._trainable):
             raise InputError(
@@ -358,6 +367,7 @@ class PrivateTraining:
             with self._run.in_use():
                 self._check_rows(batch)
             tracing.check_one_program("a PrivateTraining")
+            # Under `jit` these are tracers: then the result is NaN where an error is raised here.
             right, noise = _is_next(batch, state), state.privatize.noise
             tracing.check_keys(noise.key, noise.step)
             if isinstance(right, jax.core.Tracer):
@@ -380,7 +390,7 @@ class PrivateTraining:
             try:
                 return compiled(batch, *self._placed((state, params)))
             except BaseException:
-                with self._run.lock:  # no result was seen
+                with self._run.lock:  # no result was seen, so the batch may be used again
                     self._used = used if self._used == step else self._used
                 raise
 
@@ -434,28 +444,33 @@ class PrivateTraining:
         key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
         noise = first_noise(key, self._clip, trained, strategy)
         check_past(noise, self.plan.noise_multiplier, strategy)
+        # The first step after a resume is step `_first` + 1, as in its batch.
         noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
+        # The private gradient is float32 or wider, whatever the parameters are.
         wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
         state = PrivatizeState(self._clip.init(trained), noise)
         return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._words))
 
     def _fitting(self, microbatch_size: int) -> int:
-        """As many rows as asked for, if 32 bits hold the sum of their integers."""
+        """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
         size = scalars.count("microbatch_size", microbatch_size)
         size = max(1, size // self.plan.group_size) if self.plan.group_size else size
         plan = self.plan
         return fitting_size(size, plan.noise_multiplier, self._sensitivity, plan.capacity)
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
-        """Replaces what a training with this `folder` goes on from, all or nothing.
+        """Saves a checkpoint from which a training with this `folder` continues, all or nothing.
 
-        It is for resuming, not for release. A training that was made without a folder has it from
-        now on. `tree` is any pytree of arrays, such as parameters and the chain's state; of a
-        training without a seed no key is written.
+        It is for resuming, not for release. A training without a folder has this one from now on.
+        `tree` is any pytree of arrays, such as parameters and the chain's state. Without a seed, no
+        key is written.
 
-        Raises InputError if the folder is another training's, this one is closed, or a leaf is no
-        number or a key; BlockingIOError if another process has the folder; OSError if it cannot be
-        written; RuntimeError in a fork of this training's process.
+        Raises:
+          InputError: if the folder is another training's, this training is closed, or a leaf is not
+            a number or is a key.
+          BlockingIOError: if another process uses the folder.
+          OSError: if the checkpoint cannot be written.
+          RuntimeError: in a fork of this training's process.
         """
         with self._run.in_use():
             path = _resolved(folder)
@@ -468,7 +483,7 @@ class PrivateTraining:
 
     @property
     def _record(self) -> JsonObject:
-        """What must be the same when the training goes on."""
+        """The record that must be the same when the training continues."""
         return self.plan.to_json() | self._asked
 
     @property
@@ -482,19 +497,19 @@ class PrivateTraining:
 
     @classmethod
     def resume(cls, folder: str | Path, **settings: Any) -> "PrivateTraining":
-        """The training in a folder, as with the argument `folder`; one must have been saved there.
+        """Continues the training in a folder, as the argument `folder` does.
 
-        `settings` are its other arguments. Raises an InputError if there is none.
+        `settings` are the other arguments. InputError if no training was saved there.
         """
         if not (_resolved(folder) / PLAN).exists():
             raise InputError(f"{_resolved(folder)} holds no training that was saved")
         return cls(**settings, folder=folder)
 
     def restore(self, like: PyTree) -> PyTree:
-        """What was last saved, in a pytree like it; itself if no pytree was.
+        """The last saved pytree, with the structure of `like`; `like` itself if none was saved.
 
-        Of its values the secrets alone are kept, in a state of `init`. Raises InputError if other
-        arrays were saved, or the training has no folder.
+        Only the secrets in a state of `init` are taken from `like`. InputError if other arrays were
+        saved, or the training has no folder.
         """
         if self._run.folder is None:
             raise InputError("nothing of this training was saved")
@@ -506,21 +521,21 @@ class PrivateTraining:
         )
 
     def close(self) -> None:
-        """Ends this training, which takes no more steps, and lets others have the folder."""
+        """Ends this training, which takes no more steps, and frees the folder."""
         self._run.close()
         self._claim = None
 
     def write_statement(self, path: str | Path, data: str) -> None:
-        """Writes `PRIVACY.md`: what the weights guarantee, with lines that compute ε again.
+        """Writes `PRIVACY.md`: the guarantee of the weights, with code that computes ε again.
 
         Args:
           path: the file.
-          data: the data set, in words that may be published.
+          data: a description of the data set that may be published.
         """
         mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
         record = {
             "seed": self._run.seed,
-            "clip_norm": None,  # S alone is known
+            "clip_norm": None,  # only S is known
             "sensitivity": self._sensitivity,
             "sampling": mechanism.sampling,
             "noise": mechanism.noise,
@@ -555,14 +570,15 @@ def _private_gradient(
     trainable: str,
     mesh: Mesh | None,
 ) -> tuple[Grads, PrivateState]:
-    """The private gradient; NaN of a batch that is not the state's next."""
+    """The private gradient; NaN if the batch is not the state's next one."""
     rows, mask = batch.examples, jnp.asarray(batch.mask)
     if group_size:
         rows, mask = (rows, mask), jnp.any(mask, axis=1)
+    # The shift is shared by all examples and uses only the last private gradient.
     at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
 
     def loss_of(loss: LossFn) -> LossFn:
-        """The loss of a row of `rows`, of the trained parameters alone."""
+        """The loss of a row of `rows` as a function of the trained parameters alone."""
         loss = mean_loss(loss) if group_size else loss
         return lambda trained, row: loss(_merged(trained, at), row)
 
@@ -587,6 +603,7 @@ def _private_gradient(
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
+    # Another batch than the next one would repeat this step's noise.
     right = _is_next(batch, state)
     gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
     gradient = tracing.never_mapped(gradient)
@@ -605,10 +622,11 @@ def _planned(
     mechanism: JsonMapping,
     **facts: Any,
 ) -> PrivacyPlan:
-    """The plan that a folder has recorded, if it is of these arguments; without one, a new plan."""
+    """The plan recorded in the folder, if it has these arguments; without one, a new plan."""
     if folder and (recorded := recorded_plan(folder, epsilon)):
         facts |= {"population": population, "mechanism_config": mechanism}
-        asked = dataclasses.replace(recorded, **facts)  # but σ and ε, whatever is installed now
+        # σ and ε stay as recorded: another version of the accountant may compute others.
+        asked = dataclasses.replace(recorded, **facts)
         check_same(folder / PLAN, recorded.to_json(), asked.to_json())
         return recorded
     return make_plan(num_examples=population, target_epsilon=epsilon, mechanism=mechanism, **facts)
@@ -618,7 +636,7 @@ def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
     facts: tuple[Any, ...] = (batch.step, batch.run, batch.mask)
     facts += (state.privatize.noise.step, state.run)
     if not any(isinstance(x, jax.core.Tracer) for x in facts):
-        facts = tuple(map(np.asarray, facts))  # a few operations of NumPy's take less time
+        facts = tuple(map(np.asarray, facts))  # NumPy is faster for a few small operations
     number, words, mask, steps_taken, run = facts
     right = (number == steps_taken + 1) & (words == _words_of(run, number, mask)).all()
     return bool(right) if isinstance(right, np.bool_) else right
@@ -629,9 +647,9 @@ def _words_of(
     step: Int32[Array | np.ndarray, ""],
     mask: Bool[Array | np.ndarray, "rows ..."],
 ) -> UInt32[Array | np.ndarray, "2"]:
-    """The words of a run's batch: those of the run, changed by the step and a checksum of the mask.
+    """The words that identify a batch: the run's words, XOR the step and a checksum of the mask.
 
-    Each place has a word of its own, so that another mask has, but for one in 2^32, another sum.
+    Each place has its own word, so another mask has another sum, except for one in 2^32.
     """
     xp: Any = np if isinstance(mask, np.ndarray) else jnp
     words = xp.arange(1, mask.size + 1, dtype=xp.uint32) * xp.uint32(0x9E3779B1)
@@ -647,23 +665,23 @@ def _is_state(node: object) -> bool:
 
 
 def _part(chosen: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
-    """The chosen leaves of a tree: None takes the place of the others."""
+    """The chosen leaves of a tree, with None in place of the others."""
     return jax.tree.map(lambda x, keep: x if keep else None, tree, chosen(tree))
 
 
 def _merged(trained: PyTree, others: PyTree) -> PyTree:
-    """The whole of which `trained` has a part, and None in place of the rest."""
+    """The leaves of `trained`, and those of `others` where it has None."""
     return jax.tree.map(
         lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None
     )
 
 
 def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
-    """A function, by its name and the values that it keeps, in words that every process gives.
+    """Describes a function by its name and values, with the same text in every process.
 
-    For example "bam.core.clipping.normalize.<locals>.update(bound=1.0, floor=0.01)". Kept are the
-    values that it closes over, defaults and, in objects, attributes that are plain. Arrays stand by
-    a digest; the function's lines are not told.
+    For example "bam.core.clipping.normalize.<locals>.update(bound=1.0, floor=0.01)". The values are
+    those that it closes over, its defaults and, for objects, plain attributes. An array is
+    described by a digest. The function's code is not part of the text.
     """
     if isinstance(value, np.generic):
         value = value.item()

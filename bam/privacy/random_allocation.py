@@ -1,4 +1,4 @@
-"""Batches by random allocation, each example in one of every epoch, and what ε they earn."""
+"""Batches by random allocation: each example is in one batch of every epoch; and their ε."""
 
 import dataclasses
 import functools
@@ -10,16 +10,16 @@ from bam.extras import needs
 from bam.privacy import accounting
 from bam.privacy.mechanisms import BY, Mechanism, OwnEvent, counts
 
-# Spacing of the tables of privacy losses, as a share of the ε of Poisson batches: the bound is
-# above the truth by about as much, or less. TRUNCATION of δ is left out on the safe side.
+# Spacing of the tables of privacy losses, as a share of the ε of Poisson batches. The bound exceeds
+# the truth by about that much or less. The share TRUNCATION of δ is left out, on the safe side.
 SPACING, TRUNCATION = 0.025, 0.01
 
 
 def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
     """Each example is in one batch of every epoch of b = ⌊N/l⌋ steps, at random.
 
-    Which one is drawn anew in each epoch, independently of the other examples, so sizes of batches
-    vary around N/b. ε is mostly below that of Poisson batches, and needs the extra `allocation`.
+    The batch is drawn anew in each epoch, independently of the other examples, so batch sizes vary
+    around N/b. ε is mostly smaller than with Poisson batches. It needs the extra `allocation`.
     """
     num_examples, batch_size = counts(num_examples, batch_size)
     batches = num_examples // batch_size
@@ -43,14 +43,14 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
 
 @dataclasses.dataclass(frozen=True)
 class AllocatedGaussianDpEvent(OwnEvent):
-    """T Gaussians on batches that are drawn by the epoch of b; dp-accounting has no such event."""
+    """T Gaussian steps on batches drawn by epochs of b; dp-accounting has no such event."""
 
     noise_multiplier: float
     batches_per_epoch: int
     num_steps: int
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε of these steps, by PLD alone."""
+        """ε of these steps; only PLD bounds it."""
         if accountant != "pld":
             raise InputError(
                 f"accountant {accountant} has no bound for random_allocation batches: pld has"
@@ -58,7 +58,7 @@ class AllocatedGaussianDpEvent(OwnEvent):
         return epsilon_of_random_allocation(delta=delta, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The least σ of these steps, to a relative 1e-3 of ε."""
+        """The smallest σ of these steps, to a relative 1e-3 of ε."""
         accounting.check_search(target_epsilon, 1 / self.batches_per_epoch, self.num_steps)
 
         def spent(sigma: float) -> float:

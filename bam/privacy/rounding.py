@@ -1,12 +1,13 @@
-"""Numbers as text that is rounded to one side, so that what is printed is no stronger claim."""
+"""Numbers as text, rounded to the side that makes the weaker claim."""
 
 import decimal
 
 
 def rounded_up(value: float, form: str) -> str:
-    """A number as text that is never below it, as ε, δ and q must be.
+    """A number as text that is never below it, for ε, δ and q.
 
-    Its shortest decimal form counts as the number itself; `form` is a format of `float`, as ".4g".
+    The shortest decimal form counts as the number itself. `form` is a format of `float`, such as
+    ".4g".
 
     Examples:
       >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
@@ -16,7 +17,7 @@ def rounded_up(value: float, form: str) -> str:
 
 
 def rounded_down(value: float, form: str) -> str:
-    """A number as text that is never above it, as a claim of noise must be; as `rounded_up`."""
+    """A number as text that is never above it, for noise; see `rounded_up`."""
     return _formatted(value, form, decimal.ROUND_FLOOR)
 
 

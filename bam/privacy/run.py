@@ -1,16 +1,16 @@
-"""A private run: its random streams, the steps that it has begun, and where it goes on.
+"""A private run: its random streams, its count of steps, and its checkpoints.
 
-Both ways to train are loops over one `PrivateRun`: `bam.PrivateTraining`, a loop of one's own, adds
-a transform; `bam.training.loop`, which `bam train` runs, adds rows of metrics and files.
+Both ways to train are loops over one `PrivateRun`. `bam.PrivateTraining`, for a user's own loop,
+adds a transform; `bam.training.loop`, which `bam train` runs, adds rows of metrics and files.
 
     run = PrivateRun(plan, seed)
-    run.open(folder, record)             # begins there, or stands after the newest checkpoint
-    state = run.restore(first_state)     # what was saved, or itself
-    for step in run.steps():             # counted on the disk, and then given
+    run.open(folder, record)             # begins in the folder, or continues after its checkpoint
+    state = run.restore(first_state)     # the saved state, or first_state
+    for step in run.steps():             # each step is counted on the disk before it is yielded
         state = take(state, run.batch(step))
         run.save(state)                  # when due
 
-A folder holds `plan.json` (the record: what must be the same when a run goes on), the ledger
+A folder holds `plan.json` (the record, which must be the same when a run continues), the ledger
 `steps_begun` (without a seed), `processes.jsonl`, `checkpoints/STEP.npz`, `data_key` and `lock`.
 """
 
@@ -39,16 +39,16 @@ from bam.privacy.plan import PrivacyPlan, check_same
 
 PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
-# Digests, under a folder's own secret key, of what a run is of, by names for messages.
+# The folder's secret key -> digests of the data and settings of a run, by names for messages.
 Digests = Callable[[bytes], JsonObject]
 
 
 def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:
-    """The plan that the run in a folder goes on by; None if no run was begun there.
+    """The recorded plan of the run in a folder; None if no run was begun there.
 
-    Another version of the accountant may choose another σ today, so the plan is not made anew; but
-    its ε must hold when it is computed again, and be at most the target: InputError in one line
-    otherwise, and for what is no plan. A target of None is that of a run without privacy.
+    The plan is not made anew, because another version of the accountant may choose another σ. Its ε
+    must hold when it is computed again, and be at most the target. Otherwise, and for a file that
+    is not a plan, it is an InputError in one line. The target of a run without privacy is None.
     """
     path = folder / PLAN
     if not path.exists():
@@ -57,7 +57,7 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
 
 
 def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "") -> PrivacyPlan:
-    """The plan in a file, checked in the same way; an error ends in the advice."""
+    """The plan in a file, checked as in `recorded_plan`; an error ends in `advice`."""
     record = files.read_json(path)
     try:
         plan = PrivacyPlan.from_json(record)
@@ -70,31 +70,31 @@ def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "")
 
 
 class PrivateRun:
-    """The steps of a plan, each begun once: its streams, its ledger and its checkpoints.
+    """The steps of a plan, each begun once, with their random streams, ledger and checkpoints.
 
-    It belongs to one process, or to one program in several (`jax.distributed`), of which the first
-    writes. A fork of the process cannot use it. Threads may share it.
+    A run belongs to one process, or to one program in several processes (`jax.distributed`), of
+    which the first writes files. A fork of the process cannot use it. Threads may share it.
 
     Attributes:
       seed: as given.
-      step: the last step that was drawn; 0 before the first. After `open`, that of the checkpoint.
-      lost: steps that earlier processes began and did not save, which count.
-      more: what the caller keeps in checkpoints beside the state: a JSON object.
+      step: the last drawn step; 0 before the first. After `open`, the step of the checkpoint.
+      lost: number of steps that earlier processes began but did not save; they count.
+      more: a JSON object that the caller keeps in checkpoints beside the state.
       folder: of the run; None until `open`.
-      processes: that took its steps, as `ledger.this_process` describes them.
-      lock: what threads that share the run take.
-      is_resumed: whether `open` stands after a checkpoint.
+      processes: the processes that took steps, as `ledger.this_process` describes them.
+      lock: the lock of threads that share the run.
+      is_resumed: whether `open` found a checkpoint.
 
     Args:
-      plan: what may be spent.
-      seed: of batches and noise; the same seed gives the same. None, for a run to release: 256 bits
-        of the operating system, new in every process and never saved. Steps that a crash lost are
-        then taken again with new batches and noise, so they count, see `ledger.py`.
-      num_devices: that share the examples of a step, for the record of processes.
+      plan: the privacy plan.
+      seed: of batches and noise; the same seed repeats them. None, for a run to release, takes 256
+        bits of the operating system, new in every process and never saved. Steps that a crash lost
+        are then repeated with new batches and noise, so they count, see `ledger.py`.
+      num_devices: number of devices that share the examples of a step, for the record of processes.
     """
 
     def __init__(self, plan: PrivacyPlan, seed: int | None = None, num_devices: int = 1) -> None:
-        """Stands before the first step; nothing is drawn or written yet."""
+        """Makes the run; nothing is drawn or written yet."""
         self._plan = plan
         self.seed = None if seed is None else scalars.whole("seed", seed)
         self.step, self.lost = 0, 0
@@ -106,7 +106,7 @@ class PrivateRun:
         self._stream = (
             int.from_bytes(processes.random_bits(8).tobytes()) if self.seed is None else self.seed
         )
-        self._before = 0  # steps that were drawn from other streams
+        self._before = 0  # number of steps that earlier processes drew from other streams
         self.processes = joined = list[JsonObject]()
         join = lambda step: joined.append(ledger.this_process(step, num_devices))  # noqa: E731
         self._ledger = ledger.Ledger(None, plan, 0, 0, join)
@@ -120,49 +120,52 @@ class PrivateRun:
         """N, l, q, T, σ, ε and δ, fixed from the start."""
         return self._plan
 
-    # What is drawn.
+    # Drawing.
 
     def key(self, label: str) -> UInt32[np.ndarray, " words"]:
         """The key of one of the streams, see `seeds.STREAMS`."""
         return seeds.host_key(self._stream, label)
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left, from 1; each is counted on the disk before it is given.
+        """Yields the remaining steps, from 1. Each is counted on the disk before it is yielded.
 
-        A plan that is used up has none left. Raises InputError after `close`, RuntimeError in a
-        fork, BlockingIOError if another process counts here, and OSError if none can be counted.
+        A plan that is used up has none. Raises InputError after `close`, RuntimeError in a fork,
+        BlockingIOError if another process counts here, and OSError if a step cannot be counted.
         """
+        # `end` falls when a step is lost, so it is read anew for each step.
         while self.step < self.end:
             with self.in_use():
-                if self.step >= self.end:  # another thread has begun the last
+                if self.step >= self.end:  # another thread has begun the last step
                     return
+                # The count is on the disk before anything of the step exists.
                 self._ledger.begin()
                 self.step += 1
                 step = self.step
             yield step
 
     def batch(self, step: int) -> PaddedBatch:
-        """The rows of a step's batch, as secret as the seed; the same whenever it is asked."""
+        """The rows of a step's batch. They are as secret as the seed, and the same in each call."""
+        # A resumed run without a seed has a new stream, whose steps are numbered from 1.
         return self.plan.batch(self._stream, step - self._before)
 
     @property
     def end(self) -> int:
-        """The step that the run ends after: T, or less if too many were lost."""
+        """The last step of the run: T, or less if too many steps were lost."""
         return self._ledger.last_step(self.step)
 
     @property
     def steps_begun(self) -> int:
-        """Steps that were begun, lost ones included."""
+        """Number of steps begun, lost ones included."""
         return self._ledger.begun
 
     @property
     def epsilon_spent(self) -> float:
-        """ε, at the plan's δ, of the steps begun; `inf` without privacy."""
+        """ε of the steps begun, at the plan's δ; `inf` without privacy."""
         return self.plan.epsilon_after(self.steps_begun)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """One thread at a time; refused in a fork of the process, and after `close`."""
+        """Lets one thread in at a time; refused in a fork of the process, and after `close`."""
         processes.check_not_forked(self._process, "this private run")
         with self.lock:
             if self._closed:
@@ -172,7 +175,7 @@ class PrivateRun:
                 )
             yield
 
-    # Where it goes on.
+    # Continuing in a folder.
 
     def open(
         self,
@@ -183,19 +186,21 @@ class PrivateRun:
         at_least: int = 0,
         must_begin: bool = False,
     ) -> None:
-        """Begins in a folder, which it makes, or stands after the newest checkpoint there.
+        """Begins a run in a folder, which is made, or continues after its newest checkpoint.
 
         Args:
-          folder: of the run; one that is made is its owner's alone.
-          record: JSON values that must be the same when the run goes on: the plan's `to_json`, and
-            what else defines the run.
-          digests: of what must be the same, too, and must not be read from the folder.
-          at_least: steps that another record of the run says were begun.
-          must_begin: refuses a folder where a run was begun.
+          folder: of the run; if it is made, only its owner can read it.
+          record: JSON values that must be the same when the run continues: the plan's `to_json`,
+          and
+            the other settings that define the run.
+          digests: digests of data and settings that must be the same, too, but must not be readable
+            in the folder.
+          at_least: number of begun steps according to another record of the run.
+          must_begin: whether a folder where a run was begun is refused.
 
         Raises:
-          InputError: for a folder of another run, or one that is damaged: nothing is changed.
-          BlockingIOError: if another process has the folder.
+          InputError: for a folder of another run, or a damaged one; nothing is changed then.
+          BlockingIOError: if another process uses the folder.
           OSError: if it cannot be written.
         """
         with contextlib.ExitStack() as opened:
@@ -203,18 +208,20 @@ class PrivateRun:
             if processes.writes():
                 files.make_folder(folder, mode=0o700)
                 opened.enter_context(files.lock(folder))
-            begins = self._check_new(folder, must_begin)  # again: it may have begun meanwhile
+            # Again under the lock, because another process may have begun meanwhile.
+            begins = self._check_new(folder, must_begin)
             counts = folder / "steps_begun" if self._secret and self.plan.private else None
             saved = None if begins else self._saved(folder, record)
             facts = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
             if begins:
                 ledger.check_no_processes(folder)
                 if counts and processes.writes():
-                    ledger.create(counts)  # first: a run without its ledger is refused
+                    ledger.create(counts)  # before plan.json: a run without its ledger is refused
             joined = ledger.read_processes(folder, facts["processes"])
             num_devices = self._num_devices
 
-            # It must not keep this object, which gives the folder back when it is dropped.
+            # A function of local variables, not of `self`: the run must be dropped to free its
+            # folder.
             def join(first_step: int) -> None:
                 process = ledger.this_process(first_step, num_devices)
                 ledger.add_process(folder, process)
@@ -230,11 +237,11 @@ class PrivateRun:
                 )
             is_left = facts["step"] < counted.last_step(facts["step"])
             self._digests = self._checked_digests(folder, facts, is_left, digests)
-            if is_left and not begins:  # after the last step nothing is drawn anew
+            if is_left and not begins:  # a run that has taken its last step draws nothing anew
                 counted.end_period(self.plan.mechanism.period)
-            for _ in range(self.step):  # before the run had a folder
+            for _ in range(self.step):  # steps that were taken before the run had a folder
                 counted.begin()
-            if begins and processes.writes():  # last: from now on the run can go on
+            if begins and processes.writes():  # last, because with plan.json the run can continue
                 files.write_json(folder / PLAN, record)
             if saved:
                 self.is_resumed, self.more = True, saved["more"]
@@ -247,7 +254,7 @@ class PrivateRun:
             self._release = weakref.finalize(self, opened.pop_all().close)
 
     def _check_new(self, folder: Path, must_begin: bool) -> bool:
-        """Whether a run begins in a folder; InputError if it must, and does not."""
+        """Whether a new run begins in a folder; InputError if it must and does not."""
         begins = not (folder / PLAN).exists()
         if must_begin and not begins:
             raise InputError(f"{folder} holds a training: save this one in another folder")
@@ -256,13 +263,14 @@ class PrivateRun:
         return begins
 
     def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
-        """The facts of the newest checkpoint; InputError if folder or checkpoint are another's."""
+        """The facts of the newest checkpoint; InputError if it or the folder is another run's."""
         check_same(folder / PLAN, files.read_json(folder / PLAN), record)
         path = checkpoint.newest(folder / CHECKPOINTS)
         if path is None:
             return None
         facts = checkpoint.read_facts(path)
         check_same(path, facts["record"], record)
+        # A renamed checkpoint could hide newer ones, and steps would be repeated.
         if path.stem != str(facts["step"]):
             raise InputError(f"{path} is renamed: it is of step {facts['step']}")
         return facts
@@ -270,7 +278,7 @@ class PrivateRun:
     def _checked_digests(
         self, folder: Path, facts: JsonObject, is_left: bool, digests: Digests | None
     ) -> JsonObject:
-        """Digests of what the run is of; InputError if steps are left and they are others."""
+        """Digests of the run's data and settings; InputError if they changed and steps are left."""
         if digests is None:
             return {}
         ours = digests(self._data_key(folder))
@@ -283,9 +291,9 @@ class PrivateRun:
         return ours
 
     def _data_key(self, folder: Path) -> bytes:
-        """32 secret bytes of the folder, the same in every process, gone after `finish`.
+        """32 secret bytes of the folder, the same in every process; `finish` removes them.
 
-        Digests under it mean nothing without.
+        Without them, the digests confirm no guess at the data.
         """
         key = bytes(32)
         if processes.writes():
@@ -295,6 +303,7 @@ class PrivateRun:
             text = files.read_bytes(path).decode(errors="replace")
             if not re.fullmatch("[0-9a-f]{64}", text):
                 raise InputError(f"{path} is damaged: choose another folder")
+            # Only the first process reads the file, so all processes get the same bytes.
             key = bytes.fromhex(text)
         return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
@@ -309,17 +318,17 @@ class PrivateRun:
         checkpoint.check(self._without_secrets(tree), self._noise_key())
 
     def save(self, tree: PyTree) -> None:
-        """Saves a pytree, all or nothing, and no secret key.
+        """Saves a pytree, all or nothing, without secret keys.
 
-        The step is that of the tree's state of noise, which may be older than the last one drawn.
-
-        Raises InputError for a leaf that is no array of numbers, or a key of noise; OSError if it
-        cannot be written.
+        The saved step is that of the noise state in the tree, which may be older than the last
+        drawn step. Raises InputError for a leaf that is not an array of numbers, or is a noise key;
+        OSError if the checkpoint cannot be written.
         """
         if self.folder is None or not processes.writes():
             return
         tree = self._without_secrets(tree)
         checkpoint.check(tree, self._noise_key())
+        # The tree may be older than the last drawn step, for example if that step failed.
         steps = [int(x.step) for x in jax.tree.leaves(tree, is_leaf=_is_noise) if _is_noise(x)]
         facts: JsonObject = {
             "record": self._record,
@@ -333,10 +342,10 @@ class PrivateRun:
         checkpoint.write(self.folder / CHECKPOINTS, facts, tree)
 
     def restore(self, like: PyTree) -> PyTree:
-        """What was last saved, in a pytree like it; itself if nothing was.
+        """The last saved pytree, with the structure of `like`; `like` itself if nothing was saved.
 
-        Without a seed its noise comes from this process's key, and takes nothing back of earlier
-        noise. InputError if other arrays were saved.
+        Without a seed, its noise state gets this process's key, and takes back no earlier noise.
+        InputError if other arrays were saved.
         """
         saved = self.folder and checkpoint.newest(self.folder / CHECKPOINTS)
         tree = checkpoint.restore(saved, like) if saved else like
@@ -350,19 +359,20 @@ class PrivateRun:
         return self.key("noise").tobytes() if self._secret else b""
 
     def _without_secrets(self, tree: PyTree) -> PyTree:
-        """A pytree without its noise keys and past; itself with a seed, which repeats them."""
+        """The pytree without noise keys and past noise; unchanged if a seed repeats them."""
         if not self._secret:
             return tree
+        # With a key of zeros a sum would be NaN, so a checkpoint alone cannot continue.
         blank = np.zeros(8, np.uint32)
         return _map_noise(lambda x: renewed(x, processes.put(blank, x.key.sharding)), tree)
 
     def finish(self) -> None:
-        """Removes `data_key`: nothing in the folder confirms a guess at the data any more."""
+        """Removes `data_key`, so that nothing in the folder confirms a guess at the data."""
         if self.folder and processes.writes():
             (self.folder / "data_key").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends the run, which takes no more steps, and lets others have the folder."""
+        """Ends the run, which takes no more steps, and frees the folder."""
         with self.lock:
             self._closed = True
             self._release()
@@ -373,5 +383,5 @@ def _is_noise(node: object) -> bool:
 
 
 def _map_noise(change: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """A pytree whose states of noise are changed."""
+    """The pytree with each noise state changed."""
     return jax.tree.map(lambda x: change(x) if _is_noise(x) else x, tree, is_leaf=_is_noise)

@@ -1,17 +1,17 @@
 r"""ε of choosing the best of a random number of trials (Papernot & Steinke 2022, arXiv 2110.03620).
 
 A trial is a fresh run of one mechanism Q: draw a setting from a public grid, train with noise,
-score the model with noise. Before the first, the number of trials K is drawn from a truncated
-negative binomial distribution, and only the trial with the best score is released. If Q has a Rényi
-divergence of at most $\varepsilon(\lambda)$, this has at most, for every order $\hat\lambda$
-(Theorem 2),
+score the model with noise. Before the first trial, their number K is drawn from a truncated
+negative binomial distribution. Only the trial with the best score is released. If Q has a Rényi
+divergence of at most $\varepsilon(\lambda)$, then the search has at most, for every order
+$\hat\lambda$ (Theorem 2),
 
 $$\varepsilon'(\lambda) = \varepsilon(\lambda)
   + (1+\eta)\Big(1 - \frac{1}{\hat\lambda}\Big) \varepsilon(\hat\lambda)
   + \frac{(1+\eta) \log(1/\gamma)}{\hat\lambda} + \frac{\log \mathbb{E}[K]}{\lambda - 1}.$$
 
-dp-accounting computes it (`RepeatAndSelectDpEvent`). The theorem holds for whoever does *not* know
-K: how many trials there were, and anything of the others, must stay secret.
+dp-accounting computes it (`RepeatAndSelectDpEvent`). The theorem protects only against readers who
+do *not* know K: the number of trials, and everything about the other trials, must stay secret.
 """
 
 import dataclasses
@@ -31,29 +31,29 @@ from bam.files import JsonObject
 from bam.privacy import accounting, mechanisms
 from bam.privacy.mechanisms import Mechanism, OwnEvent
 
-# A file that a search puts into the folder of the trial it has chosen, and no other.
+# The file that a search writes into the folder of the chosen trial alone.
 CHOSEN = "chosen.json"
-# Below, the choice is none; beyond, nobody waits for the trials.
+# Below, there is hardly a choice; above, the trials would take too long.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
 UNIT = 2**128
-LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integers, drawn in `bam.training.score`
+LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # integers, drawn in `bam.training.score`
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    r"""How many trials there are, and how noisily they are scored. All fields are public.
+    r"""The number of trials and the noise on their scores. All fields are public.
 
-    $P[K = k] \propto \frac{\Gamma(k + \eta)}{k!} (1 - \gamma)^k$ for k = 1, 2, …, with γ such that
-    the mean is as given.
+    $P[K = k] \propto \frac{\Gamma(k + \eta)}{k!} (1 - \gamma)^k$ for k = 1, 2, …, with the γ that
+    gives the mean.
 
     Attributes:
       trials_mean: E[K], from 1.01.
       trials_shape: η ≥ 0; 0 is the logarithmic distribution, 1 the geometric one.
-      score_noise_multiplier: noise standard deviation of a score over its sensitivity.
+      score_noise_multiplier: standard deviation of a score's noise divided by its sensitivity.
 
     Raises:
-      InputError: if a field is out of range. η = ∞, the Poisson distribution, is: it may draw no
-        trial at all.
+      InputError: if a field is out of range. So is η = ∞, the Poisson distribution, because it may
+        draw no trial.
     """
 
     trials_mean: float
@@ -82,29 +82,30 @@ class Selection:
 
     @functools.cached_property
     def gamma(self) -> float:
-        """γ in (0, 1), which gives the distribution its mean."""
+        """γ in (0, 1), for which the distribution has the mean `trials_mean`."""
 
         def excess(log_gamma: float) -> float:
             return math.log(_mean(math.exp(log_gamma), self.trials_shape) / self.trials_mean)
 
+        # The mean grows as 1/γ, so this γ is below the solution.
         lowest = -math.log(1e3 * (1 + self.trials_shape) * self.trials_mean)
         return math.exp(float(optimize.brentq(excess, lowest, -1e-6, xtol=1e-15)))
 
     def num_trials(self, uniform: float | Fraction) -> int:
-        """K, by inverting its distribution function at a number drawn uniformly from [0, 1).
+        """K, by inverting its distribution function at a uniform number from [0, 1).
 
-        Probabilities are doubles; what is drawn differs from K by less than 1e-12 in total
-        variation, if the number has 128 bits.
+        Probabilities are doubles. If the number has 128 bits, the drawn law differs from K's by
+        less than 1e-12 in total variation.
         """
         gamma, shape = self.gamma, self.trials_shape
         whole = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / whole
         left = int(uniform * UNIT)
-        # Far in the tail, what is left is the rounding of the probabilities.
+        # Far in the tail, the rest is only the rounding of the probabilities.
         while left >= (share := int(probability * UNIT)) and (
             k < self.trials_mean or probability > 1e-30
         ):
-            left -= share  # integers: no rounding adds up
+            left -= share  # integers, so that no rounding adds up
             probability *= (1 - gamma) * (k + shape) / (k + 1)
             k += 1
         return k
@@ -117,10 +118,10 @@ def best_of_trials(
     trials_shape: float,
     score_noise_multiplier: float,
 ) -> Mechanism:
-    """Poisson batches in a run that is a trial, of which the best alone is released.
+    """Poisson batches for a trial of a search, which releases only the best trial.
 
-    ε is that of the whole search. A private search makes its trials' configs with it; of a run by
-    itself it says more than was spent.
+    ε is that of the whole search. A private search makes its trials' configs with this mechanism.
+    For a single run, it claims a larger ε than was spent.
     """
     trials = Selection(trials_mean, trials_shape, score_noise_multiplier)
     one = mechanisms.poisson(num_examples, batch_size)
@@ -128,7 +129,7 @@ def best_of_trials(
         one,
         batches=f"{one.batches}, for the best of a random number of such runs, "
         f"{trials.trials_mean:g} on average",
-        # No draw of any trial may outgrow its rows.
+        # The overflow probability is shared by the draws of all trials.
         capacity=lambda probability: one.capacity(probability / trials.trials_mean),
         event=lambda sigma, num_steps: TrialsDpEvent(trials, sigma, one.sampling_prob, num_steps),
         check=_check_trial,
@@ -144,7 +145,7 @@ def _check_trial(unit: str, accountant: str, private: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TrialsDpEvent(OwnEvent):
-    """The choice among trials of T steps each, on Poisson batches, each with one noised score."""
+    """A search over trials, each with T steps on Poisson batches and one noised score."""
 
     selection: Selection
     noise_multiplier: float
@@ -152,13 +153,13 @@ class TrialsDpEvent(OwnEvent):
     num_steps: int
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε of the choice, by RDP alone."""
+        """ε of the search; only RDP bounds it here."""
         if accountant != "rdp":
             raise InputError("a choice among runs is private only if they are, by accountant rdp")
         return epsilon(delta=delta, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The least σ of a trial's training, as `noise_multiplier`."""
+        """The smallest σ of a trial's training, see `noise_multiplier`."""
         return noise_multiplier(
             self.selection,
             target_epsilon=target_epsilon,
@@ -168,7 +169,7 @@ class TrialsDpEvent(OwnEvent):
         )
 
     def as_dp_accounting(self) -> RepeatAndSelectDpEvent:
-        """The same as dp-accounting has it."""
+        """The event in dp-accounting."""
         trial = _trial(
             self.selection.score_noise_multiplier,
             self.noise_multiplier,
@@ -188,12 +189,12 @@ def epsilon(
     delta: float,
     orders: tuple[float, ...] | None = None,
 ) -> float:
-    """ε of releasing the best trial alone, its setting and score included, by RDP.
+    """ε of releasing only the best trial, with its setting and score, by RDP.
 
-    A trial is T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
-    have the same σ, q and T. `orders` are Rényi orders; None: dp-accounting's own. The other
-    arguments and errors are those of `accounting.epsilon`; no accountant but RDP knows how to bound
-    a choice.
+    A trial has T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
+    have the same σ, q and T. `orders` are Rényi orders; None takes dp-accounting's. The other
+    arguments and errors are those of `accounting.epsilon`. RDP is the only accountant here that
+    bounds a search.
 
     Examples:
       >>> run = dict(noise_multiplier=3.5, sampling_prob=0.1782, num_steps=100, delta=1e-5)
@@ -231,16 +232,17 @@ def noise_multiplier(
     sampling_prob: float,
     num_steps: int,
 ) -> float:
-    """The smallest σ of every trial's training that keeps the whole search within (ε, δ).
+    """The smallest σ of the trials' training that keeps the whole search within (ε, δ).
 
-    It never overshoots ε, and undershoots by a relative 1e-5 at most. InputError as
-    `accounting.noise_multiplier`, and if drawing trials and scoring them leaves training less than
-    a tenth of the target.
+    ε is never above the target and at most a relative 1e-5 below it. InputError as in
+    `accounting.noise_multiplier`, and if choosing and scoring trials leaves less than a tenth of
+    the target for training.
     """
     target_epsilon = scalars.real("target_epsilon", target_epsilon)
     sampling_prob, num_steps, delta = accounting.read_steps(sampling_prob, num_steps, delta)
     steps: JsonObject = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
     accounting.check_search(target_epsilon, sampling_prob, num_steps)
+    # σ = ∞ leaves the cost of drawing and scoring trials.
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
         raise InputError(
@@ -251,7 +253,7 @@ def noise_multiplier(
     def spent(sigma: float, orders: tuple[float, ...] | None = None) -> float:
         return epsilon(selection, noise_multiplier=sigma, orders=orders, **steps)
 
-    # What is cheap finds where to begin with what is dear.
+    # A few orders bracket σ; all of them refine it.
     near = accounting.least_noise(
         lambda sigma: spent(sigma, accounting.FEW_ORDERS), target_epsilon, 1.0, 1e-2
     )
@@ -269,9 +271,9 @@ def composed_epsilon(
     delta: float,
     accountant: str,
 ) -> float:
-    """ε of an honest grid: so many trials, *all* of them released, by composition.
+    """ε of an honest grid by composition: `num_trials` trials, *all* of them released.
 
-    With one trial, what it costs alone. `accountant` is "pld" or "rdp".
+    With one trial, it is the ε of that trial alone. `accountant` is "pld" or "rdp".
     """
     trial = _trial(score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
     accountants = {"pld": PLDAccountant, "rdp": RdpAccountant}
@@ -285,7 +287,7 @@ def composed_epsilon(
 def _trial(
     score_noise_multiplier: float, noise_multiplier: float, sampling_prob: float, num_steps: int
 ) -> dp_accounting.DpEvent:
-    """Training, then one noised score of the result."""
+    """The event of a training and one noised score of its result."""
     score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
         return score

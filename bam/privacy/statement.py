@@ -1,9 +1,9 @@
-"""`PRIVACY.md`: what a released model guarantees, in words and in numbers that can be recomputed.
+"""`PRIVACY.md`: the guarantee of a released model, in words and in numbers that can be recomputed.
 
-Its words stand in `PRIVACY.md.template`, beside this. Here are the facts of a training, which
-choose among them: `facts_of_run` or `facts_of_own_loop`, then `text_of`. `string.Template` fills
-them in, because a training by a loop of one's own states the same where no extra, and so no Jinja,
-is installed. Numbers are rounded to the side that claims less: ε, δ and q up, noise down.
+The words are in `PRIVACY.md.template`, beside this file. The facts of a training choose among them:
+call `facts_of_run` or `facts_of_own_loop`, then `text_of`. `string.Template` fills them in, because
+a user's own loop writes the same statement without any extra, and so without Jinja. Numbers are
+rounded to the side that claims less: ε, δ and q up, noise down.
 """
 
 import math
@@ -22,17 +22,17 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
 
-# How often a test accuses wrongly, where the best test is stated.
+# False positive rates at which the power of the best test is stated.
 FALSE_ALARMS = (0.001, 0.01, 0.05)
-FOLDER = "this folder"  # what is released, if it is what `bam export` writes
+FOLDER = "this folder"  # the release, if `bam export` writes it
 
 
 class Text(NamedTuple):
     """A text of the template.
 
     Attributes:
-      fact: the name of the fact that it depends on; None if it always stands.
-      choices: the words, by the value of that fact.
+      fact: the name of the fact that it depends on; None if it depends on none.
+      choices: value of the fact -> words.
     """
 
     fact: str | None
@@ -40,7 +40,7 @@ class Text(NamedTuple):
 
 
 def texts_of(template: str) -> dict[str, Text]:
-    """The texts of a template, by name; its head says how they stand in it."""
+    """The texts of a template, by name; the template's head describes its format."""
     head = r"^## \[(\w+)(?: if (\w+) = (.+))?\]$"
     _, *parts = re.split(head, template, flags=re.MULTILINE)
     texts: dict[str, Text] = {}
@@ -52,22 +52,23 @@ def texts_of(template: str) -> dict[str, Text]:
 TEMPLATE = resources.files("bam.privacy").joinpath("PRIVACY.md.template")
 TEXTS = texts_of(TEMPLATE.read_text(encoding="utf-8"))
 NOT_RECORDED = TEXTS["not_recorded"].choices[None]
-# What code that is not bam's must do for ε to hold: each key of a config that can name a
-# MODULE:FUNCTION, and the two parts that a loop of one's own brings.
+# Parts that may be a user's code, with conditions for ε to hold: each config key that can name a
+# MODULE:FUNCTION, and the two parts that a user's own loop brings.
 PARTS = tuple(str(key) for key in TEXTS["part"].choices)
 
 
 def render(facts: JsonMapping, name: str) -> str:
-    """A text of the template, filled; KeyError for a fact, or words for it, that are not there.
+    """A text of the template, filled in; KeyError for a missing fact, or a value without words.
 
-    A fact is put in last and never read again: a record with a `$` in it stays as it is.
+    Facts are put in last and are not read again, so a record with a `$` in it stays as it is.
     """
     fact, choices = TEXTS[name]
     words = choices[None if fact is None else str(facts[fact])]
     names = Template(words).get_identifiers()
+    # A name is either another text of the template or a fact.
     filled = {x: render(facts, x) if x in TEXTS else str(facts[x]) for x in names}
     for x in names:
-        if not filled[x]:  # no line is left of what has one of its own
+        if not filled[x]:  # an empty text on a line of its own leaves no line
             words = re.sub(rf"\n+\${x}$", "", words, flags=re.MULTILINE)
     return Template(words).substitute(filled)
 
@@ -78,23 +79,25 @@ def text_of(facts: JsonMapping) -> str:
 
 
 def nominal_notice(epsilon: float) -> str:
-    """What is said above all else of a training with a seed."""
+    """The notice that stands above all else for a training with a seed."""
     return render({"seeded": True, "epsilon": rounded(epsilon)}, "nominal")
 
 
 def rounded(value: float) -> str:
-    """What is claimed, in four digits and never below the number; see `bam.privacy.rounding`."""
+    """A claimed number in four digits, never below it; see `bam.privacy.rounding`."""
     return rounded_up(value, ".4g")
 
 
 def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:
-    """`most_power` of so many steps of this very training: α -> power, by what they compose to.
+    """The power of the best test against `num_steps` steps of this training: α -> power.
 
-    None where no Poisson-sampled Gaussians are known that dominate it, and for a chosen trial.
+    It is computed from the composed privacy loss, and never above `most_power`. None if no
+    Poisson-sampled Gaussians are known to dominate the steps, and for the trial of a search.
     """
     event = plan.dp_event_after(num_steps)
     if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
         return None
+    # Up to 1.5 ε, because the trade-off function is only as good as the ε it is computed at.
     epsilon = plan.epsilon_after(num_steps)
     with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
         f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **event._asdict())
@@ -118,10 +121,14 @@ def facts_of_run(
 ) -> JsonObject:
     """The facts of a finished run of `bam train`.
 
-    `config` has the settings that may be published; `summary` is `summary.json`; `diagnosed`:
-    whether the records hold figures of training examples; `own_parts` are those of
-    `training_facts`, None: of `config`; `features_words` say of a map of ours what whoever trained
-    need not declare; `words` are its `data`, `exported_by` and `released`.
+    Args:
+      config: the settings that may be published.
+      plan: of the run.
+      summary: the content of `summary.json`.
+      diagnosed: whether the records hold figures of training examples.
+      own_parts: as in `training_facts`; None takes them from `config`.
+      features_words: describe a feature map of bam's, so that its user need not declare it.
+      **words: `data`, `exported_by` and `released` of `training_facts`.
     """
     parts = parts_of(config) if own_parts is None else own_parts
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
@@ -136,14 +143,14 @@ def facts_of_run(
 def facts_of_own_loop(
     plan: PrivacyPlan, record: JsonMapping, *, is_proved: bool, data: str, exported_by: str
 ) -> JsonObject:
-    """The facts of a training by a loop of one's own, whose clip is of bam's if `is_proved`."""
+    """The facts of a training in a user's own loop; its clip is one of bam's if `is_proved`."""
     parts = {"oracle": ""} if is_proved else {"oracle": "", "clip": ""}
     words = {"data": data, "exported_by": exported_by, "released": "the weights"}
     return {**training_facts(plan, record, own_parts=parts, clip="", **words), "door": "own loop"}
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
-    """The config's keys, of `PARTS`, that name a MODULE:FUNCTION, with the name."""
+    """The config's keys in `PARTS` that name a MODULE:FUNCTION, with the name."""
     named = {}
     for key in PARTS:
         section, _, name = key.partition(".")
@@ -164,23 +171,23 @@ def training_facts(
     exported_by: str,
     released: str = FOLDER,
 ) -> JsonObject:
-    """The facts that every training has, whose texts are of one line each.
+    """The facts of any training; their texts have one line each.
 
     Args:
       plan: of the training.
-      record: what it recorded: seed, clip_norm (None: the clip has none), sensitivity, sampling,
-        noise, noise_key, the steps begun and taken, and the `processes` that took them
-        (`bam.privacy.ledger`; of a run that recorded none, `device`, `versions` and `commit` of
-        the last).
-      own_parts: keys of `PARTS` with the name of what is not bam's own there, or "".
-      clip: its name.
-      data: the data set, in words that may be published.
-      exported_by: version and commit of the code that writes this.
-      released: what the reader has, if it is not such a folder.
+      record: the training's record: seed, clip_norm (None if the clip has none), sensitivity,
+        sampling, noise, noise_key, the steps begun and taken, and the `processes` that took them
+        (`bam.privacy.ledger`). A run without them has the last process's `device`, `versions` and
+        `commit`.
+      own_parts: keys of `PARTS` that are a user's code, with its name or "".
+      clip: name of the clip.
+      data: a description of the data set that may be published.
+      exported_by: version and commit of the code that writes the statement.
+      released: the released object, if it is not a folder of `bam export`.
     """
     shares, is_proved = shares_of(record), "oracle" in own_parts and "clip" not in own_parts
     std = plan.noise_multiplier * record["sensitivity"]
-    row = clipping.CLIPS.get(str(clip))  # a stranger's record may have a list there
+    row = clipping.CLIPS.get(str(clip))  # in a stranger's record it may be a list
     return {
         **_plan_facts(plan),
         "clip_norm": record["clip_norm"],
@@ -210,7 +217,7 @@ def training_facts(
 
 
 def _plan_facts(plan: PrivacyPlan) -> JsonObject:
-    """What a plan says: its numbers, and what was chosen."""
+    """The facts of a plan: its numbers and choices."""
     epsilon, delta, n, mu = plan.epsilon, plan.delta, plan.num_examples, plan.mu
     prob = plan.mechanism.sampling_prob
     powers: list[Callable[[float], float]]
@@ -230,7 +237,7 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
         "exact_delta": delta,
         "delta": rounded(delta),
         "delta_of_one": rounded_down(1 / n, ".2g"),
-        # For a person with two units.
+        # The guarantee of a person with two units, by group privacy.
         "epsilon_of_two": rounded(2 * epsilon),
         "delta_of_two": rounded(min(1, (1 + math.exp(epsilon)) * delta)),
         "mu_known": bool(mu),
@@ -239,7 +246,7 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
         "accountant": plan.accountant,
         "mechanism": plan.mechanism_name,
         "batch_size": plan.expected_batch_size,
-        # The others are of batches that divide the data.
+        # Otherwise batches divide the data, and q is 1/b.
         "q_is": "l/N" if prob == plan.sampling_prob else "1/b",
         "average_batch_size": n * prob,
         "exact_q": prob,
@@ -261,22 +268,22 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
 
 
 def is_searched(plan: PrivacyPlan) -> bool:
-    """Whether ε is that of a choice among trials, of which this is one."""
+    """Whether ε is that of a search, and this run is one of its trials."""
     return plan.mechanism_name == BEST_OF_TRIALS
 
 
 def _part(key: str, name: str) -> str:
-    """A part that is not bam's own, with what it must be."""
+    """A part that is a user's code, with the condition that it must meet."""
     return render({"part_of": key, "named": f" `{name}`" if name else ""}, "part")
 
 
 class Share(NamedTuple):
-    """Steps, counted as begun, that processes of the same code, libraries and devices took.
+    """Consecutive begun steps, taken by processes with the same code, libraries and devices.
 
     Attributes:
-      first: of these steps.
-      last: of these steps; less than `first` where later processes took all of them again.
-      process: what `bam.privacy.ledger.this_process` recorded; None where nothing is.
+      first: the first step.
+      last: the last step; less than `first` if later processes repeated all of them.
+      process: the record of `bam.privacy.ledger.this_process`; None if there is none.
     """
 
     first: int
@@ -285,15 +292,16 @@ class Share(NamedTuple):
 
 
 def shares_of(record: JsonMapping) -> list[Share]:
-    """What took the steps of a training, in order, by its record's `processes`.
+    """The shares of a training's steps, in order, from its record's `processes`.
 
-    Without a seed each process begins its steps after those of the one before. With one, a process
-    takes steps again that the one before had not saved.
+    Without a seed, each process begins after the last begun step of the one before. With a seed, a
+    process repeats the steps that the one before had not saved.
     """
     recorded, last = record.get("processes"), record.get("steps_begun")
     if not ledger.are_processes(recorded) or type(last) is not int:
         return [Share(1, 0, None)]
     shares: list[Share] = []
+    # From the last process to the first: each took the steps up to where the next one began.
     for process in reversed(recorded):
         first = process["first_step"]
         none_taken = first > last and (record["seed"] is None or not shares)
@@ -310,18 +318,18 @@ def shares_of(record: JsonMapping) -> list[Share]:
 
 
 def _same(one: JsonMapping, other: JsonMapping) -> bool:
-    """Whether two processes differ in nothing but their first step."""
+    """Whether two processes differ only in their first step."""
     return {**one, "first_step": 0} == {**other, "first_step": 0}
 
 
 def taken_by(record: JsonMapping) -> str:
-    """Rows on the code, the libraries and the devices of every step."""
+    """The rows on code, libraries and devices of all steps."""
     shares = shares_of(record)
     if len(shares) > 1:
         return "\n".join(map(_row_of, shares))
     if process := shares[0].process:
         return render({"recorded": "the only process"} | _process_facts(process), "process")
-    # By a version that recorded the last process alone.
+    # An earlier version recorded only the last process.
     process = {key: record.get(key, NOT_RECORDED) for key in ("device", "commit")}
     process["versions"] = record.get("versions", {})
     return render({"recorded": "the last process"} | _process_facts(process), "process")
@@ -337,7 +345,7 @@ def _row_of(share: Share) -> str:
 
 
 def _process_facts(process: JsonMapping) -> JsonObject:
-    """The code, the libraries, with their versions, and the devices, with their number."""
+    """The facts of a process: code, libraries with versions, devices with their number."""
     num, hosts = process.get("num_devices", 1), process.get("num_processes", 1)
     return {
         "commit": process["commit"],
@@ -355,12 +363,12 @@ def looked_at(
     searched: bool,
     features_words: str = "",
 ) -> JsonObject:
-    """What was looked at that ε does not cover, in a run of `bam train`."""
+    """Facts on uses of the data that ε does not cover, in a run of `bam train`."""
     holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
     named, num_frozen = parts_of(config), summary.get("num_frozen")
-    origin = config.get("clip_norm_from")  # None: in words that may not be published
+    origin = config.get("clip_norm_from")  # None: a text that may not be published
     facts = {
         "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
         "num_held_out": holdout,
@@ -396,7 +404,7 @@ def looked_at(
 
 
 def _check_facts(plan: PrivacyPlan) -> JsonObject:
-    """What the three lines of Python that compute ε again without bam are made of."""
+    """Facts for the three lines of Python that compute ε again without bam."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
     event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)
     is_allocated = isinstance(event, random_allocation.AllocatedGaussianDpEvent)

@@ -1,9 +1,8 @@
-"""f-DP: trade-off functions and what an attacker gains; Gaussian DP and its central limit.
+"""f-DP: trade-off functions and the power of attackers; Gaussian DP and its central limit.
 
-A trade-off function f maps the type-I error α of an attacker, who decides whether an example took
-part (the false positive rate), to the least type-II error (1 − true positive rate) that any test
-reaches. Here it is a function of a NumPy array of α in [0, 1]; it is convex, does not rise, and is
-at most 1 − α.
+An attacker decides whether an example took part. A trade-off function f maps the type-I error α
+(the false positive rate) to the smallest type-II error (1 − true positive rate) of any test. Here
+it is a function of a NumPy array of α in [0, 1]. It is convex, does not rise, and is at most 1 − α.
 
 The central limit of many Poisson-sampled Gaussian steps (`mu_of_noisy_sgd`) is asymptotic and can
 *under*state ε: use it to compare, never as a guarantee.
@@ -48,7 +47,7 @@ def delta_of_mu(mu: float, epsilon: ArrayLike) -> np.ndarray:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """The ε at which a μ-GDP mechanism is (ε, δ)-DP; the inverse of `delta_of_mu`.
 
-    To an absolute accuracy of 1e-10, for δ in (0, 1); `inf` for infinite μ.
+    Its absolute accuracy is 1e-10, for δ in (0, 1). It is `inf` for infinite μ.
     """
     excess = lambda epsilon: float(delta_of_mu(mu, epsilon)) - delta  # noqa: E731
     if math.isinf(mu):
@@ -65,7 +64,7 @@ Tradeoff: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 def gaussian_tradeoff(mu: float) -> Tradeoff:
-    r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, of N(0, 1) against N(μ, 1), for μ ≥ 0.
+    r"""$G_\mu(\alpha) = \Phi(\Phi^{-1}(1 - \alpha) - \mu)$, N(0, 1) against N(μ, 1), for μ ≥ 0.
 
     Examples:
       >>> gaussian_tradeoff(0.0)(np.array([0.25]))
@@ -77,7 +76,7 @@ def gaussian_tradeoff(mu: float) -> Tradeoff:
 
 
 def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
-    r"""The trade-off function of an (ε, δ)-DP mechanism that is no better than that.
+    r"""The trade-off function $f_{\epsilon,\delta}$, a lower bound for every (ε, δ)-DP mechanism.
 
     $f(\alpha) = \max\{0, 1 - \delta - e^\epsilon\alpha, e^{-\epsilon}(1 - \delta - \alpha)\}$.
     Raises InputError unless ε ≥ 0 and δ is in [0, 1].
@@ -96,11 +95,11 @@ def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
 def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
     r"""The trade-off function of a mechanism that is (ε_j, δ_j)-DP for every j.
 
-    $\sup_j f_{\epsilon_j,\delta_j}$: with finitely many ε it is a lower bound of the mechanism's
-    own, so it never hides an attacker's power.
+    It is $\sup_j f_{\epsilon_j,\delta_j}$. With finitely many ε it is a lower bound of the
+    mechanism's trade-off function, so it never hides an attacker's power.
     """
     for epsilon, delta in np.stack([epsilons, deltas], axis=1):
-        epsilon_delta_tradeoff(epsilon, delta)  # checks them
+        epsilon_delta_tradeoff(epsilon, delta)  # raises for numbers out of range
     rises, kept = np.exp(np.minimum(epsilons, 700.0)), 1 - np.asarray(deltas, float)
 
     def f(alpha: np.ndarray) -> np.ndarray:
@@ -114,9 +113,9 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     r"""The trade-off function of a mechanism that sees each example with probability p.
 
-    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. Written out for a
-    symmetric f with fixed point α*: f_p up to α*, its inverse beyond f_p(α*), and the straight line
-    between. Raises InputError unless p is in [0, 1].
+    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. For a symmetric f with
+    fixed point α* it is f_p up to α*, the inverse of f_p beyond f_p(α*), and a straight line
+    between. InputError unless p is in [0, 1].
     """
     if not 0 <= sampling_prob <= 1:
         raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
@@ -127,7 +126,7 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-15)
     at_fixed = float(one_sided(np.array([fixed]))[0])
 
-    def inverse(beta: np.ndarray) -> np.ndarray:  # of a whole array, as no search of SciPy's is
+    def inverse(beta: np.ndarray) -> np.ndarray:  # for a whole array, unlike SciPy's searches
         low, high = np.zeros_like(beta), np.ones_like(beta)
         for _ in range(80):  # f_p falls: bisect
             middle = (low + high) / 2
@@ -145,14 +144,14 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 
 
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
-    """The highest TPR of any attacker with the given FPR, the TPR of guessing: 1 − f(FPR)."""
+    """The highest true positive rate of any attacker with this false positive rate: 1 − f(FPR)."""
     return float(1 - f(np.array([false_positive_rate]))[0])
 
 
 def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
-    """The most often that a test recognises a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+    """The power of the best test for a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
 
-    α is how often the test says "participant" of data without (Kairouz, Oh & Viswanath 2015).
+    α is its false positive rate (Kairouz, Oh & Viswanath 2015).
 
     Examples:
       >>> round(most_power(1.0, 1e-5, 0.01), 5)
