@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx, traverse_util
+from PIL import Image
 
 import bam
 from bam import models
@@ -81,6 +82,59 @@ def test_weights_of_another_width_are_refused(tmp_path):
         finetune.load(str(file), "", like)
     found = finetune.load(str(file), "head", like)
     assert {*found.named} == {"class_token"}
+
+
+def weights_of(name):
+    return peer.weights_of(PEERS[name]["shapes"])
+
+
+@pytest.mark.parametrize(("side", "shape"), [(2, (4, 4)), (14, (4, 4)), (6, (3, 8)), (3, (5, 2))])
+def test_positions_are_interpolated_as_pillow_resizes(side, shape):
+    rng = np.random.default_rng(0)
+    position = rng.normal(size=(1, 1 + side**2, 5)).astype(np.float32)
+    needed = {"position": jax.ShapeDtypeStruct((1, 1 + shape[0] * shape[1], 5), np.float32)}
+    images = (16 * shape[0], 16 * shape[1], 3)
+    new = pretrained.fitted({"position": position}, needed, images)["position"]
+    assert new.shape == needed["position"].shape
+    np.testing.assert_array_equal(new[:, 0], position[:, 0])
+    grid = position[0, 1:].reshape(side, side, 5)
+    for k in range(5):  # PyTorch's with antialias=True, which timm takes, is made after Pillow's
+        right = Image.fromarray(grid[..., k]).resize(shape[::-1], Image.Resampling.BICUBIC)
+        np.testing.assert_allclose(new[0, 1:, k].reshape(shape), np.asarray(right), atol=1e-5)
+
+
+def test_positions_of_no_square_are_left_to_be_refused():
+    position = np.zeros((1, 1 + 6, 5), np.float32)
+    needed = {"position": jax.ShapeDtypeStruct((1, 1 + 4, 5), np.float32)}
+    assert pretrained.fitted({"position": position}, needed, ())["position"] is position
+    same = {"position": jax.ShapeDtypeStruct((1, 1 + 6, 5), np.float32)}
+    assert pretrained.fitted({"position": position}, same, (32, 48, 3))["position"] is position
+
+
+def test_a_vision_transformer_begins_from_weights_of_another_size(tmp_path):
+    made, model = weights_of("vit_ti16 timm"), models.create("vit_ti16", 5, 64)
+    made["pos_embed"] = made["pos_embed"][:, :1].repeat(50, axis=1)  # of 7 × 7, all the same
+    (tmp_path / "w.safetensors").write_bytes(safetensors.numpy.save(made))
+    functions = models.as_functions(model, (64, 64, 3))
+    like = jax.eval_shape(functions.init, jax.random.key(0))
+    named = finetune.load(str(tmp_path / "w.safetensors"), "", like, (64, 64, 3)).named
+    np.testing.assert_allclose(named["position"], made["pos_embed"][:, :17], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit_ti16", "resnet18"])
+def test_a_grey_image_gives_what_three_equal_channels_give(name, tmp_path):
+    (tmp_path / "w.safetensors").write_bytes(safetensors.numpy.save(weights_of(f"{name} timm")))
+    grey = peer.images()[..., :1]
+
+    def logits(images):
+        model = models.as_functions(models.create(name, 5, 64), images.shape[1:])
+        like = jax.eval_shape(model.init, jax.random.key(0))
+        named = finetune.load(str(tmp_path / "w.safetensors"), "", like, images.shape[1:])
+        return np.asarray(jax.jit(model.logits)(finetune.begin({}, named), images))
+
+    ours, thrice = logits(grey), logits(grey.repeat(3, axis=-1))
+    np.testing.assert_allclose(ours, thrice, atol=1e-4)
+    assert np.abs(ours - logits(peer.images())).max() > 1e-2  # the control
 
 
 class Small(nn.Module):

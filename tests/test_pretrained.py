@@ -15,7 +15,7 @@ from bam import models
 from bam.audit import whole_run
 from bam.core import pytree
 from bam.data import datasets
-from bam.models import finetune
+from bam.models import finetune, pretrained
 from bam.privacy import statement
 from bam.release import export
 from bam.training import ahead, examples, loop, parts, rundir
@@ -207,8 +207,8 @@ SPOILED = {
     r"Dense_0/bias float32\[5\], not float32\[4\]": lambda g: (
         g | {"Dense_0/bias": np.ones(5, np.float32)}
     ),
-    r"Dense_0/bias float16\[4\], not float32\[4\]": lambda g: (
-        g | {"Dense_0/bias": np.ones(4, np.float16)}
+    r"Dense_0/bias float64\[4\], not float32\[4\]": lambda g: (
+        g | {"Dense_0/bias": np.ones(4, np.float64)}
     ),
     r"NaN or infinity in Dense_0/bias": lambda g: (
         g | {"Dense_0/bias": np.full(4, np.nan, np.float32)}
@@ -239,11 +239,11 @@ def test_a_path_without_weights_is_one_line(path, tmp_path, monkeypatch):
 
 
 def test_nothing_but_safetensors_is_read(tmp_path):
-    header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-    bfloat16 = len(header).to_bytes(8, "little") + header + b"ab"
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    narrow = len(header).to_bytes(8, "little") + header + b"ab"
     file = tmp_path / "weights"
     np.savez(tmp_path / "weights.npz", a=np.ones(1))
-    for content in (b"", b"junk" * 9, bfloat16, (tmp_path / "weights.npz").read_bytes()):
+    for content in (b"", b"junk" * 9, narrow, (tmp_path / "weights.npz").read_bytes()):
         file.write_bytes(content)
         refused("no safetensors file", finetune.load, str(file), "", {"a": np.ones(1)})
     for content, message in (
@@ -252,12 +252,42 @@ def test_nothing_but_safetensors_is_read(tmp_path):
         (b"<html>", "a web page"),
         (b"PK\x03\x04" + bytes(9), "a zip file"),
         (pickle.dumps({"a": 1}, 2), "a pickle"),
-        (bfloat16, "NumPy's types: save its weights of BF16 as F32"),
+        (narrow, "NumPy's types: save its weights of F8_E4M3 as F32"),
+        (narrow[:-1], "damaged, cut short or no safetensors file: download it again"),
     ):
         file.write_bytes(content)
         refused(message, finetune.load, str(file), "", {"a": np.ones(1)})
     file.write_bytes(safetensors.numpy.save({"a": np.ones(1, np.float32)}))
     assert finetune.load(str(file), "", {"a": np.ones(1, np.float32)}).named["a"] == 1
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, np.float16])
+def test_narrow_weights_are_read_as_float32(kind, tmp_path):
+    values = np.random.default_rng(0).normal(size=(2, 3)).astype(kind)
+    name = {"bfloat16": "BF16", "float16": "F16"}[np.dtype(kind).name]
+    header = {"a": {"dtype": name, "shape": [2, 3], "data_offsets": [0, 12]}}
+    text = json.dumps(header).encode()
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + values.tobytes())
+    named = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), np.float32)}).named
+    assert named["a"].dtype == np.float32
+    np.testing.assert_array_equal(named["a"], values.astype(np.float32))
+    # Where a model is of that type, its weights stay so.
+    same = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), kind)}).named["a"]
+    assert same.dtype == kind
+
+
+@pytest.mark.parametrize("length", [640, 1152, 0x4B50, 0x223C])
+def test_a_header_of_any_length_is_one(length, tmp_path):
+    """Of 640 bytes it begins like a pickle, of 19,280 like a zip file."""
+    tensor = {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    text = json.dumps(tensor).encode()
+    file = tmp_path / "w.safetensors"
+    content = length.to_bytes(8, "little") + text.ljust(length) + np.float32(1).tobytes()
+    file.write_bytes(content)
+    assert pretrained.tensors(content, file)["a"] == 1
+    for cut in (content[:-1], content[:100]):
+        refused("cut short|a pickle|a zip|a web page", pretrained.tensors, cut, file)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def with_frozen(loss: LossFn, frozen: PyTree) -> LossFn:
     return lambda trained, example: loss(merge(trained, frozen), example)
 
 
-def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
+def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] = ()) -> Weights:
     """The weights that a config's `init_from` names, with the names and shapes of a model.
 
     Args:
@@ -89,6 +89,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         `release/export.py` writes it; "": all parameters begin at random.
       init_fresh: names that this expression is found in begin at random, whatever the file has.
       like: the model's parameters, or their shapes.
+      shape: of the images, height and width first, for `pretrained.fitted`; (): squares.
 
     Raises:
       InputError: for a file that is none of these, names that are missing or surplus, other shapes
@@ -98,7 +99,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
         if init_fresh:
             raise InputError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
-    path = _file_of(init_from)
+    path = file_of(init_from)
     path.stat()  # an OSError where there is none
     content = files.read_bytes(path, LIMIT)
     named = pretrained.renamed(pretrained.tensors(content, path))
@@ -108,6 +109,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
     if init_fresh:
         fresh = _matching("init_fresh", init_fresh, needed) | _matching("", init_fresh, named)
         needed, named = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, named))
+    named = pretrained.fitted(named, needed, shape)
     both = sorted(needed.keys() & named.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
     for what, names in (
@@ -130,7 +132,7 @@ def load(init_from: str, init_fresh: str, like: PyTree) -> Weights:
 
 def digest(weights: str | None) -> str:
     """SHA-256 of a file of weights; "" without one."""
-    return _sha256(files.read_bytes(_file_of(weights), LIMIT)) if weights else ""
+    return _sha256(files.read_bytes(file_of(weights), LIMIT)) if weights else ""
 
 
 def begin(params: Params, weights: Weights) -> Params:
@@ -152,7 +154,8 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _file_of(weights: str) -> Path:
+def file_of(weights: str) -> Path:
+    """The file that a path means: itself, or the one in a release's folder."""
     path = files.user_path(weights)
     return path / "weights.safetensors" if path.is_dir() else path
 

@@ -4,10 +4,14 @@ Both libraries are PyTorch's: a linear layer's weight is `[out, in]` there, a co
 `[out, in, h, w]`.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bam.errors import InputError
@@ -60,6 +64,12 @@ KINDS = {
     r"layer1\.0\.conv1\.weight": RESNET_TIMM,
 }
 QUERY_KEY_VALUE = ("q", "k", "v")
+# safetensors' names of types; NumPy has bfloat16 by JAX.
+TYPES: Mapping[str, Any] = {
+    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    **{f"{x.upper()}{8 * size}": np.dtype(f"{x}{size}") for x in "iu" for size in (1, 2, 4, 8)},
+    **{"BOOL": np.dtype(bool), "C64": np.dtype(np.complex64), "BF16": jnp.bfloat16},
+}
 # How other files begin that are taken for weights -> what they are, and what to do.
 OTHERS = {
     rb"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull`, or download the file",
@@ -73,18 +83,65 @@ OTHERS = {
 
 def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
     """The weights in the bytes of a safetensors file; an InputError, in one line, for any other."""
-    for beginning, what in OTHERS.items():
-        if re.match(beginning, content, re.IGNORECASE):
-            raise InputError(f"{path} is no safetensors file but {what}")
     try:
-        return safetensors.numpy.load(content)
-    except KeyError as error:  # a type that NumPy has not
-        kind = str(error).strip("'")
+        stored = safetensors.deserialize(content)
+    except Exception as error:  # of a damaged file it raises its own, TypeError and more
+        # A header's length may begin as another file does, so this is asked last.
+        for beginning, what in OTHERS.items():
+            if re.match(beginning, content, re.IGNORECASE):
+                raise InputError(f"{path} is no safetensors file but {what}") from None
+        raise InputError(
+            f"{path} is damaged, cut short or no safetensors file: download it again ({error})"
+        ) from None
+    if kind := next((x["dtype"] for _, x in stored if x["dtype"] not in TYPES), ""):
         raise InputError(
             f"{path} is no safetensors file of NumPy's types: save its weights of {kind} as F32"
-        ) from None
-    except Exception as error:  # of a damaged file it raises its own, TypeError and more
-        raise InputError(f"{path} is damaged, or no safetensors file: {error}") from None
+        )
+    return {k: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"]) for k, x in stored}
+
+
+def fitted(
+    named: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Weights for images of another size, or grey ones, as timm makes them; narrow floats widened.
+
+    A ViT's positions on a square grid are interpolated, bicubic (a = -1/2) with antialiasing; the
+    class token keeps its own. The first layer's weights are summed over the colours, so that it
+    makes of a grey image what it made of three equal channels.
+
+    Args:
+      named: as `renamed` gives them. What does not fit is left as it is: whoever loads it says so.
+      needed: of the model: name -> what has a shape and a dtype.
+      shape: of the images; their height and width tell a grid from others of as many patches.
+    """
+    weights = dict(named)
+    for name in named.keys() & needed.keys():
+        value, like = weights[name], needed[name]
+        if value.ndim != len(like.shape):
+            continue
+        if value.dtype in (np.float16, jnp.bfloat16) and like.dtype == np.float32:
+            value = value.astype(np.float32)
+        if name == "position" and value.shape[::2] == like.shape[::2]:
+            value = _interpolated(value, like.shape[1] - 1, *(shape[:2] or (1, 1)))
+        if name == "stem/conv/kernel" and (value.shape[2], like.shape[2]) == (3, 1):
+            value = value.sum(axis=2, keepdims=True)
+        if name == "patch/kernel" and len(value) == 3 * like.shape[0]:
+            value = value.reshape(-1, 3, value.shape[-1]).sum(axis=1)
+        weights[name] = value
+    return weights
+
+
+def _interpolated(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
+    """A ViT's positions `[1, 1 + side², d]` on the grid of another image; as they are if not so."""
+    side = math.isqrt(max(0, position.shape[1] - 1))
+    rows = max(1, round(math.sqrt(num_patches * height / width)))
+    is_square, is_grid = 0 < side**2 == position.shape[1] - 1, num_patches % rows == 0
+    if num_patches == side**2 or not (is_square and is_grid):
+        return position
+    features = position.shape[-1]
+    grid = position[0, 1:].reshape(side, side, features)
+    resized = jax.image.resize(grid, (rows, num_patches // rows, features), "cubic")
+    return np.concatenate([position[:, :1], np.asarray(resized).reshape(1, -1, features)], axis=1)
 
 
 def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -263,7 +263,7 @@ def _planned_trainer(
         oracle=oracle,
         clip=clip,
         optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
-        weights=finetune.load(config.init_from, config.init_fresh, _shapes(model)),
+        weights=finetune.load(config.init_from, config.init_fresh, _shapes(model), shape),
         features_digest=loading.features_digest(config.features),
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
