@@ -382,8 +382,8 @@ def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weight
         ({"model": "resnet9"}, "a vision transformer or a ResNet, not 'resnet9'"),
         ({"model": "resnet18"}, "lacks"),
         ({"weights": ""}, "needs weights"),
-        ({"size": 0}, "needs weights, and a size"),
-        ({"std": 0.0}, "needs weights, and a size and std above 0"),
+        ({"size": 0}, "features.size is 0"),
+        ({"std": 0.0}, "features.std is 0.0: one or three positive numbers"),
     ],
 )
 def test_a_backbone_that_cannot_be_is_refused(weights, changes, message):

@@ -85,6 +85,8 @@ def describe(experiment: loop.Trainer) -> str:
         lines.append(f"features by {features}, a fixed map of each image: they cost no privacy")
     if config.init_from:
         lines.append(f"weights of {config.init_from}: {condition.format('they were')}")
+    if expected := experiment.normalisation:
+        lines.append(f"images are normalised for these weights: {expected}")
     return "\n".join(lines)
 
 

@@ -242,6 +242,7 @@ def _model_facts(run: Run) -> JsonObject:
     ]
     if unknown:
         raise InputError(f"a release cannot describe a model with {', '.join(unknown)}")
+    features = run.summary.get("features")
     raw = json.loads((run.workdir / "summary.json").read_text())  # names in all their characters
     return {
         "model": section,
@@ -257,11 +258,8 @@ def _model_facts(run: Run) -> JsonObject:
             for k, v in run.config.get("features", {}).items()
             if f"features.{k}" in public and v is not None
         }
-        | (
-            {"digest": run.summary["features_digest"]}
-            if run.summary.get("features") == "prior"
-            else {}
-        ),
+        | (run.summary.get("normalisation") or {} if features == "backbone" else {})
+        | ({"digest": run.summary["features_digest"]} if features == "prior" else {}),
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",
         "mean": run.summary["mean"],

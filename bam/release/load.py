@@ -119,6 +119,7 @@ LARGEST_FACTS = 2**26  # bytes of a `model.json`; the names of classes may be ma
 LARGEST_INPUT = 2**26  # numbers in an input: 4096 × 4096 in four channels
 # Of an option, such as a width; and of a depth, whose layers are looked at one by one.
 LARGEST_SIZE, LARGEST_DEPTH = 10_000, 512
+LISTS = ("mean", "std", "size")  # of a backbone
 NOT_OF = "the weights in {} are not those of the model it describes"
 
 
@@ -133,11 +134,11 @@ def _are_numbers(
 def _is_section(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return False
-    is_own = ":" in value["name"]  # no part of bam's takes a list
+    is_own = ":" in value["name"]  # of bam's parts only a backbone takes a list
 
     def is_option(key: str, x: object) -> bool:
         if isinstance(x, list):
-            return is_own and all(is_option(key, each) for each in x)
+            return (is_own or key in LISTS) and all(is_option(key, each) for each in x)
         most = LARGEST_DEPTH if key == "depth" else LARGEST_SIZE
         return isinstance(x, str | float) or (isinstance(x, int) and abs(x) <= most)
 

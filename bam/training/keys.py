@@ -111,6 +111,11 @@ KEYS = (
         'Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": '
         "random. Nobody but you can say that they were made without the private data: only then "
         "are they free.", path=True),
+    Key("init_mean", None,
+        "Mean of the pixels, in [0, 1], that these weights expect, one number or three. Not set: "
+        "as the file beside them says (docs/finetuning.md), or else the data set's.", kind=object,
+        public=True),
+    Key("init_std", None, "Standard deviation of the same.", kind=object, public=True),
     Key("init_fresh", "",
         'Regular expression, searched in names like "Dense_0/kernel": begins at random.',
         public=True),
@@ -170,9 +175,12 @@ KEYS = (
     Key("features.weights", None, "Backbone: safetensors file of its public weights.", kind=str),
     Key("features.size", None,
         "Backbone: images are resized to squares of so many pixels.", kind=int, public=True),
-    Key("features.mean", None, "Backbone: mean of the pixels that its weights expect.", kind=float,
+    Key("features.mean", None,
+        "Backbone: mean of the pixels that its weights expect, one number or three. Not set, it, "
+        "the size and the deviation are as for init_mean, or else 0.5, 224 and 0.5.", kind=object,
         public=True),
-    Key("features.std", None, "Backbone: standard deviation of the same.", kind=float, public=True),
+    Key("features.std", None, "Backbone: standard deviation of the same.", kind=object,
+        public=True),
     Key("augment.views", 1,
         "K, the views of each example. Their losses are averaged before clipping.", most=2**12,
         public=True),

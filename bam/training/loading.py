@@ -12,9 +12,10 @@ from bam import files, waits
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
-from bam.features import PRIOR_SHA256, extraction
+from bam.features import PRIOR_SHA256, backbone, extraction
 from bam.files import JsonObject
-from bam.models import finetune
+from bam.models import finetune, normalisation
+from bam.models.normalisation import Normalisation
 from bam.training import devices, keys, parts
 
 with needs("train"):
@@ -51,6 +52,7 @@ def listed(
     described = {"dataset": section, "features": features_section or ConfigDict()}
     # Features are of the weights that a file has now, whatever it had when it was read before.
     described["digest"] = features_digest(described["features"])
+    described["normalisation"] = repr(features_normalisation(described["features"]))
     # And data are of the files that are there now, whatever was read in their place before.
     described["files"] = _files_at(section.get("path"))
     sections = FrozenConfigDict(described)
@@ -135,6 +137,8 @@ def _extracted(
     facts = parts.set_keys(sections.features, "cache")
     if sections.digest:
         facts["weights"] = sections.digest
+    if (expected := features_normalisation(sections.features)) and expected.source:
+        facts["normalisation"] = expected._replace(source="")
     return extraction.extract(loaded, feature_map, facts, folder, log)
 
 
@@ -168,6 +172,34 @@ def unprotected_users(section: ConfigDict) -> list[str]:
     named = users.column(datasets.folder_of(section.name, section.source, section.path))
     way = ": these data name users, and --config.dataset.group_size=K protects all of each"
     return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"]
+
+
+def features_normalisation(section: ConfigDict) -> Normalisation | None:
+    """What pixels a backbone's weights expect; None: there is no backbone."""
+    if section.get("name") != "backbone" or not section.get("weights"):
+        return None
+    return backbone.expected(**{x: section.get(x) for x in ("weights", "mean", "std", "size")})
+
+
+def normalised(
+    config: ConfigDict, dataset: datasets.Dataset
+) -> tuple[datasets.Dataset, Normalisation | None]:
+    """Data as the weights of `init_from` expect them; and how, or how those of features expect it.
+
+    Features are left as they are, and floats, unless the config says how: they need not be pixels.
+    """
+    given = {"mean": config.init_mean, "std": config.init_std}
+    if config.features.name or not config.init_from:
+        if any(x is not None for x in given.values()):
+            raise InputError("init_mean and init_std are for images, and weights: name init_from")
+        return dataset, features_normalisation(config.features)
+    mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
+    file, ours = finetune.file_of(config.init_from), Normalisation(mean, std)
+    expected = normalisation.of_weights(file, given, "init_", ours)
+    if dataset.train.images.dtype != np.uint8 and not expected.given:
+        return dataset, ours._replace(source="the data set: its images are floats")
+    mean32, std32 = (np.array(x, np.float32) for x in (expected.mean, expected.std))
+    return dataset._replace(mean=mean32, std=std32), expected
 
 
 def features_digest(section: ConfigDict) -> str:

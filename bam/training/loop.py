@@ -284,6 +284,8 @@ class _Watch:
 def _digests(trainer: Trainer) -> Digests:
     """What a run began with, and must go on with."""
     init_from, digest = trainer.config.init_from, trainer.weights.digest
+    if (how := trainer.normalisation) and (how.source or how.given):
+        digest += f" {how._replace(source='')!r}"
     weights = {f"weights than those in {init_from} now": digest} if init_from else {}
     return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
 

@@ -31,6 +31,7 @@ def summarize(
       processes: that took its steps, as `bam.privacy.ledger.read_processes` gives them. The device,
         versions and commit beside them are those of the process that ended the run.
     """
+    pixels = trainer.normalisation  # without the folder that says so
     classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
@@ -44,6 +45,7 @@ def summarize(
         "loss": trainer.config.loss.name,
         "features": trainer.config.features.name,
         "features_digest": trainer.features_digest,
+        "normalisation": pixels and {x: pixels._asdict()[x] for x in pixels._fields[:4]},
         "model": trainer.config.model.name,
         "num_params": trainer.num_params,
         "num_frozen": trainer.num_frozen,

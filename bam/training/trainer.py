@@ -24,6 +24,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models import finetune, losses
+from bam.models.normalisation import Normalisation
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
 from bam.training import devices, examples, loading, methods, parts, schedules
 from bam.training import step as steps
@@ -66,6 +67,7 @@ class Trainer:
       optimizer: what follows the noise.
       weights: those that training begins from, if they are not random.
       features_digest: SHA-256 of the weights that features were made with; "": of none.
+      normalisation: what pixels these weights expect, or those of features, if anything says it.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
       audited_step: what is taken in the place of `step`, by whoever watches or breaks a run; None:
         nothing.
@@ -82,6 +84,7 @@ class Trainer:
     optimizer: optax.GradientTransformation
     weights: finetune.Weights
     features_digest: str
+    normalisation: Normalisation | None
     mesh: jax.sharding.Mesh | None
     audited_step: Callable[..., TrainState] | None = None
 
@@ -221,6 +224,7 @@ def build(
 
     def rows_of(dataset: datasets.Dataset) -> datasets.Dataset:
         datasets.check(dataset, check_labels)
+        dataset = loading.normalised(config, dataset)[0]
         return users.grouped(dataset, config.dataset.group_size)
 
     if dataset is None:
@@ -265,6 +269,7 @@ def _planned_trainer(
         optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model), shape),
         features_digest=loading.features_digest(config.features),
+        normalisation=loading.normalised(config, dataset)[1],
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
 
