@@ -4,6 +4,8 @@ import contextlib
 import gzip
 import io
 import json
+import logging
+import re
 import struct
 import sys
 import zlib
@@ -475,6 +477,73 @@ def test_a_frame_larger_than_its_dicom_file_says_is_not_decoded(tmp_path, kind):
             refused(message, pixels.encoded, file, GREY, kind=DataError)
         else:
             assert np.abs(decoded(file).astype(int) - 7).max() < 3
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+CODED = {  # of 64 × 64 pixels
+    "JPEG": saved(Image.fromarray(NOISE), "JPEG"),
+    "JPEG2000": saved(Image.fromarray(NOISE), "JPEG2000", no_jp2=True),
+    "lossless": b"\xff\xd8\xff\xc3\0\x0b\x08\0\x40\0\x40\x01\x01\x11\0" + bytes(20),
+    "LS": b"\xff\xd8\xff\xf7\0\x0b\x08\0\x40\0\x40\x01\x01\x11\0" + bytes(20),
+}
+GDCM = "which nothing installed decodes; pip install python-gdcm, or save it uncompressed"
+COMPRESSED = {  # syntax, frame -> what is said of it
+    "JPEG Lossless": (uid.JPEGLossless, CODED["lossless"], rf"4\.57\), {GDCM}"),
+    "JPEG Lossless SV1": (uid.JPEGLosslessSV1, CODED["lossless"], rf"4\.70\), {GDCM}"),
+    "JPEG-LS": (uid.JPEGLSLossless, CODED["LS"], rf"JPEG-LS Lossless.*4\.80\), {GDCM}"),
+    "JPEG-LS near": (uid.JPEGLSNearLossless, CODED["LS"], rf"4\.81\), {GDCM}"),
+    "HTJ2K": (uid.HTJ2K, CODED["JPEG2000"], "pip install pylibjpeg pylibjpeg-openjpeg, or save it"),
+    "a film": (uid.MPEG2MPML, b"abcd", "MPEG2.*, which is not read; save it uncompressed"),
+    "JPEG 2000, cut": (
+        uid.JPEG2000Lossless, CODED["JPEG2000"][:400], "; damaged or cut short JPEG 2000"),
+    "JPEG 2000, damaged": (
+        uid.JPEG2000, CODED["JPEG2000"][:200].ljust(4000, b"\0"), "; damaged or cut short JPEG 2"),
+    "JPEG, cut": (uid.JPEGBaseline8Bit, CODED["JPEG"][:300], "; damaged or cut short JPEG Base"),
+    "run lengths, damaged": (uid.RLELossless, bytes(70), "; damaged or cut short RLE Lossless"),
+}  # fmt: skip
+
+
+def compressed(syntax, frame):
+    pixel_data = pydicom.encaps.encapsulate([frame])
+    return dicom(full(7, np.uint8, (64, 64)), syntax=syntax, PixelData=pixel_data)
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_dicom_that_is_not_read_is_one_line_with_a_remedy(tmp_path, caplog, kind):
+    *content, message = COMPRESSED[kind]
+    file = tmp_path / "x.dcm"
+    file.write_bytes(compressed(*content))
+    for _ in range(2):  # each read of a file
+        refused(message, pixels.encoded, file, GREY, kind=DataError)
+        refused(message, pixels.decoded, file, GREY, kind=DataError)
+    assert caplog.records == []
+    pydicom.config.logger.setLevel(logging.WARNING)  # the control: pydicom does log
+    if "damaged or cut" in message:
+        with contextlib.suppress(RuntimeError):
+            _ = pydicom.dcmread(file).pixel_array
+        assert caplog.records != []
+
+
+def test_an_import_without_a_readable_image_says_why(tmp_path):
+    for number, label in enumerate("ab" * 8):
+        file = tmp_path / "images" / label / f"{number}.dcm"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kind = "JPEG 2000, cut" if number else "JPEG-LS"
+        file.write_bytes(compressed(*COMPRESSED[kind][:2]))
+    done = run_command("bam", "data", "import", str(tmp_path / "images"),
+                       f"--out={tmp_path / 'data'}", "--size=16", "--test=0.5")  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert re.search(rf"no readable image left for the \w+ split; a/0.dcm \(.*{GDCM}", line)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "JPEG2000"])
+def test_whole_frames_of_these_are_read(tmp_path, kind):
+    syntax = uid.JPEGBaseline8Bit if kind == "JPEG" else uid.JPEG2000Lossless
+    (tmp_path / "x.dcm").write_bytes(compressed(syntax, CODED[kind]))
+    same = Preprocessing((64, 64), 1)
+    assert np.abs(pixels.decoded(tmp_path / "x.dcm", same)[..., 0].astype(int) - NOISE).max() < 60
 
 
 @pytest.mark.parametrize("name", ["pydicom", "pillow_heif", "nibabel"])

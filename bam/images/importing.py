@@ -111,7 +111,9 @@ def run(
                 on_shard(len(done), len(shards))
             counts = {s: sum(done[x]["num_rows"] for x in done if x.startswith(s)) for s in SPLITS}
             if empty := [split for split in SPLITS if not counts[split]]:
-                raise DataError(f"{folder}: no readable image is left for the {empty[0]} split")
+                lost = sorted(x for y in done.values() for x in y["left_out"].items())[:1]
+                why = "".join(f"; {file} ({text.rpartition(': ')[2]})" for file, text in lost)
+                raise DataError(f"{folder}: no readable image left for the {empty[0]} split{why}")
         except BaseException as error:
             pool.shutdown(cancel_futures=True)
             if isinstance(error, DataError):

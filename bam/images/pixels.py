@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import logging
 import math
 import re
 import struct
@@ -416,6 +417,7 @@ def _dicom_header(stream: BinaryIO) -> Any:
     """The tags of a DICOM file, without its pixels."""
     with needs("dicom"):
         import pydicom
+    pydicom.config.logger.setLevel(logging.CRITICAL + 1)  # what it raises is said in one line
     meta = pydicom.filereader.read_file_meta_info(stream.name)
     if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
         raise InputError("a deflated DICOM file, whose size is unknown before it is inflated")
@@ -437,6 +439,8 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
     bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
     own = kind.startswith("MONO") and window is None and bool(has_voi)
     syntax = header.file_meta.get("TransferSyntaxUID")
+    if syntax and syntax.is_compressed:
+        _check_decoder(syntax)
     # The file, and of run lengths what they may become at most.
     file_bytes = Path(stream.name).stat().st_size
     file_bytes *= 64 if syntax == pydicom.uid.RLELossless else 4
@@ -450,7 +454,11 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
             declared = _size_of(frame) or (data.Rows, data.Columns)
             if declared != (data.Rows, data.Columns):
                 raise InputError(f"{declared} pixels in a file of {data.Rows} × {data.Columns}")
-        numbers = data.pixel_array
+        try:
+            numbers = data.pixel_array
+        except RuntimeError as error:  # of its decoders, by name
+            why = str(error).rpartition(": ")[2]
+            raise InputError(f"{why}; damaged or cut short {syntax.name}") from None
         if kind == "PALETTE COLOR":
             numbers = pixels.apply_color_lut(numbers, data)
             return _scaled(numbers, 8 * numbers.itemsize, None)
@@ -469,6 +477,22 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
     size, pixel_bytes = (header.Rows, header.Columns), PIXEL_BYTES + 16 * max(2, values)
     inverted = kind == "MONOCHROME1"
     return _Opened(size, shown, read, False, inverted, pixel_bytes, file_bytes)
+
+
+def _check_decoder(syntax: Any) -> None:
+    """InputError, with a remedy, for a compression of DICOM that nothing installed reads."""
+    from pydicom import pixels
+
+    kind = f"compressed as {syntax.name} ({syntax})"
+    try:
+        decoder = pixels.get_decoder(syntax)
+    except NotImplementedError:
+        raise InputError(f"{kind}, which is not read; save it uncompressed") from None
+    if not decoder.is_available:
+        is_read = "gdcm" in str(decoder.missing_dependencies)
+        package = "python-gdcm" if is_read else "pylibjpeg pylibjpeg-openjpeg"
+        remedy = f"pip install {package}, or save it uncompressed"
+        raise InputError(f"{kind}, which nothing installed decodes; {remedy}")
 
 
 def _size_of(frame: bytes) -> tuple[int, int] | None:
