@@ -147,9 +147,9 @@ def test_without_matplotlib_the_page_says_so_in_a_line_and_tells_the_charts_in_w
 
 def test_a_page_to_pass_on_has_no_figure_of_the_data_no_path_and_no_name(run):
     private, public = of(run), of(run, public=True)
-    forbidden = [SECRET_PATH, "ward_run", "not_private", "43.6 %", "Not for passing on"]
+    forbidden = [SECRET_PATH, "ward_run", "not_private", "43.6 %", "do not pass it on"]
     forbidden += [f"{value + 4:.4g}" for value in MEASURED.values()]
-    forbidden += ["test_accuracy, by step", "NOT PRIVATE", "bias_norm"]
+    forbidden += ["Test accuracy, by step", "NOT PRIVATE", "Bias norm"]
     for text in set(forbidden) - {"not_private"}:
         assert text in private, text  # the control: the search can find what is there
     for text in forbidden:

@@ -95,9 +95,9 @@ def attacker_charts(run: Run, counted: int) -> list[Chart]:
         limits = {"this training": own, **limits}
     lines = {name: (rates, [power(rate) for rate in rates]) for name, power in limits.items()}
     lines["guessing"] = rates, rates
-    right = "Right about one who took part, at most"
+    recognised = "Participants that an attacker recognises, at most"
     return [
-        Chart(right, "wrong about one who did not", lines, plots.SHARE, plots.SHARE),
+        Chart(recognised, "non-participants accused", lines, plots.SHARE, plots.SHARE),
         Chart("ε over training", "steps begun", over_steps),
     ]
 
@@ -109,9 +109,16 @@ def _measured(run: Run, beginning: str) -> list[Chart]:
         steps, values = zip(
             *((row["step"], row[key]) for row in run.rows if key in row), strict=True
         )
-        name = key.removeprefix(NOT_PRIVATE)
-        charts.append(Chart(name, "step", {name: (steps, values)}))
+        name = in_words(key.removeprefix(NOT_PRIVATE))
+        form = plots.SHARE if key.endswith("accuracy") else plots.NUMBER
+        charts.append(Chart(name, "step", {name: (steps, values)}, form))
     return charts
+
+
+def in_words(name: str) -> str:
+    """A figure's name for readers: "Test accuracy" for "test_accuracy"."""
+    words = name.replace("_", " ").replace("auroc", "AUROC")
+    return {"r2": "R²"}.get(words, words[:1].upper() + words[1:])
 
 
 def _tests(summary: JsonObject) -> JsonObject | None:
@@ -124,22 +131,27 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         return None
     whole: JsonObject = {}
     members: dict[str, JsonObject] = {}
-    undefined: dict[str, list[str]] = {}
     for name, interval in recorded.items():
-        if interval is None and "/" in name:
-            undefined.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
+        figure, slash, member = name.partition("/")
+        if interval is None and slash:  # a class without test images
+            members.setdefault(figure, {})[member] = None
         with contextlib.suppress(TypeError, ValueError):
             value, low, high = map(float, interval)
-            figure, slash, member = name.partition("/")
-            (members.setdefault(figure, {}) if slash else whole)[member or name] = value, low, high
+            shown = value, low, high
+            if slash:
+                members.setdefault(figure, {})[member] = shown
+            else:
+                form = "{:.1f} %".format if figure.endswith("accuracy") else "{:.4g}".format
+                factor = 100 if figure.endswith("accuracy") else 1
+                whole[in_words(name)] = [form(factor * x) for x in shown]
     charts = {}
+    each_is = "label" if summary.get("loss") == "binary" else "class"
     for figure, each in members.items():
-        lowest = sorted(each, key=each.__getitem__)[:MOST_SHOWN]
+        order = sorted(each, key=lambda x: each[x] or ())  # those without test images first
         cut = f", the {MOST_SHOWN} lowest of {len(each)}" if len(each) > MOST_SHOWN else ""
-        none = ", ".join(undefined.get(figure, ())[:MOST_SHOWN])
-        none = none and f"; undefined, for want of test images: {none}"
-        title = f"{figure.replace('_', ' ').capitalize()}, one by one{cut}{none}"
-        charts[title] = {x: each[x] for x in each if x in lowest}
+        charts[f"{in_words(figure)} by {each_is}{cut}"] = {
+            x: each[x] for x in each if x in order[:MOST_SHOWN]
+        }
     names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
     with contextlib.suppress(TypeError, ValueError):
         confusion = np.array(summary.get("confusion"), float)
