@@ -453,3 +453,7 @@ def test_numbers_are_shown_in_their_units(tmp_path, monkeypatch):
     shown = run_command("bam", "data", "show", "out").stdout
     assert "21 images to train, 20 to test, 8 × 8 × 3; numbers; 0 files left out" in shown
     assert re.search(r"train +60 +65 +70 +75 +80", shown)
+    done = run_command("bam", "data", "show", "out", "--out=sheet.png")
+    assert done.returncode == 0, done.stderr
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size[1] < 600

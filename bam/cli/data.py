@@ -284,15 +284,16 @@ def show(data: Path, out: str) -> None:
     console.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
-        console.say(
-            f"{len(sizes):,} users to train, {sizes.min()} to {sizes.max()} images each, median "
-            f"{np.median(sizes):g}: NOT PRIVATE, as are the images below"
-        )
+        each = f"{sizes.min()} to {sizes.max()} images each, median {np.median(sizes):g}"
+        if sizes.min() == sizes.max():
+            each = f"{sizes[0]} image{'s' * (sizes[0] != 1)} each"
+        console.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
     if out:
         from bam.images import sheet  # which needs the extra `plots`
 
         console.check_writable(out)
-        sheet.draw(train, manifest["classes"], Path(out))
+        scale = manifest["preprocessing"].get("target") or (0, 1)
+        sheet.draw(train, manifest["classes"], Path(out), scale)
         console.say(f"{out}: images of persons, not to be published")
 
 

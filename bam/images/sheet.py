@@ -13,17 +13,34 @@ with needs("plots"):
     from matplotlib.figure import Figure
 
 
-def draw(split: Split, classes: Sequence[str], path: Path) -> None:
-    """Writes a PNG with a row of up to eight images of each of the first twelve classes."""
+COLUMNS, MOST_ROWS = 8, 12
+
+
+def draw(split: Split, classes: Sequence[str], path: Path, scale: Sequence[float] = (0, 1)) -> None:
+    """Writes a PNG with a row of up to eight images of each of the first twelve classes.
+
+    If there are no classes, labels are numbers: up to three rows of images from the least to the
+    most, each below its number, which is scale[0] + scale[1] · label.
+    """
     images, labels = split.images, np.asarray(split.labels)
-    is_of = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
-    chosen = [np.flatnonzero(x)[:8] for x in is_of][:12] or [np.arange(min(8, len(labels)))]
-    figure = Figure(figsize=(7, 0.95 * len(chosen) + 0.2), layout="constrained")
-    axes = figure.subplots(len(chosen), 8, squeeze=False)
-    for number, (row, line) in enumerate(zip(chosen, axes, strict=True)):
-        line[0].set_title(files.drawn(classes[number]) if classes else "", fontsize=9, loc="left")
+    if classes:
+        of_class = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
+        rows = [np.flatnonzero(x)[:COLUMNS] for x in of_class][:MOST_ROWS]
+        titles = [[files.drawn(name)] for name in classes]
+    else:
+        ranks = np.linspace(0, len(labels) - 1, min(3 * COLUMNS, len(labels))).astype(int)
+        order = np.argsort(labels, axis=None, kind="stable")[ranks]
+        rows = [order[i : i + COLUMNS] for i in range(0, len(order), COLUMNS)]
+        numbers = scale[0] + scale[1] * labels.ravel().astype(float)
+        titles = [[f"{numbers[k]:.4g}" for k in row] for row in rows]
+    height = 0.95 + 0.15 * (not classes)
+    figure = Figure(figsize=(7, height * len(rows) + 0.2), layout="constrained")
+    axes = figure.subplots(len(rows), COLUMNS, squeeze=False)
+    for row, names, line in zip(rows, titles, axes, strict=False):
         for axis in line:
             axis.set_axis_off()
+        for axis, name in zip(line, names, strict=False):
+            axis.set_title(name, fontsize=9, loc="left")
         for axis, index in zip(line, row, strict=False):
             axis.imshow(images[[index]][0].squeeze(), cmap="gray", vmin=0, vmax=255)
     figure.savefig(path, dpi=150)
