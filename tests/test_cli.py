@@ -19,8 +19,8 @@ from absl import flags
 from PIL import Image
 
 import bam
-from bam import extras, files, models
-from bam.cli import console, main, options
+from bam import extras, files, models, tables
+from bam.cli import console, main, options, screen
 from bam.core import clipping
 from bam.data import datasets
 from bam.models import finetune, losses
@@ -552,3 +552,28 @@ def test_ctrl_c_in_a_function_ends_it_and_not_the_process(capsys):
     arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
     assert console.command("privacy", arguments, interrupted) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(200, "group ε accuracy p seconds"), (72, "group ε accuracy p"), (63, "group accuracy p")],
+)
+def test_a_narrow_table_leaves_columns_out_and_cuts_none(width, shown, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cells = [
+        "bam_sam radius=0.05 learning_rate=0.002",
+        "3.0",
+        "75.42 ± 0.31",
+        "0.01",
+        "31 of all 90",
+    ]
+    columns = tables.text("group", "ε", "accuracy", "p", "seconds")
+    screen.show(columns, [cells], kept=Path("out.md"), spared=["accuracy", "p"])
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    header = next(line for line in text.splitlines() if line.strip())
+    assert header.split() == shown.split()
+    for name, cell in zip(columns, cells, strict=True):
+        assert (cell in text) == (name in shown.split())
+    left_out = [x for x in columns if x not in shown.split()]
+    assert (f"{', '.join(left_out)}: out.md" in text) == bool(left_out)

@@ -16,8 +16,12 @@ def show(
     title: str = "",
     left: Sequence[str] = (),
     kept: Path | None = None,
+    spared: Sequence[str] = (),
 ) -> None:
-    """Prints a table; if a file has all of it, a terminal that is too narrow the first columns."""
+    """Prints a table. If a file has all of it, a narrow terminal gets as many columns as fit whole.
+
+    Columns are left out from the last to the first, but for the first one and those `spared`.
+    """
     try:
         from rich import box
         from rich.console import Console
@@ -28,8 +32,8 @@ def show(
         return
     cell = lambda text: Text(files.visible(text))  # noqa: E731 (brackets are no markup)
     screen = Console(width=None if sys.stdout.isatty() else 180)
-    for num_shown in range(len(columns), 0, -1):
-        shown = list(columns)[:num_shown]
+    shown, optional = list(columns), [x for x in list(columns)[1:] if x not in spared]
+    while True:
         table = Table(
             title=cell(title) if title else None,
             box=box.SIMPLE_HEAD,
@@ -41,8 +45,10 @@ def show(
             table.add_column(cell(name), justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*(cell(columns[name](row)) for name in shown))
-        if num_shown < 3 or not kept or screen.measure(table).maximum <= screen.width:
+        # A console measures no wider than it is, so a wide one is asked.
+        if not (optional and kept) or Console(width=4096).measure(table).maximum <= screen.width:
             break
+        shown.remove(optional.pop())
     screen.print(table)
-    if len(shown) < len(columns):
-        console.say(f"{', '.join(list(columns)[len(shown) :])}: {kept}")
+    if missing := [x for x in columns if x not in shown]:
+        console.say(f"{', '.join(missing)}: {kept}")

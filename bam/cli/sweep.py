@@ -49,7 +49,10 @@ def sweep(given: flags.FlagValues) -> int:
             return console.STOPPED
         study = comparison.best(study, first, given.best)
     rows, runs = studies.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
-    screen.show(studies.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
+    shown = studies.columns(study.columns, rows)
+    # A comparison is of no use without what is compared, its figure and how sure it is.
+    spared = ["p", *(x for x in shown if x.startswith(metric.replace("_", " ")))]
+    screen.show(shown, rows, kept=out.with_name(f"{out.name}.md"), spared=spared)
     if not studies.finished(runs, given.num_seeds):
         return console.STOPPED
     measured = any(row["bias_norm"] is not None for row in rows)
