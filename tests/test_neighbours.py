@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 import bam
 from bam.core import sampling
@@ -196,7 +197,18 @@ def test_a_plan_knows_no_clip_and_the_record_of_a_run_does():
     assert not {"clip_norm", "sensitivity"} & run.plan.to_json().keys()
     for built, bound in ((run, 0.3), (wider, 30.0)):
         assert built.record == built.plan.to_json() | {"clip_norm": bound, "sensitivity": bound}
-    assert "clip norm 0.3" in run.describe_plan()
+    assert ", clip norm 0.3\n" in run.describe_plan()
+
+
+def test_the_plan_names_a_clip_of_ones_own_and_its_sensitivity():
+    config = config_of(clip_norm=0.5)
+    config.clip.name = "examples.automatic_clipping:clip"
+    words = loop.build(config, data_of(1280)).describe_plan()
+    assert ", clip examples.automatic_clipping:clip of norm 0.5\n" in words
+    with config.unlocked():
+        config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})
+    words = loop.build(config, data_of(1280)).describe_plan()
+    assert ", clip tests.test_neighbours:longer of norm 0.5, sensitivity 1.5\n" in words
 
 
 def longer(plan, clip_norm, factor):
@@ -205,8 +217,6 @@ def longer(plan, clip_norm, factor):
 
 
 def test_the_noise_that_floats_cannot_hold_is_that_of_the_sensitivity():
-    from ml_collections import ConfigDict
-
     config = config_of()
     with config.unlocked():
         config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})

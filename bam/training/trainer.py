@@ -26,6 +26,7 @@ from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.models.normalisation import Normalisation
 from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
+from bam.privacy.rounding import rounded_up
 from bam.training import devices, examples, loading, methods, parts, schedules
 from bam.training import step as steps
 from bam.training.config import check
@@ -187,9 +188,14 @@ class Trainer:
         return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
 
     def describe_plan(self) -> str:
-        """The plan with C and how the rate changes, in a few lines of plain text, for people."""
+        """The plan with the clip and the schedule of the learning rate, in a few lines of text."""
         words = schedules.in_words(parts.schedule_of(self.config.optimizer, self.plan))
-        plan = self.plan.describe(f"clip norm {self.clip_norm:.4g}")
+        name = self.config.clip.name
+        clip = "clip norm" if name == "l2" else f"clip {name} of norm"
+        clip += f" {self.clip_norm:.4g}"
+        if self.sensitivity != self.clip_norm:
+            clip += f", sensitivity {rounded_up(self.sensitivity, '.4g')}"
+        plan = self.plan.describe(clip)
         return f"{plan}\nlearning rate: {words}" if words else plan
 
 
