@@ -78,6 +78,17 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(num: int, noun: str, form: str = ",") -> str:
+    """A number with its noun.
+
+    Examples:
+      >>> counted(1, "image"), counted(3000, "class")
+      ('1 image', '3,000 classes')
+    """
+    ending = "" if num == 1 else "es" if noun.endswith("s") else "s"
+    return f"{num:{form}} {noun}{ending}"
+
+
 def one_line(value: Any, without: str = "`|") -> Any:
     """A JSON value in whose texts, keys too, spaces stand for what is not printed and `without`.
 

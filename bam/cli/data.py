@@ -12,7 +12,7 @@ import numpy as np
 from absl import flags
 from rich.progress import Progress
 
-from bam import tables
+from bam import files, tables
 from bam.cli import console, screen
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
@@ -160,11 +160,11 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
             log(*leaks.lines(folder, examples, options, given.near_duplicates, pool))
 
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task(f"{len(examples):,} images", total=None)
+        task = bar.add_task(files.counted(len(examples), "image"), total=None)
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        have = "1 file has" if frames == 1 else f"{frames:,} files have"
+        have = f"{files.counted(frames, 'file')} {'has' if frames == 1 else 'have'}"
         log(f"{have} several frames or pages: the first is used (NOT PRIVATE)")
     log(*_lost(manifest))
     for file, why in manifest["left_out"].items():
@@ -172,7 +172,7 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
         log(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
-        f"{listed.num_images:,} images: {train:,} to train, {test:,} to test, "
+        f"{files.counted(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "
         f"{num_listed - train - test:,} left out"
         + "".join(f", {num:,} {why}" for why, num in listed.unused.items())
         + {"class": f"; {len(classes)} classes", "several": f"; {len(classes)} labels each"}.get(
@@ -272,8 +272,9 @@ def show(data: Path, out: str) -> None:
     labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
     kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
     console.say(
-        f"{len(train.labels):,} images to train, {len(test.labels):,} to test, {shape}; {kind}; "
-        f"{left_out} file{'s' * (left_out != 1)} left out"
+        f"{files.counted(len(train.labels), 'image')} to train, {len(test.labels):,} to test, "
+        f"{shape}; {kind}; "
+        f"{files.counted(left_out, 'file')} left out"
     )
     if names:
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
@@ -286,7 +287,7 @@ def show(data: Path, out: str) -> None:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
         each = f"{sizes.min()} to {sizes.max()} images each, median {np.median(sizes):g}"
         if sizes.min() == sizes.max():
-            each = f"{sizes[0]} image{'s' * (sizes[0] != 1)} each"
+            each = f"{files.counted(sizes[0], 'image')} each"
         console.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
     if out:
         from bam.images import sheet  # which needs the extra `plots`

@@ -50,7 +50,7 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
     empty, workers = list[Path](), os.cpu_count() or 1
     outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        what = f"{len(images):,} images"
+        what = files.counted(len(images), "image")
         predicted = list(bar.track(outputs, len(images), description=what))
     if empty:
         fitted = " × ".join(map(str, preprocessing.shape))
@@ -85,7 +85,7 @@ def _warn(facts: JsonObject, preprocessing: Preprocessing, images: Sequence[Path
         _say(f"warning: the release says no more of its images than that they are {size}")
     try:
         if num := pixels.check_ranges(images, preprocessing):
-            have = "1 file has" if num == 1 else f"{num:,} files have"
+            have = f"{files.counted(num, 'file')} {'has' if num == 1 else 'have'}"
             _say(f"{have} several frames or pages: the first is used")
     except pixels.WindowError as error:  # a picture may be dark by itself
         _say(f"warning: {error.what}: the release has no window")
@@ -124,6 +124,6 @@ def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     content = text.encode(errors="backslashreplace")  # names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
-        console.say(f"{len(rows) - 1:,} images in {out}")
+        console.say(f"{files.counted(len(rows) - 1, 'image')} in {out}")
     else:
         sys.stdout.buffer.write(content)

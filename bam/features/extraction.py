@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float16, Num
 
-from bam import waits
+from bam import files, waits
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
@@ -147,7 +147,7 @@ def kept_or_computed(
         if fits and written_by == program and _is_kept(kept[probed], expected):
             return kept
         log(f"{file} is not what the map makes of these images: computed again")
-    log(f"features of {len(images):,} images, kept in {folder}")
+    log(f"features of {files.counted(len(images), 'image')}, kept in {folder}")
     features = _all_rows(computed, images, log)
     try:
         make_folder(folder)
@@ -216,7 +216,7 @@ def in_chunks(
     began, chunks = time.perf_counter(), [chunk(0)]
     later = range(CHUNK, len(images), CHUNK)
     about = len(later) * (time.perf_counter() - began)
-    with waits.awaited(log, f"mapping {len(images):,} images", about):
+    with waits.awaited(log, f"mapping {files.counted(len(images), 'image')}", about):
         chunks += map(chunk, later)
     return np.concatenate(chunks)
 

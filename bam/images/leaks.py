@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse, spatial
 
+from bam import files
 from bam.data.common import DataError
 from bam.images import importing, pixels
 from bam.images.listing import Example
@@ -57,7 +58,7 @@ def lines(
             f"{x} ({images[x, 'train']:,} to train, {images[x, 'test']:,} to test)"
             for x in few[:12]
         ) + (", …" if few[12:] else "")
-        have = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
+        have = f"{files.counted(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
         is_drawn = not any(x.split for x in examples)
         least = min(images[x, "train"] + images[x, "test"] for x in options.classes)
         num = min(FEW, max(1, least // 5))

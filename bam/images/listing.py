@@ -205,7 +205,8 @@ def in_table(
     if rest := sorted(path for identity, path in there.items() if identity not in used):
         unused["in no row of the table"] = len(rest)
         first = rows.printable(str(rest[0].relative_to(folder)))
-        log(f"not used, in no row of the table: {len(rest):,} images of the folder, as {first}")
+        num = files.counted(len(rest), "image")
+        log(f"not used, in no row of the table: {num} of the folder, as {first}")
     once = _once(folder, table, examples, Counts(), log)  # rows, not files, are there again
     divided = _divided(table, once, validation, unused, log)
     return Listed(divided, len(images) + len(used.difference(there)), unused)
@@ -412,7 +413,8 @@ def _once(
                 " user or split; an image has one label"
             )
     if repeated := len(examples) - len(first):
-        log(f"{repeated:,} times a file is named once more, with the same facts: it counts once")
+        times = files.counted(repeated, "time")
+        log(f"{times} a file is named once more, with the same facts: it counts once")
         unused[MORE_NAMES] += repeated
     return list(first.values())
 

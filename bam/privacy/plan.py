@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from bam import files
 from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
 from bam.core.user_table import with_id
@@ -316,18 +317,19 @@ class PrivacyPlan:
 
         `bound` describes the clip, which the plan does not know, such as "clip norm 1".
         """
+        steps = files.counted(self.training_steps, "step", "")
         if not self.private:
-            return f"NOT PRIVATE: no clipping, no noise; {self.training_steps} steps"
+            return f"NOT PRIVATE: no clipping, no noise; {steps}"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         sigma = rounded_down(self.noise_multiplier, ".4g")
-        spare = f" and {self.spare_steps} spare ones" if self.spare_steps else ""
+        spare = f" and {files.counted(self.spare_steps, 'spare one')}" if self.spare_steps else ""
         at_most = "at most " if self.num_examples_given else ""
         bound = bound and f", {bound}"
         mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
         return (
             f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {at_most}{self.num_examples} {self.unit}s\n"
-            f"{self.training_steps} steps{spare}, {self.mechanism.batches}\n"
+            f"{steps}{spare}, {self.mechanism.batches}\n"
             f"noise multiplier {sigma}{bound}{mu}"
         )
 

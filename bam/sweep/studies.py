@@ -118,7 +118,8 @@ def run_missing(
         runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
-        log(f"{num_missing} runs are not finished; the same command goes on from there")
+        are = "is" if num_missing == 1 else "are"
+        log(f"{files.counted(num_missing, 'run')} {are} not finished; the same command continues")
     return trained
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import optax
 
+from bam import files
 from bam.core.scalars import Number
 from bam.errors import InputError
 
@@ -56,5 +57,9 @@ def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
 def in_words(schedule: Schedule) -> str:
     """What the plan says of it; "" of a rate that never changes."""
     falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
-    rises = f"rises over {schedule.warmup_steps} steps" if schedule.warmup_steps else ""
+    rises = (
+        f"rises over {files.counted(schedule.warmup_steps, 'step')}"
+        if schedule.warmup_steps
+        else ""
+    )
     return " and then ".join(x for x in (rises, falls[schedule.name]) if x)
