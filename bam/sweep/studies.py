@@ -102,11 +102,12 @@ def run_missing(
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
     shown = sys.stdout.isatty()
     with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not shown) as bar:
-        task = bar.add_task("compiling", total=None)
+        task = bar.add_task("reading finished runs", total=None)
         step: dict[str, int] = {}
 
         def on_built(built: Mapping[str, loop.Trainer]) -> None:
-            bar.update(task, total=sum(each.plan.training_steps for each in built.values()))
+            total = sum(each.plan.training_steps for each in built.values())
+            bar.update(task, description="compiling", total=total, visible=bool(built))
 
         def on_event(name: str, text: str) -> None:
             log(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
