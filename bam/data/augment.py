@@ -16,12 +16,12 @@ FLIPS = ("none", "horizontal")
 def views(
     key: Array, image: Shaped[Array, "h w c"], *, num_views: int, shift: int = 0, flip: str = "none"
 ) -> Shaped[Array, "views h w c"]:
-    """K ≥ 1 random views of one image, same dtype: shifted, then perhaps mirrored.
+    """K ≥ 1 random views of one image, with its dtype: shifted, then perhaps mirrored.
 
-    The key is that of this example at this step. Offsets are uniform on {-shift, …, shift} in both
-    directions, independently; what lies beyond the border is the image reflected, without repeating
-    the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2. Pixels are
-    finite: one that is not spoils its row and its column.
+    The key belongs to this example in this step. Offsets are uniform on {-shift, …, shift},
+    independently in both directions. Beyond the border the image is reflected, without repeating
+    the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2. Pixels must
+    be finite: another value spoils its row and its column.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -39,8 +39,8 @@ def views(
     if flip != "none":
         mirrored = jax.vmap(jax.random.bernoulli)(keys[:, 1])
         columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
-    # Picked by products with zeros and ones, which are exact: a TPU would take slices whose places
-    # differ one after the other.
+    # Pixels are picked by products with zeros and ones, which are exact. A TPU would take slices at
+    # different places one after the other.
     small = image.dtype in (jnp.uint8, jnp.int8, jnp.bool_)
     pixels = image.astype(jnp.bfloat16) if small else image
 
@@ -57,8 +57,8 @@ def with_mixtures(
 ) -> Float[Array, "inputs h w c"]:
     r"""The K views of one example, then mixtures $\alpha v_i + (1 - \alpha) v_j$ of two of them.
 
-    i and j are different views, drawn evenly, and α is uniform on [0, 1]. No other example has a
-    part in it, so that mixtures cost no privacy, and the label is the views'.
+    i and j are different views, drawn uniformly, and α is uniform on [0, 1]. The label is that of
+    the views. No other example takes part, so mixtures cost no privacy.
 
     Source: DP-MixSelf of Bao et al. 2023 (DP-Mix, NeurIPS).
     """
@@ -74,14 +74,14 @@ def with_mixtures(
 
 
 def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size"]:
-    """Of each view, the `size` rows from `begin`; those outside of the image as rows inside."""
+    """The `size` row numbers of each view from `begin`, reflected into the image."""
     period = max(1, 2 * (size - 1))
     row = (begin[:, None] + jnp.arange(size)) % period
     return jnp.minimum(row, period - row)
 
 
 def check(num_views: int, shift: int, flip: str, num_mixtures: int = 0) -> None:
-    """Refuses augmentations that cannot be, with an InputError that names the argument."""
+    """InputError, naming the argument, for an augmentation out of range."""
     if num_views < 1:
         raise InputError(f"augment.views must be at least 1, got {num_views}")
     if num_mixtures < 0 or (num_mixtures and num_views < 2):

@@ -1,7 +1,7 @@
-"""The data sets known by name: what each looks like, and where its files come from.
+"""The data sets known by name: shapes, classes, constants and the source of their files.
 
-A further one is a row here and a test. Only official files in a form of their own need more, a
-reader in `sources/archives.py`.
+A further data set is a row here and a test. Official files in another format also need a reader in
+`sources/archives.py`.
 """
 
 from typing import NamedTuple
@@ -10,18 +10,19 @@ import numpy as np
 
 
 class Facts(NamedTuple):
-    """What is publicly known of a data set.
+    """Public facts of a data set.
 
     Attributes:
-      sources: where `datasets.load` can read it; the first is the default.
-      shape: `(height, width, channels)` of an image; of `FOLDER` zeros: that of the first image.
-      num_classes: of `FOLDER` 0: its files name them.
-      mean: of each channel, or of all, as in `datasets.Dataset`.
-      std: likewise.
-      rows: of the official training and test split; zeros: there are no official files.
+      sources: names of the sources from which `datasets.load` can read it; the first is the
+      default.
+      shape: `(height, width, channels)` of an image; zeros for `FOLDER`, whose first image decides.
+      num_classes: number of classes; 0 for `FOLDER`, whose files name them.
+      mean: one number for each channel, or one for all, as in `datasets.Dataset`.
+      std: one number for each channel, or one for all.
+      rows: numbers of rows of the official training and test split; zeros without official files.
       tfds: the folder, below `data_dir`, where tensorflow-datasets prepares it.
-      test_split: what tensorflow-datasets calls the split that is the test split here.
-      url: where its official files are.
+      test_split: the name that tensorflow-datasets gives to the test split.
+      url: address of the official files.
     """
 
     sources: tuple[str, ...]
@@ -39,22 +40,22 @@ _FILES = ("tfds", "parquet", "archive")
 
 # Public assumption: the range [0, b] in which each measurement of a cell nucleus is expected, in
 # the order of scikit-learn's columns (radius, texture, perimeter, area, smoothness, compactness,
-# concavity, concave points, symmetry, fractal dimension). Round numbers chosen from the features'
-# definitions, not from the data: a radius up to 30 pixels, hence perimeters near 2π·30 and areas
-# near π·30²; texture is a deviation of grey levels, the rest are ratios below one.
+# concavity, concave points, symmetry, fractal dimension). The round numbers follow from the
+# features' definitions, not from the data: a radius up to 30 pixels, hence perimeters near 2π·30
+# and areas near π·30²; texture is a deviation of grey levels, and the rest are ratios below one.
 _MEAN_BOUNDS = (30, 50, 200, 3000, 0.25, 0.5, 0.5, 0.25, 0.5, 0.2)
-# A standard error is taken to stay below a tenth of its measurement's bound ...
+# A standard error is assumed to stay below a tenth of its measurement's bound ...
 _ERROR_BOUNDS = tuple(b / 10 for b in _MEAN_BOUNDS)
 # ... and the mean of a picture's three worst nuclei below one and a half times it. These only set
 # a scale: a value beyond its bound stays as it is.
 _WORST_BOUNDS = tuple(b * 1.5 for b in _MEAN_BOUNDS)
 BREAST_CANCER_BOUNDS = np.array(_MEAN_BOUNDS + _ERROR_BOUNDS + _WORST_BOUNDS, np.float32)
 
-# Published constants of the public sets; round ones for digits (pen strokes cover roughly a third
-# of a digit's box).
+# Published constants of the public sets. Those of digits are round numbers, because pen strokes
+# cover roughly a third of a digit's box.
 DATASETS = {
     "digits": Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
-    # Mean and deviation that map each feature's public range to [-2, 2], as for pixels.
+    # Mean and deviation map each feature's public range to [-2, 2], as for pixels.
     "breast_cancer": Facts(
         ("sklearn",), (1, 1, 30), 2, BREAST_CANCER_BOUNDS * 0.5, BREAST_CANCER_BOUNDS * 0.25,
     ),
@@ -78,5 +79,5 @@ DATASETS = {
     ),
 }  # fmt: skip
 
-# One's own images. The constants map pixels to [-2, 2] and know nothing of the images.
+# A user's own images. The constants map pixels to [-2, 2] and do not depend on the images.
 FOLDER = Facts(("parquet",), (0, 0, 0), 0, (0.5,), (0.25,))

@@ -1,4 +1,4 @@
-"""What every reader shares: the split, the error, images, checks of memory and of labels."""
+"""Parts that all readers share: the split, the error, image decoding, memory and label checks."""
 
 import io
 import math
@@ -15,7 +15,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 
-# Pillow knows forty formats; one of them (EPS) is a program that it has Ghostscript run.
+# Pillow knows forty formats, and for one of them (EPS) it runs the file as a program.
 IMAGE_FORMATS = ("PNG", "JPEG")
 MANIFEST = "manifest.json"  # of an imported folder
 
@@ -24,7 +24,7 @@ Stays: TypeAlias = Callable[[int], bool]
 
 
 class DataError(InputError):
-    """Data that is missing, damaged or not what its name promises; the message is one line."""
+    """Data that is missing, damaged or different from its name; the message is one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
@@ -35,10 +35,10 @@ class Split(NamedTuple):
 
     Attributes:
       images: `[N, height, width, channels]`, uint8, in memory or in files
-        (`bam.data.stream.StoredImages`); features of images (`bam.features.extraction`) are
-        float16. A tabular set is float32 `[N, 1, 1, features]`: one pixel with a channel per
-        feature, in the features' own units.
-      labels: `[N]` int32, from 0; of other losses (`bam.models.losses`) what they need.
+        (`bam.data.stream.StoredImages`). Features of images (`bam.features.extraction`) are
+        float16. A tabular set is float32 `[N, 1, 1, features]`: one pixel with a channel for each
+        feature, in the feature's units.
+      labels: `[N]` int32, from 0, or the labels of another loss (`bam.models.losses`).
     """
 
     images: Any
@@ -46,23 +46,23 @@ class Split(NamedTuple):
 
 
 def in_memory(num_bytes: int) -> bool:
-    """The `Stays` of a data set that is read as a whole."""
+    """The `Stays` of a data set that is read into memory as a whole."""
     return False
 
 
 def manifest(folder: Path | None) -> JsonObject:
-    """What `bam data import` says of a folder that it made; of any other nothing."""
+    """The manifest that `bam data import` wrote into a folder; {} for any other folder."""
     file = folder and folder / MANIFEST
     return files.read_json(file) if file and file.is_file() else {}
 
 
 def machine_memory() -> int:
-    """Bytes of this machine's physical memory: what all limits on data in memory are shares of."""
+    """Bytes of this machine's physical memory; limits on data in memory are shares of it."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_memory(num_bytes: int, where: str) -> None:
-    """Refuses, with a DataError, what this machine's physical memory cannot hold."""
+    """DataError for more bytes than this machine's physical memory."""
     if num_bytes > machine_memory():
         has = f"this machine has {machine_memory() / 2**30:,.0f}"
         raise DataError(f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; {has}")
@@ -76,10 +76,10 @@ def decode_images(
 ) -> UInt8[np.ndarray, "n h w c"]:
     """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
-    None marks a missing image. An error names `where`, for example the file's path, and the row
-    (from 0), or what `place` says of the row. The shape is `(height, width, channels)`; None: that
-    of the first image. Channels are 1 (grey) or 3 (RGB; palettes are looked up and transparency is
-    dropped).
+    None stands for a missing image. An error names `where`, for example the file's path, and the
+    row (from 0), or the text that `place` returns for the row. The shape is `(height, width,
+    channels)`; None takes that of the first image. Channels are 1 (grey) or 3 (RGB; palettes are
+    looked up and transparency is dropped).
     """
     if not encoded:
         raise DataError(f"{where}: has no rows")
@@ -87,14 +87,14 @@ def decode_images(
     shape = shape or _decode(encoded[0], place(0), None).shape
     check_memory(len(encoded) * math.prod(shape), where)
     images = np.empty((len(encoded), *shape), np.uint8)
-    # Small images cost Pillow's header parsing, which is Python: threads would not speed it up.
+    # Small images mostly cost Pillow's header parsing, which is Python, so threads would not help.
     for row, file in enumerate(encoded):
         images[row] = _decode(file, place(row), shape)
     return images
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.ndarray, " n"]:
-    """Labels as int32; a DataError names the first row (from 0) whose label is no class."""
+    """Labels as int32; DataError with the first row (from 0) whose label is not a class."""
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
         row = int(wrong[0])
@@ -121,7 +121,7 @@ def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) ->
             pixels = np.asarray(image if image.mode == target else image.convert(target))
     except DataError:
         raise
-    # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more.
+    # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others.
     except Exception as error:
         raise DataError(f"{place}: unreadable image: {error}") from error
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Source -> the module of `bam.data.sources` that reads it.
+# Source -> module of `bam.data.sources`.
 READERS = {
     "sklearn": "builtin", "tfds": "prepared", "parquet": "parquet", "archive": "archives",
 }  # fmt: skip
@@ -35,18 +35,18 @@ class Dataset(NamedTuple):
     """A data set and the public constants that normalise it.
 
     Attributes:
-      name: as given to `load`; of a custom set the folder's name.
+      name: as given to `load`, or the folder's name for a user's own set.
       train: the private split; its images may stay in their files (`stream.StoredImages`).
       test: the held-out split, used for reporting only.
-      num_classes: number of classes; of other labels, the numbers that a network makes of an image.
-      mean: `[channels]`, of pixel values scaled to [0, 1] or of float features as they are. Public:
-        published statistics of well-known sets or round numbers, never computed from the files
-        that are read; ε does not cover what the published ones say of their training sets.
-      std: `[channels]`, likewise.
-      users: `[N]`, the id of the user that each training row belongs to; None: there are none. See
-        `bam.data.users`.
-      classes: names of the classes, or of several labels, in the order of the labels; (): unknown.
-      preprocessing: how files became pixels (a `bam.data.preprocessing.Preprocessing`), or None.
+      num_classes: number of classes, or for other labels the number of outputs of a network.
+      mean: `[channels]`, of pixel values scaled to [0, 1], or of float features as they are. It is
+        public: a published statistic of a well-known set or a round number, never computed from
+        the files that are read. ε does not cover what a published one reveals about its data.
+      std: `[channels]`, as the mean.
+      users: `[N]`, the user id of each training row, or None. See `bam.data.users`.
+      classes: names of the classes, or of several labels, in the order of the labels; () if
+      unknown.
+      preprocessing: a `bam.data.preprocessing.Preprocessing` as JSON, or None.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Dataset(NamedTuple):
 
 
 def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:
-    """Outputs or labels that are numbers in the units of the files, not as they are learned."""
+    """Numbers (outputs or labels) in the units of the files, with the target's scale undone."""
     target = (getattr(dataset, "preprocessing", None) or {}).get("target")
     return numbers * target[1] + target[0] if target else numbers
 
@@ -73,29 +73,28 @@ def load(
     num_classes: int = 0,
     stays: Stays = in_memory,
 ) -> Dataset:
-    """Loads a data set by name from one of its sources. Nothing is ever downloaded.
+    """Loads a data set by name from one of its sources. It never downloads anything.
 
-    For one's own images use the name "folder", source "parquet": sizes and channels are those of
-    the first image, and the normalisation is a mean of 0.5 and a deviation of 0.25 in every
-    channel.
+    For your own images use the name "folder" and the source "parquet". The first image decides size
+    and channels, and every channel is normalised with a mean of 0.5 and a deviation of 0.25.
 
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
-      source: "sklearn": inside scikit-learn, the only source of the first two. "tfds": array_record
-        files of tensorflow-datasets, the default of the others. "parquet": a folder with
-        `train.parquet` and `test.parquet`, the default of "folder". "archive": the official files
-        as downloaded, see `archives.read`. None or "": the default.
-      path: the folder (or archive) to read. None or "": with source "tfds", the environment
-        variable TFDS_DATA_DIR or else `~/tensorflow_datasets`.
-      num_classes: of a "folder", if its files do not name the classes, see `parquet.read`; 0: as
-        they are named, or as it is known.
-      stays: `bytes of the decoded training images -> whether images stay in their files`, of
+      source: "sklearn" for the first two, which come with scikit-learn. "tfds" for array_record
+        files of tensorflow-datasets, the default of the others. "parquet" for a folder with
+        `train.parquet` and `test.parquet`, the default of "folder". "archive" for the official
+        files as downloaded, see `archives.read`. None or "" takes the default.
+      path: the folder (or archive) to read. With source "tfds", None or "" takes the environment
+        variable TFDS_DATA_DIR, or else `~/tensorflow_datasets`.
+      num_classes: of a "folder" whose files do not name the classes, see `parquet.read`; 0 takes
+        the named or known number.
+      stays: `bytes of the decoded training images -> whether images stay in their files`, for the
         sources "parquet" and "tfds" (`bam.data.stream`).
 
     Raises:
-      DataError: a `ValueError`, for an unknown name or source, and for files that are missing,
-        damaged or not what the name promises, naming file and row; for a number of classes that
-        is missing or wrong.
+      DataError: a `ValueError`, for an unknown name or source; for files that are missing, damaged
+        or of another data set, naming file and row; for a number of classes that is missing or
+        wrong.
 
     Examples:
       >>> load("digits").train.images.shape
@@ -142,14 +141,14 @@ def load(
 
 
 def reader(source: str) -> Any:
-    """The module that reads a source, imported now: each needs packages that the others do not."""
+    """The module that reads a source. It is imported here, because each needs other packages."""
     return importlib.import_module(f"bam.data.sources.{READERS[source]}")
 
 
 def folder_of(
     name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path | None:
-    """The folder, or archive, that `load` reads of these arguments; None: no files, or no path."""
+    """The folder or archive that `load` reads for these arguments; None without files or path."""
     source = source or DATASETS.get(name, FOLDER).sources[0]
     if source == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
@@ -157,7 +156,7 @@ def folder_of(
 
 
 def fingerprint(key: bytes, *splits: Split) -> str:
-    """Keyed BLAKE2 of some splits' bytes: without the key it confirms no guess at a row."""
+    """Keyed BLAKE2 of the splits' bytes. Without the key, it confirms no guess at a row."""
     mac = hashlib.blake2b(key=key, digest_size=16)
     for array in itertools.chain(*splits):
         mac.update(content(array))
@@ -170,7 +169,7 @@ def streams(dataset: Dataset) -> bool:
 
 
 def padded(split: Split, num_rows: int) -> Split:
-    """A split with blank rows behind its own, so many in all: nothing tells how many it had."""
+    """The split with blank rows at its end, `num_rows` in all, which hide how many it had."""
     missing = num_rows - len(split.labels)
     if not missing:
         return split
@@ -178,10 +177,10 @@ def padded(split: Split, num_rows: int) -> Split:
 
 
 def stand_in(name: str, size: int = 0) -> Dataset:
-    """Blank images in place of a data set, as many and as large, which take no memory.
+    """A data set of blank images, with the number and shape of the named one, without memory.
 
-    With a size they are squares of so many pixels, and streamed. For what depends on sizes alone,
-    such as the compilation of a step; a DataError for a data set whose size is not known.
+    With a size, images are squares with so many pixels a side, and streamed. It serves where only
+    sizes matter, such as the compilation of a step. DataError for a data set of unknown size.
     """
     facts = DATASETS.get(name, FOLDER)
     if not any(facts.rows):
@@ -214,11 +213,11 @@ def _normalized(images: Any, mean: Any, std: Any) -> Any:
 
 
 class Preparation(NamedTuple):
-    """What a network sees of images: normalised, then scaled to L2 norm at most b each; 0: not.
+    """The inputs that a network gets: normalised images, scaled to L2 norm at most b.
 
     Attributes:
-      mean, std: of the channels, as a `Dataset` has them.
-      input_clip_norm: b.
+      mean, std: one number for each channel, as in a `Dataset`.
+      input_clip_norm: b; 0 means no scaling.
     """
 
     mean: tuple[float, ...]
@@ -236,7 +235,7 @@ class Preparation(NamedTuple):
 
 
 def preparation(dataset: Dataset, input_clip_norm: float = 0.0) -> Preparation:
-    """That of a data set's images."""
+    """The preparation of a data set's images."""
     mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
     return Preparation(mean, std, input_clip_norm)
 
@@ -244,7 +243,7 @@ def preparation(dataset: Dataset, input_clip_norm: float = 0.0) -> Preparation:
 def prepare(
     dataset: Dataset, images: Num[np.ndarray | Array, "*b h w c"], input_clip_norm: float = 0.0
 ) -> Float[Array, "*b h w c"]:
-    """What a network sees of a data set's images: see `Preparation`."""
+    """The inputs that a network gets from a data set's images, see `Preparation`."""
     return preparation(dataset, input_clip_norm)(images)
 
 
@@ -252,9 +251,9 @@ def check(
     dataset: Dataset,
     check_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: "",
 ) -> None:
-    """Refuses, with a DataError, data that cannot be trained on; a class may be empty.
+    """DataError for data that cannot be trained on; a class may be empty.
 
-    `check_labels` says what is wrong with labels, as a `bam.models.losses.Loss` does.
+    `check_labels` returns what is wrong with labels, or "", as a `bam.models.losses.Loss` does.
     """
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
         if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):
@@ -292,18 +291,18 @@ def check(
 
 
 def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Dataset:
-    """Sets so many training examples aside, those of the least hashes, as the test split.
+    """Sets `num_examples` training examples with the smallest hashes aside, as the test split.
 
-    An example's hash is of its own image and label, so neither its place nor a seed matters: with
-    one example more or less in `dataset`, `train` has exactly one more or less too, and `test` the
-    same number, with at most one exchanged. The guarantee for adding or removing an example of
-    `train` is therefore one for `dataset`. Of equal examples some may fall on either side, if
-    theirs is the last hash that is set aside; all others stay together.
+    Adding one example to `dataset` adds exactly one example to `train`; `test` keeps its size, with
+    at most one example exchanged. So the guarantee for adding or removing an example of `train`
+    holds for `dataset`, too. The reason: a hash depends only on the example's image and label, not
+    on its place or a seed. Equal examples have equal hashes and stay together, unless theirs is the
+    last hash that is set aside.
 
-    For choosing hyper-parameters without a look at the test split. What is chosen on held-out
-    examples reveals something of them, and no ε here covers that. The hashes are of `of`, if given,
-    in place of `dataset.train`: images, of which the data set has features, say. InputError if no
-    training example would remain.
+    It serves to choose hyper-parameters without the test split. A choice on held-out examples
+    reveals something about them, which no ε here covers. If `of` is given, its examples are hashed
+    in place of `dataset.train`, for example the images from which the data set's features were
+    computed. InputError if no training example would remain.
     """
     total = len(dataset.train.labels)
     if num_examples == 0:
@@ -317,7 +316,7 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
 
 
 def image_hashes(split: Split) -> np.ndarray:
-    """A number of 64 bits for each example, which depends on nothing but the example."""
+    """A 64-bit hash of each example, which depends only on the example."""
     labels = np.asarray(split.labels)
     labels = labels.reshape(len(labels), -1).astype(
         ">f8" if np.issubdtype(labels.dtype, np.floating) else ">i8"

@@ -24,7 +24,7 @@ class StoredImages:
     """Images `[..., h, w, c]`, uint8, in files: `images[rows]` reads those rows.
 
     Attributes:
-      shape: of all of them.
+      shape: of the array of all images.
       dtype: uint8.
     """
 
@@ -38,10 +38,14 @@ class StoredImages:
         place: Callable[[int], str],
         digest: Callable[[], bytes],
     ) -> None:
-        """`rows` are numbers of images, in an array of any shape.
+        """Makes the array.
 
-        `place` is what an error calls an image of that number, `digest` a hash of all images as the
-        files have them when it is called.
+        Args:
+          encoded: `number -> encoded image`.
+          image_shape: of each image.
+          rows: numbers of the images, in an array of any shape.
+          place: `number -> name of the image in errors`.
+          digest: returns a hash of all images in the files at the time of the call.
         """
         self._encoded, self._image_shape, self._rows = encoded, image_shape, rows
         self._place, self._digest = place, digest
@@ -53,7 +57,7 @@ class StoredImages:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """The images of these rows, read now. DataError for one that is damaged."""
+        """The images of these rows, read now; DataError for a damaged one."""
         rows = self._rows[index]
         numbers = np.ravel(rows).tolist()
         if not numbers:
@@ -64,30 +68,30 @@ class StoredImages:
         return images.reshape(*rows.shape, *self._image_shape)
 
     def select(self, index: Any) -> "StoredImages":
-        """The images of these rows, not read; rows in `[a, b]` give images `[a, b, h, w, c]`."""
+        """The images of these rows, still unread; rows `[a, b]` give images `[a, b, h, w, c]`."""
         rows = self._rows[index]
         return StoredImages(self._encoded, self._image_shape, rows, self._place, self._digest)
 
     def content(self) -> bytes:
-        """What tells these images from others: the rows, and a hash of the files as they are now.
+        """Bytes that identify these images: their rows and a hash of the files as they are now.
 
-        Parquet files are read once for it, at about 1 GB/s if the disk is as fast.
+        Parquet files are read once for it, at about 1 GB/s on a fast disk.
         """
         return self._digest() + self._rows.tobytes()
 
 
 def content(array: Any) -> memoryview | bytes:
-    """What a hash of an array reads: its bytes; of stored images `StoredImages.content`."""
+    """The bytes of an array for a hash; for stored images `StoredImages.content`."""
     if isinstance(array, StoredImages):
         return array.content()
     return np.ascontiguousarray(array).view(np.uint8).data
 
 
 def select(images: Any, index: Any) -> Any:
-    """`images[index]` of an array; of stored images the same, not read."""
+    """`images[index]`; stored images stay unread."""
     if isinstance(images, StoredImages):
         return images.select(index)
-    if isinstance(images, np.ndarray) and not any(images.strides):  # one number, of no memory
+    if isinstance(images, np.ndarray) and not any(images.strides):  # one number, broadcast
         rows = np.broadcast_to(np.int8(0), images.shape[:1])[index].shape
         return np.broadcast_to(images.flat[0], rows + images.shape[1:])
     return images[index]
@@ -96,7 +100,7 @@ def select(images: Any, index: Any) -> Any:
 def rows_of(
     split: Split, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"] | None = None
 ) -> Split:
-    """The examples of these rows, in memory; zeros where the mask is False."""
+    """The examples of these rows in memory, with zeros where the mask is False."""
     shown = np.ones(len(indices), bool) if mask is None else mask
     return Split(*(rows_or_zeros(x, indices, shown) for x in split))
 
@@ -108,14 +112,14 @@ def ahead(
     steps: range,
     num_threads: int = 2,
 ) -> Iterator[tuple[Split, PaddedBatch]]:
-    """The examples of each step's batch with the batch, in order, read ahead by threads.
+    """Yields each step's examples and batch, in order; threads read them ahead.
 
     Args:
-      split: of the training data.
-      batch_of: `step -> batch`, of `capacity` rows, or of more where a draw outgrows them.
-      capacity: rows that are read ahead; those beyond are read when their step comes.
-      steps: of a run that are left.
-      num_threads: that read and decode; about one batch is read ahead.
+      split: the training data.
+      batch_of: `step -> batch` with `capacity` rows, or more if a draw exceeds them.
+      capacity: number of rows that are read ahead; further ones are read when their step comes.
+      steps: the remaining steps of a run.
+      num_threads: number of threads that read and decode; about one batch is read ahead.
     """
     with needs("data"):
         import grain

@@ -1,8 +1,8 @@
 """User-level privacy: an id for each training row, and at most k examples of each user.
 
-A user, not an example, is then drawn into a batch, and the gradient of the mean loss of its
-examples is clipped as one. So the guarantee is for *all* rows of a user together. It is no better
-than the ids: a person with two of them counts as two users.
+Batches then draw users, not examples, and the gradient of a user's mean loss is clipped as one. So
+the guarantee protects *all* rows of a user together. It is only as good as the ids: a person with
+two ids counts as two users.
 """
 
 from pathlib import Path
@@ -21,16 +21,16 @@ from bam.data.stream import select
 
 
 def column(folder: Path | None) -> str:
-    """The column of user ids that `bam data import` wrote; "": it was told of no users."""
+    """The column of user ids that `bam data import` wrote; "" if it knew no users."""
     return str(manifest(folder).get("ids", ""))
 
 
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     """A data set with the ids of its training rows, as a config's `dataset.groups` names them.
 
-    `groups` is a `.npy` file of integers, one for each row in the order of the source, or a
-    column of the Parquet files in `folder` (None: there are none). DataError for ids that are
-    missing, damaged, or not as many as there are rows.
+    `groups` is a `.npy` file of integers, one for each row in the order of the source, or a column
+    of the Parquet files in `folder` (None if there are none). DataError for ids that are missing or
+    damaged, or whose number is not that of the rows.
     """
     if dataset.users is not None:
         raise DataError(f"{dataset.name} has ids of its own: dataset.groups must be empty")
@@ -52,15 +52,15 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
 
     Args:
       dataset: with U different ids in `users`.
-      size: k, the most examples used of a user, see `table`.
+      size: k, the largest number of examples used of a user, see `table`.
 
     Returns:
       A data set whose `train` has images `[U, k, h, w, c]` and labels `[U, k, ...]`, without
-      `users`. The places that a user with fewer examples leaves empty are padded, and `in_one_row`
-      tells them by their label: -1, or NaN among floats. Their images repeat the user's first.
+      `users`. If a user has fewer examples, its row is padded: `in_one_row` recognises the padding
+      by its label, -1 or NaN among floats. Padded images repeat the user's first.
 
     Raises:
-      DataError: for ids without a size, a size without ids, or more than the memory holds.
+      DataError: for ids without a size, a size without ids, or more data than the memory holds.
       InputError: for a row without an id.
     """
     ids = getattr(dataset, "users", None)
@@ -92,7 +92,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
 def in_one_row(
     views: Num[Array, "k views h w c"], labels: Num[np.ndarray | Array, "k ..."]
 ) -> tuple[Num[Array, "inputs h w c"], Num[Array, "inputs ..."], Bool[Array, " inputs"]]:
-    """All views of a user's examples as inputs of one row, their labels, and which are there."""
+    """All views of a user's examples as one row of inputs, with labels and a mask of real ones."""
     inputs = views.reshape(-1, *views.shape[2:])
     repeated = jnp.repeat(labels, views.shape[1], axis=0, total_repeat_length=len(inputs))
     empty = (
@@ -103,14 +103,14 @@ def in_one_row(
 
 
 def keys_of(key: Array, num: int) -> Array:
-    """A key for the views of each of a user's examples; of a single one, its own."""
+    """One key for each of a user's examples; a single example keeps the key."""
     return jax.random.split(key, num) if num > 1 else key[None]
 
 
 def _from_npy(file: Path) -> np.ndarray:
     if not file.is_file():
         raise DataError(f"{file}: missing")
-    try:  # mapped: what the file declares takes no memory before it is known to be there
+    try:  # mapped, so that a declared size takes no memory before the data are known to exist
         ids = np.load(file, mmap_mode="r", allow_pickle=False)
         return np.array(ids)
     except (OSError, ValueError, EOFError, TypeError) as error:

@@ -1,8 +1,8 @@
 """The official distributions: CIFAR archives, ImageNet32 batches, MNIST's idx files.
 
-Everything is read from local files. Whole CIFAR archives are checked against their published MD5
-sums, and every set against its published number of rows. A pickle is a program that may call any
-function: those of the Python archives may name what an array is made of, and nothing else.
+Everything is read from local files. CIFAR archives are checked against their published MD5 sums,
+and every set against its published number of rows. A pickle is a program that may call any
+function, so the pickles of the Python archives may only name the parts of an array.
 """
 
 import functools
@@ -31,7 +31,7 @@ MD5 = {
 
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
-# All that a pickle of a dictionary of bytes, integers and a NumPy array names.
+# All names in a pickle of a dictionary of bytes, integers and a NumPy array.
 PICKLED = {
     "_codecs.encode",  # how Python 3 writes bytes
     "numpy.core.multiarray._reconstruct",
@@ -40,26 +40,26 @@ PICKLED = {
     "numpy.dtype",
 }
 
-# Of a part of a split: the file of its labels, images [n, h, w, c], and labels.
+# A part of a split: the file of its labels, its images [n, h, w, c], and its labels.
 Part: TypeAlias = tuple[str, np.ndarray, np.ndarray]
 
 
 class _Layout(NamedTuple):
-    """One of the forms in which a CIFAR data set is distributed."""
+    """A form in which a CIFAR data set is distributed."""
 
     archive: str
     folder: str
-    files: tuple[tuple[str, ...], tuple[str, ...]]  # of the training and the test split
+    files: tuple[tuple[str, ...], tuple[str, ...]]  # files of the training and the test split
     parse: Callable[[bytes, str], tuple[np.ndarray, np.ndarray]]
 
 
 def read(name: str, path: Path) -> tuple[Split, Split]:
     """Training and test split of an official distribution, in its order, from local files.
 
-    `path` is the folder that holds the files. For CIFAR also the `.tar.gz` itself, or a folder with
-    either the archive or what was extracted from it, Python or binary version. For ImageNet32
-    `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; for MNIST the four idx files, with or
-    without `.gz`. DataError for a missing, truncated or altered file, or labels out of range.
+    `path` is the folder with the files. For CIFAR it may also be the `.tar.gz` itself, or a folder
+    with the archive or its content, in the Python or the binary version. ImageNet32 needs
+    `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; MNIST needs the four idx files, with
+    or without `.gz`. DataError for a missing, truncated or altered file, or labels out of range.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -101,7 +101,7 @@ def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
 
 
 def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
-    """The first of the data set's layouts that is at `path`, and its files' bytes."""
+    """The first layout of the data set that exists at `path`, and its files' bytes."""
     layouts = _LAYOUTS[name]
     for layout in layouts:
         archive = path if path.is_file() and path.name == layout.archive else path / layout.archive
@@ -123,7 +123,7 @@ def _read(file: Path) -> bytes:
 
 
 def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
-    """Reads an archive's members, once its checksum is right."""
+    """The files of an archive, read after its checksum was verified."""
     with archive.open("rb") as file:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if md5 != MD5[layout.archive]:
@@ -148,7 +148,7 @@ def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what is `PICKLED`; a DataError for any other name."""
+    """Loads the names in `PICKLED`; DataError for any other."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in PICKLED:
@@ -159,8 +159,8 @@ class _Unpickler(pickle.Unpickler):
 def parse_pickle(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Pixels, uint8 `[rows, 3072]`, and labels of one batch, a pickled dictionary.
 
-    It has an array under `b"data"` and a list under the labels' key. DataError for a pickle that is
-    damaged, holds something else, or asks for a function.
+    The dictionary has an array under `b"data"` and a list under `label_key`. DataError for a pickle
+    that is damaged, holds other objects, or asks for a function.
     """
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
@@ -171,14 +171,14 @@ def parse_pickle(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarr
             raise TypeError("data is not an array of uint8 with a row for each label")
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    # A damaged pickle raises nearly anything.
+    # A damaged pickle may raise nearly any error.
     except Exception as error:
         raise DataError(f"{where}: not a CIFAR batch: {type(error).__name__} {error}") from error
     return pixels, np.array(labels, np.int64)
 
 
 def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of `label_bytes` labels, the last of them the one wanted, and 3072 pixels."""
+    """Pixels and labels of records with `label_bytes` labels, of which the last counts."""
     size = label_bytes + 3072
     if len(content) % size:
         raise DataError(f"{where}: truncated in row {len(content) // size}")
@@ -197,7 +197,7 @@ def _imagenet32_batch(file: Path) -> Part:
     try:
         with file.open("rb") as content, np.load(content, allow_pickle=False) as batch:
             pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
-    # A damaged file raises nearly anything.
+    # A damaged file may raise nearly any error.
     except Exception as error:
         raise DataError(f"{file}: not a readable batch: {error}") from error
     return str(file), _channels_last(pixels, str(file)), labels - 1
@@ -211,7 +211,7 @@ def _mnist(name: str, path: Path) -> Iterator[Iterator[Part]]:
 
 
 def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
-    """The uint8 array of an idx file: a magic number, big-endian lengths, then the bytes."""
+    """The uint8 array of an idx file, which has a magic number, big-endian lengths, then bytes."""
     file = next((f for f in (folder / f"{name}.gz", folder / name) if f.is_file()), folder / name)
     start, content = 4 + 4 * num_axes, _read(file)
     if file.suffix == ".gz":
@@ -229,7 +229,7 @@ def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
 
 
 def _channels_last(pixels: np.ndarray, where: str) -> np.ndarray:
-    """`[n, 3072]` with whole colour planes, as all three distributions have it, to NHWC."""
+    """Rows `[n, 3072]` of whole colour planes, as in all three distributions, as NHWC."""
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
         raise DataError(f"{where}: {pixels.dtype} {pixels.shape}, expected uint8 rows of 3072")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""Data sets that come inside scikit-learn: nothing to download."""
+"""Data sets that come with scikit-learn, without any download."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def digits() -> tuple[Split, Split]:
 def breast_cancer() -> tuple[Split, Split]:
     """Wisconsin diagnostic breast cancer, 2 classes: 455 to train, 114 to test.
 
-    Features are in their own units, float32 `[N, 1, 1, 30]`; see `catalogue.BREAST_CANCER_BOUNDS`.
+    Features keep their units, float32 `[N, 1, 1, 30]`; see `catalogue.BREAST_CANCER_BOUNDS`.
     """
     with needs("train"):
         from sklearn import datasets
@@ -30,7 +30,7 @@ def breast_cancer() -> tuple[Split, Split]:
 
 
 def _split(images: np.ndarray, labels: np.ndarray, num_test: int) -> tuple[Split, Split]:
-    """Training and test split with equal class shares, the same for every seed of every run."""
+    """Training and test split with equal shares of classes, the same for all runs and seeds."""
     with needs("train"):
         from sklearn import model_selection
 

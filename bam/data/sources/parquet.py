@@ -45,18 +45,19 @@ def read(
 ) -> tuple[Split, Split, int]:
     """Training split, test split and number of classes of `train.parquet` and `test.parquet`.
 
-    An image column (`image` or `img`) is a struct whose `bytes` hold an encoded image (its `path`
-    is ignored, never followed); a label column (`label` or `fine_label`) holds integers, or for
-    losses of other labels numbers or lists of one length (fixed_size_list). A split
-    may also come in shards, `train-00000-of-00002.parquet` and so on, all of them present.
+    The image column (`image` or `img`) is a struct whose `bytes` hold an encoded image; its `path`
+    is ignored and never followed. The label column (`label` or `fine_label`) holds integers, or for
+    other losses numbers or lists of one length (fixed_size_list). A split may also come in shards,
+    `train-00000-of-00002.parquet` and so on, all of them present.
 
-    Every image has the shape `(height, width, channels)`; None: that of the first training image.
-    0 classes: as many as the schema metadata of the first training file names. Their number is
-    public, so it is never counted from the labels, which are not. If `stays(bytes of the decoded
-    training images)`, images are `StoredImages`, of which each read decodes what it needs.
+    Every image must have the shape `(height, width, channels)`; None takes the shape of the first
+    training image. 0 classes takes the number in the schema metadata of the first training file.
+    The number is public, so it is never counted from the labels, which are private. If
+    `stays(bytes of the decoded training images)` is True, images are `StoredImages`, and each read
+    decodes the rows that it needs.
 
-    DataError for a missing split or column, a damaged file, image or label, naming file and row; if
-    the number of classes is neither given nor named, or both and not the same.
+    DataError for a missing split or column, or a damaged file, image or label, naming file and row;
+    also if the number of classes is neither given nor named, or if the two differ.
     """
     train, test = (_Files(_paths(path, split)) for split in ("train", "test"))
     named = _num_classes(train.schema)
@@ -76,7 +77,7 @@ def read(
 
 
 def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
-    """`Dataset.classes` and `preprocessing`: public facts of a manifest, or of the first file."""
+    """`Dataset.classes` and `preprocessing`, from the manifest or from the first file."""
     first = _paths(path, "train")[0]
     with readable(first):
         names = _class_names(pq.read_schema(first))
@@ -88,11 +89,11 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
 
 
 def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
-    """An id for each training row, in the order of `read`: a column of integers, or of text.
+    """The user id of each training row, in the order of `read`, from a column of integers or texts.
 
     A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, of another type,
-    has no value in a row, or is numbers in one file and text in another: of 7 and "7" nobody knows
-    whether they are one user, and taken for two they would have the guarantee of two.
+    without a value in a row, or of integers in one file and texts in another: 7 and "7" may be one
+    user, who would then be protected as two.
     """
     ids, are_text = [np.zeros(0, np.int64)], set[bool]()
     for file in _paths(path, "train"):
@@ -128,14 +129,14 @@ def _file_ids(file: Path, column: str) -> list[np.ndarray]:
 
 
 def _number(value: int | str) -> np.int64:
-    """An integer as it is; a text's first 64 bits of BLAKE2."""
+    """An integer as it is, or the first 64 bits of a text's BLAKE2."""
     if isinstance(value, str):
         value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest())
     return np.uint64(value % 2**64).astype(np.int64)
 
 
 class _Files:
-    """The files of a split, whose footers are read and checked."""
+    """The files of a split, with footers read and checked."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -153,7 +154,7 @@ class _Files:
         self.num_rows = int(self._groups[:, 2].sum())
 
     def split(self, shape: tuple[int, int, int], num_classes: int, streamed: bool) -> Split:
-        """Labels in memory, images in memory or, streamed, in the files."""
+        """The split, with labels in memory; images stay in the files if `streamed`."""
         labels = [self._labels(number, num_classes) for number in range(len(self.paths))]
         if streamed:
             rows = np.arange(self.num_rows)
@@ -172,7 +173,7 @@ class _Files:
         return decode_images(first, str(self.paths[0])).shape[1:]
 
     def _labels(self, number: int, num_classes: int) -> np.ndarray:
-        """Labels as a loss is given them: those of classes are int32, and checked."""
+        """Labels as a loss takes them; class labels are checked and become int32."""
         file, (_, label) = self.paths[number], self._columns[number]
         with readable(file):
             column = pq.read_table(file, columns=[label])[label]
@@ -181,9 +182,9 @@ class _Files:
         return check_labels(numbers, num_classes, str(file)) if is_class else numbers
 
     def _all_encoded(self, number: int, bytes_per_image: int) -> list[bytes | None]:
-        """The images of a file as it has them."""
+        """The encoded images of a file."""
         file, footer, (image, _) = self.paths[number], self._footers[number], self._columns[number]
-        # 64 more of every row for its label and for what points to its image.
+        # 64 more bytes a row, for its label and for the pointers to its image.
         check_memory(footer.num_rows * (bytes_per_image + 64), str(file))
         with readable(file), pq.ParquetFile(file, pre_buffer=False) as table:
             batches = table.iter_batches(512, columns=[f"{image}.bytes"])
@@ -191,7 +192,7 @@ class _Files:
             return [encoded for column in columns for encoded in column.to_pylist()]
 
     def _encoded(self, row: int) -> bytes | None:
-        """The image of a row, as its file has it; a row group is read for it."""
+        """The encoded image of a row; its whole row group is read."""
         part = int(np.searchsorted(self._ends, row, side="right"))
         number, group, rows = self._groups[part].tolist()
         file, image = self.paths[number], self._columns[number][0]
@@ -204,13 +205,13 @@ class _Files:
         return struct and struct["bytes"]
 
     def _place(self, row: int) -> str:
-        """A row as errors name it: its file, and its row in it, from 0."""
+        """The name of a row in errors: its file, and its row in the file, from 0."""
         number = int(self._groups[np.searchsorted(self._ends, row, side="right"), 0])
         before = int(self._groups[self._groups[:, 0] < number, 2].sum())
         return f"{self.paths[number]}: row {row - before}"
 
     def _digest(self) -> bytes:
-        """Of the files, all bytes of each: a footer alone does not tell two images apart."""
+        """A hash of all bytes of the files, because a footer does not tell two images apart."""
         total = hashlib.blake2b(digest_size=32)
         for file in self.paths:
             with file.open("rb") as opened:
@@ -220,7 +221,7 @@ class _Files:
 
 @contextlib.contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """What goes wrong when a Parquet file is read, as a DataError that names it."""
+    """Turns errors of reading a Parquet file into a DataError that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, IndexError) as error:
@@ -244,12 +245,12 @@ def _paths(folder: Path, split: str) -> list[Path]:
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """One array of several, which takes twice the memory; of a single one, itself."""
+    """Several arrays as one, which takes twice the memory; a single array as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _numbers(column: Any, where: str) -> np.ndarray:
-    """Labels of a column: int64, float32 or, of lists, int32 or float32 of two axes."""
+    """The labels of a column: int64 or float32, or for lists int32 or float32 with two axes."""
     missing = np.flatnonzero(column.is_null().to_numpy())
     if missing.size:
         raise DataError(f"{where} {missing[0]}: no label")
@@ -264,7 +265,7 @@ def _numbers(column: Any, where: str) -> np.ndarray:
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str]:
-    """The names of the columns of images and labels, if their types are right."""
+    """The names of the image column and the label column; DataError for a wrong type."""
     image, label = _column(schema, IMAGE_COLUMNS, file), _column(schema, LABEL_COLUMNS, file)
     image_type, label_type = schema.field(image).type, schema.field(label).type
     if not pa.types.is_struct(image_type) or image_type.get_field_index("bytes") < 0:
@@ -284,7 +285,7 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
 
 
 def _num_classes(schema: Any) -> int:
-    """The number of class names that schema metadata give, or of labels; 0: not known."""
+    """The number of class names in the schema metadata, or of labels; 0 if unknown."""
     kind = next(schema.field(name).type for name in LABEL_COLUMNS if name in schema.names)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind):
         return int(getattr(kind, "list_size", 1))

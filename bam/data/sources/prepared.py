@@ -1,7 +1,8 @@
 """Data sets that tensorflow-datasets prepared as array_record files, read without TensorFlow.
 
 tensorflow-datasets itself would import the modules that a folder's `features.json` names, and read
-the files that its `dataset_info.json` names. Here neither is used: what a row holds is known.
+the files that its `dataset_info.json` names. This reader does neither, because it knows the rows'
+format.
 """
 
 import hashlib
@@ -34,9 +35,9 @@ ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"  # rows are read at ran
 def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]:
     """Training and test split of a set of the catalogue, in stored order, from tfds's `data_dir`.
 
-    The test split of ImageNet32 is its validation split. DataError if it is not prepared there as
-    array_record, or damaged. If `stays(bytes of the decoded training images)`, images are
-    `StoredImages`.
+    The test split of ImageNet32 is its validation split. DataError if the set is not prepared there
+    as array_record, or is damaged. If `stays(bytes of the decoded training images)` is True, images
+    are `StoredImages`.
     """
     facts = DATASETS[name]
     named = {x.parent.name: x.parent for x in (path / facts.tfds).glob("*/dataset_info.json")}
@@ -51,7 +52,7 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
         info = json.loads((folder / "dataset_info.json").read_bytes())
         file_format = info.get("fileFormat") or "tfrecord"
         rows = {s["name"]: [int(n) for n in s["shardLengths"]] for s in info["splits"]}
-    # Which error a damaged description gives depends on where it is damaged.
+    # A damaged description may raise nearly any error.
     except Exception as error:
         raise DataError(f"{folder}: not a prepared data set: {error!r:.200}") from error
     if file_format != "array_record":
@@ -70,11 +71,11 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
 def _read_split(
     facts: Facts, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
 ) -> Split:
-    """Reads the shards of a split, whose numbers of rows are given, in order.
+    """Reads the shards of a split in order; `shards` has their numbers of rows.
 
-    Every record is read, for its label; if the images are to `stay` in the files, none is kept.
+    Every record is read for its label. If the images `stay` in the files, they are not kept.
     """
-    with needs("data"):  # both here: what fails below is the files' fault
+    with needs("data"):  # imported here, so that a failure below is the files' fault
         import array_record.python.array_record_module  # noqa: F401
         from tensorflow_datasets.proto import tf_example_pb2  # noqa: F401
 
@@ -95,7 +96,7 @@ def _read_split(
                 digest.update(image)
                 encoded += [] if stay else [image]
                 labels.append(row["label"].int64_list.value[0])
-    # array_record raises what its C++ reader met, as one of several types.
+    # array_record raises several types for the errors of its C++ reader.
     except Exception as error:
         raise DataError(f"{where}: damaged files: row {len(labels)}: {error}") from error
     numbers = check_labels(np.array(labels, np.int64), facts.num_classes, where)
@@ -107,7 +108,7 @@ def _read_split(
 
 
 def _reader_of_rows(files: list[Path], shards: list[int], where: str) -> Callable[[int], bytes]:
-    """`row -> its encoded image`, for several threads."""
+    """A function `row -> encoded image` that several threads may call."""
     ends, locks = np.cumsum(shards), [threading.Lock() for _ in shards]
     readers = [_open(file) for file in files]
 
@@ -117,14 +118,14 @@ def _reader_of_rows(files: list[Path], shards: list[int], where: str) -> Callabl
             with locks[shard]:
                 [record] = readers[shard].read([row - int(ends[shard]) + shards[shard]])
             return bytes(_features(record)["image"].bytes_list.value[0])
-        except Exception as error:  # as when all are read
+        except Exception as error:  # as in `_read_split`
             raise DataError(f"{where}: row {row}: damaged files: {error}") from error
 
     return one
 
 
 def _records(file: Path, num_rows: int) -> Iterator[bytes]:
-    """The records of a file that should have so many."""
+    """Yields the records of a file; InputError if their number is not `num_rows`."""
     reader = _open(file)
     try:
         if reader.num_records() != num_rows:
