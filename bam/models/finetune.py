@@ -1,7 +1,7 @@
-"""Training that begins from given weights, and of all parameters or of some.
+"""Training from given weights, of all parameters or of some.
 
-Parameters go by the names that a release has them under, like `Dense_0/kernel`. Those that are not
-trained are frozen: no gradient, no noise and no optimizer state of them exists.
+Parameters have the names of a release, like `Dense_0/kernel`. Parameters that are not trained are
+frozen: they have no gradient, no noise and no optimizer state.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ with needs("train"):
     from flax import traverse_util
 
 
-LIMIT = 2**37  # bytes of a file of weights
+LIMIT = 2**37  # largest number of bytes of a file of weights
 
 
 class Weights(NamedTuple):
-    """Weights to begin from; whoever trains says that they were made without the private data.
+    """Weights to begin from; their user states that they were made without the private data.
 
     Attributes:
-      named: name -> array, of the parameters that do not begin afresh.
-      digest: SHA-256 of the file, in hexadecimal digits; "" for no file.
+      named: name -> array, for the parameters that do not begin at random.
+      digest: SHA-256 of the file, in hexadecimal digits; "" without a file.
     """
 
     named: Mapping[str, np.ndarray]
@@ -43,9 +43,9 @@ class Weights(NamedTuple):
 
 
 def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
-    """Parameters as `(trained, frozen)`: a name is trained if the expression is found in it.
+    """Parameters as `(trained, frozen)`: those whose name matches the expression are trained.
 
-    All are for "". InputError for what is no regular expression, or is found in no name.
+    "" trains all. InputError for an invalid regular expression, or one that matches no name.
 
     Examples:
       >>> split({"Conv_0": {"kernel": 1.0}, "Dense_0": {"bias": 2.0}}, "Dense")
@@ -63,7 +63,7 @@ def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The parameters of the whole model, of which `split` made two; the first if nothing is frozen.
+    """The parameters of the whole model, from the two parts that `split` returns.
 
     Examples:
       >>> merge({"Dense_0": {"bias": 2.0}}, {"Dense_0": {"kernel": 1.0}})
@@ -76,7 +76,7 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def with_frozen(loss: LossFn, frozen: PyTree) -> LossFn:
-    """A model's loss as a function of its trained parameters alone, which is differentiated."""
+    """A model's loss as a function of its trained parameters alone."""
     return lambda trained, example: loss(merge(trained, frozen), example)
 
 
@@ -84,23 +84,24 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
     """The weights that a config's `init_from` names, with the names and shapes of a model.
 
     Args:
-      init_from: a safetensors file, with names of this library, of timm or of transformers
-        (`bam.models.pretrained`), or a folder with a `weights.safetensors`, as
-        `release/export.py` writes it; "": all parameters begin at random.
-      init_fresh: names that this expression is found in begin at random, whatever the file has.
+      init_from: a safetensors file with the names of this library, of timm or of transformers
+        (`bam.models.pretrained`), or a folder with a `weights.safetensors`, such as a release; ""
+        begins with random parameters.
+      init_fresh: an expression; parameters whose name matches begin at random.
       like: the model's parameters, or their shapes.
-      shape: of the images, height and width first, for `pretrained.fitted`; (): squares.
+      shape: of the images, height and width first, for `pretrained.fitted`; () for squares.
 
     Raises:
-      InputError: for a file that is none of these, names that are missing or surplus, other shapes
-        or types, or values that are not finite. OSError: if it cannot be read.
+      InputError: for another kind of file, missing or surplus names, other shapes or types, or
+        values that are not finite.
+      OSError: if the file cannot be read.
     """
     if not init_from:
         if init_fresh:
             raise InputError("init_fresh is for weights of a file: name it by init_from")
         return Weights({}, "")
     path = file_of(init_from)
-    path.stat()  # an OSError where there is none
+    path.stat()  # raises an OSError if there is no file
     content = files.read_bytes(path, LIMIT)
     named = pretrained.renamed(pretrained.tensors(content, path))
     needed = traverse_util.flatten_dict(like, sep="/")
@@ -136,7 +137,7 @@ def digest(weights: str | None) -> str:
 
 
 def begin(params: Params, weights: Weights) -> Params:
-    """A model's random parameters, with copies of the given weights in their places."""
+    """A model's random parameters, with copies of the given weights in place of some."""
     given = {name: jnp.array(x) for name, x in weights.named.items()}
     return merge(params, traverse_util.unflatten_dict(given, sep="/"))
 
@@ -144,7 +145,7 @@ def begin(params: Params, weights: Weights) -> Params:
 def save(params: Params, path: Path) -> None:
     """Writes weights into a safetensors file that `init_from` takes.
 
-    For weights of a model that may be public; those of a private run are released by `bam.release`.
+    Use it for models trained on public data. `bam.release` releases the weights of a private run.
     """
     named = traverse_util.flatten_dict(params, sep="/")
     files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
@@ -155,13 +156,13 @@ def _sha256(content: bytes) -> str:
 
 
 def file_of(weights: str) -> Path:
-    """The file that a path means: itself, or the one in a release's folder."""
+    """The weights file of a path: the path itself, or the file in a release's folder."""
     path = files.user_path(weights)
     return path / "weights.safetensors" if path.is_dir() else path
 
 
 def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
-    """The names that a regular expression is found in; a `key` of the config needs one at least."""
+    """The names that match a regular expression; InputError if a config's `key` matches none."""
     names = {name for name, matches in pytree.matching(pattern)(dict(named)).items() if matches}
     if key and not names:
         raise InputError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
@@ -169,5 +170,5 @@ def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
 
 
 def _few(names: Collection[str], most: int = 3) -> str:
-    """The first of the names, in one line."""
+    """The first few names, in one line."""
     return files.listed(sorted(names), most)

@@ -1,4 +1,4 @@
-"""Any network as pure functions of one example's parameters, as training knows it."""
+"""Networks as pure functions of parameters and inputs, the form that training uses."""
 
 import contextlib
 import functools
@@ -38,10 +38,10 @@ class Model(NamedTuple):
       init: `key -> params`.
       logits: `(params, inputs [n, ...]) -> [n, classes]`, rows independent.
       loss: `(params, example) -> scalar`, the loss of one example
-        `{"image": [views, ...], "label": int}`, averaged over its views; of a user, with all views
-        of its examples, a label for each, and `"present": [views]`, over those that are there.
+        `{"image": [views, ...], "label": int}`, averaged over its views. For a user, the example
+        has all views of the user's examples, a label for each, and a mask `"present": [views]`.
 
-    The last two also take `convolution`, another formulation than the model was made with.
+    `logits` and `loss` also take `convolution`, to use another formulation than the model's.
     """
 
     init: Callable[[Array], Params]
@@ -59,24 +59,25 @@ def as_functions(
     lora_targets: str = "",
     loss: Loss = CROSS_ENTROPY,
 ) -> Model:
-    """Turns a network into the pure functions that training uses; tracing alone checks it.
+    """Turns a network into the pure functions that training uses, and checks it by tracing.
 
     Args:
-      network: from `[n, *input_shape]` to logits: a Flax Linen module; a Flax NNX module, whose
-        weights are those that training begins with, whatever the key; or a pair of functions,
-        `init(key, inputs) -> params` and `apply(params, inputs) -> logits`, whose parameters are
-        any pytree and go by names here, as nested dicts. Parameters are all that it may keep.
+      network: maps `[n, *input_shape]` to logits, and may keep no state but parameters. It is a
+        Flax Linen module; or a Flax NNX module, whose weights training begins with, whatever the
+        key; or a pair of functions, `init(key, inputs) -> params` and
+        `apply(params, inputs) -> logits`, with any pytree of parameters, which becomes nested dicts
+        of names here.
       input_shape: the shape of one input, without batch axis.
-      convolution: how convolutions are computed, see `bam.models.layers.convolutions_as`.
-      precision: of the network's arithmetic, forwards and backwards. "float32": all of it;
-        "tensorfloat32": matrix products and convolutions round their inputs to 10 bits of
-        mantissa, where the hardware can; "bfloat16": weights and activations are rounded to
-        bfloat16. Parameters, normalisation statistics, the loss, gradients as they leave the
-        network, and all that follows (norms, clipping, sums, noise) are float32 in each.
-      lora_rank: of factors beside the linear layers of a Linen module, see `bam.models.lora`; 0:
-        there are none.
-      lora_targets: expression that is found in the names of those layers.
-      loss: of an image, see `bam.models.losses`.
+      convolution: the formulation of convolutions, see `bam.models.layers.convolutions_as`.
+      precision: of the network's arithmetic, forwards and backwards. "float32" for all of it;
+        "tensorfloat32" rounds the inputs of matrix products and convolutions to 10 bits of mantissa
+        if the hardware can; "bfloat16" rounds weights and activations to bfloat16. In each case,
+        parameters, normalisation statistics, the loss, the network's gradients, and everything
+        after them (norms, clipping, sums, noise) are float32.
+      lora_rank: rank of factors beside the linear layers of a Linen module, see `bam.models.lora`;
+        0 for no factors.
+      lora_targets: expression that is searched for in the names of those layers.
+      loss: the loss of an image, see `bam.models.losses`.
 
     Raises:
       InputError: if the network keeps state besides parameters (BatchNorm does), if its pooling
@@ -130,20 +131,20 @@ def as_functions(
         params: Params, example: PyTree, convolution: str = convolution
     ) -> Float[Array, ""]:
         views, labels = logits(params, example["image"], convolution), jnp.asarray(example["label"])
-        if "present" not in example:  # else each view has its own
+        if "present" not in example:  # all views have the example's label
             labels = jnp.broadcast_to(labels, (len(views), *labels.shape))
         losses = jax.vmap(loss.of_output)(views, labels)
         return jnp.mean(losses, where=example.get("present"))
 
     try:
         jax.eval_shape(lambda: init(jax.random.key(0)))
-    except ZeroDivisionError as error:  # in an initialiser: pooling has left no position
+    except ZeroDivisionError as error:  # raised by an initialiser if pooling leaves no position
         raise InputError(f"the network leaves nothing of inputs of shape {input_shape}") from error
     return Model(functools.partial(interpreted, init), logits, loss_of)
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:
-    """A network as `(init, apply)`; InputError for state besides parameters, or for none."""
+    """A network as `(init, apply)`; InputError for other objects, or state besides parameters."""
     if isinstance(network, nn.Module):
         return _linen(network)
     if any(x.__module__.startswith("flax.nnx") for x in type(network).__mro__):
@@ -157,7 +158,7 @@ def _pure(network: Network) -> tuple[Init, Apply]:
 
 
 def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
-    """The same by names, like Linen's: "layers/0/kernel" is of the first in a list `layers`."""
+    """The functions with parameters named like Linen's, such as "layers/0/kernel" of a list."""
     names, structure = [x or "params" for x in pytree.names(like)], jax.tree.structure(like)
     for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
         if following.startswith(name):

@@ -1,7 +1,7 @@
-"""Layers the models share.
+"""Layers that the models share.
 
-A convolution can be computed in several ways that agree to float rounding and differ greatly in
-speed once every example has its own gradient. Models only say `Conv`; the choice is made here.
+A convolution has several formulations, which agree up to float rounding and differ greatly in speed
+when each example has its own gradient. Models use `Conv`; this file chooses the formulation.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from bam.models.symmetries import tied
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
 FORMULATIONS = ("matmul", "xla", "tpu")
 
-# If none is named, by the platform; "xla" on others.
+# The default formulation of a platform; "xla" on others.
 OF_PLATFORM = {"cpu": "matmul", "tpu": "tpu"}
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
@@ -32,12 +32,12 @@ _formulation = contextvars.ContextVar("convolution formulation", default="")
 
 @contextlib.contextmanager
 def convolutions_as(name: str) -> Iterator[None]:
-    """Chooses how the layers here compute, for code that is traced inside.
+    """Chooses the formulation of the layers, for code that is traced inside.
 
-    "matmul": a convolution is one matrix product of shifted copies of the image; sums over pixels
-    are products too. "xla": XLA's own convolution. "tpu": that, with pooling and normalising
-    written so that a TPU computes them where convolutions read and write. "" takes "matmul" on CPU,
-    "tpu" on TPU and "xla" elsewhere, when it is traced.
+    "matmul": a convolution is one matrix product of shifted copies of the image, and sums over
+    pixels are products, too. "xla": XLA's own convolution. "tpu": XLA's convolution, with pooling
+    and normalisation written so that a TPU fuses them with it. "": "matmul" on CPU, "tpu" on TPU
+    and "xla" elsewhere, chosen when the code is traced.
     """
     if name and name not in FORMULATIONS:
         raise InputError(
@@ -52,7 +52,7 @@ def convolutions_as(name: str) -> Iterator[None]:
 
 
 def formulation(name: str) -> str:
-    """The formulation of that name; of none that of this platform."""
+    """The named formulation, or for "" this platform's default."""
     return name or OF_PLATFORM.get(jax.default_backend(), "xla")
 
 
@@ -68,10 +68,10 @@ def conv2d(
 ) -> Float[Array, "n h2 w2 f"]:
     """Two-dimensional convolution, zero padding to "same" size, no bias.
 
-    XLA pads less before an axis than after it where a stride makes that matter; `symmetric` pads
-    both by half of an odd kernel, as PyTorch's networks do. Computed as `convolutions_as` says. As
-    a matrix product it keeps its speed inside loops and under `vmap`, where XLA's own CPU
-    convolution loses it.
+    With a stride, XLA may pad less before an axis than after it; `symmetric` pads both sides by
+    half of an odd kernel, as PyTorch's networks do. `convolutions_as` chooses the formulation. A
+    matrix product keeps its speed inside loops and under `vmap`, where XLA's CPU convolution
+    becomes slow.
     """
     sides, strides = kernel.shape[:2], (stride, stride)
     padding = [(side // 2, side // 2) for side in sides]
@@ -94,7 +94,7 @@ def _conv2d_as_matmul(
         for j in range(kernel_width)
     ]
     patches = jnp.concatenate(shifted, axis=-1)
-    # One axis of rows: of several, XLA would transpose the output's gradient for the kernel's.
+    # One axis of rows, because with several XLA transposes the output's gradient for the kernel's.
     rows = patches.reshape(-1, kernel_height * kernel_width * channels)
     return (rows @ kernel.reshape(-1, features)).reshape(*patches.shape[:-1], features)
 
@@ -108,16 +108,16 @@ def standardise_weights(
     $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$; each times
     the features' gains. It involves the weights alone, so it mixes no examples.
 
-    Source: Qiao et al. 2019; the floor and fan-in of De et al. 2022; "centre" is what the BAM
-    authors' code does.
+    Source: Qiao et al. 2019; the floor and fan-in of De et al. 2022; "centre" as in the BAM
+    authors' code.
     """
     if how == "none":
         return gain * kernel
     if how == "centre":
         return gain * (kernel - jnp.mean(kernel, axis=(0, 1, 2)))
-    # Written so that all sums over a gradient are of the gradient itself, and none waits for
-    # another: each is a pass over every example's own. The variance is the same, and so are its
-    # derivatives, whatever constant is taken off; the mean loses no digits to cancellation.
+    # Each sum over a gradient is a pass over every example's gradient, so no sum waits for another.
+    # Subtracting a constant changes neither the variance nor its derivatives, and keeps the digits
+    # of the mean from cancellation.
     near = kernel - jax.lax.stop_gradient(jnp.mean(kernel, axis=(0, 1, 2)))
     mean = jnp.mean(near, axis=(0, 1, 2))
     variance = jnp.mean(jnp.square(near), axis=(0, 1, 2)) - jnp.square(mean)
@@ -127,11 +127,12 @@ def standardise_weights(
 
 
 class Conv(nn.Module):
-    """Convolution with same padding, of a square kernel, initially N(0, 1/fan-in).
+    """Convolution with same padding and a square kernel, which begins as N(0, 1/fan-in).
 
-    `gain_and_bias` learns a gain (multiplying the weights, from 1) and a bias (from 0) per channel,
-    `use_bias` a bias alone; `symmetric` as of `conv2d`. `symmetries` ties the kernel over a group
-    of so many, see `symmetries.tied`: gains and biases are per field, and the fan-in is a field's.
+    `gain_and_bias` learns a gain (a factor of the weights, from 1) and a bias (from 0) for each
+    channel; `use_bias` learns a bias alone. `symmetric` is as in `conv2d`. `symmetries` is the
+    order of a group over which the kernel is tied, see `symmetries.tied`; gains, biases and the
+    fan-in then belong to fields.
     """
 
     features: int
@@ -167,10 +168,10 @@ class Conv(nn.Module):
 
 @jax.custom_jvp
 def mish(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    r"""Mish activation, $x \tanh(\log(1 + e^x))$ (Misra 2019), differentiable as often as wanted.
+    r"""Mish activation, $x \tanh(\log(1 + e^x))$ (Misra 2019), differentiable any number of times.
 
-    With $n = e^x (e^x + 2)$ the hyperbolic tangent is $n / (n + 2)$: one exponential where the
-    textbook form and its derivative take several, a sixth of a small ResNet-9's CPU time.
+    With $n = e^x (e^x + 2)$ the hyperbolic tangent is $n / (n + 2)$. That needs one exponential,
+    where the textbook form and its derivative need several: a sixth of a small ResNet-9's CPU time.
     """
     n, _ = _mish_terms(x)
     return x * (n * (1 / (n + 2)))
@@ -181,15 +182,15 @@ def _mish_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     (x,), (tangent,) = primals, tangents
     n, bend = _mish_terms(x)
     reciprocal = 1 / (n + 2)
-    # Backwards, the division is the last step: XLA on CPU keeps its result for all who need it,
-    # where it would compute a product, and whatever cheap steps led to it, again for each.
+    # Backwards, the division comes last. XLA on CPU keeps a quotient for all operations that use
+    # it, but computes a product, with the cheap steps before it, again for each.
     return x * (n * reciprocal), tangent / (n + 2) * (n + bend * reciprocal)
 
 
 def _mish_terms(x: Array) -> tuple[Array, Array]:
-    """`n`, and what is added to it in the slope `(n + bend / (n + 2)) / (n + 2)`.
+    """`n` and `bend` of the slope `(n + bend / (n + 2)) / (n + 2)`.
 
-    Beyond 20 the slope is 1 to float64's rounding.
+    Beyond 20 the slope is 1 up to float64's rounding.
     """
     x = jnp.minimum(x, 20)
     exp = jnp.exp(x)
@@ -199,10 +200,10 @@ def _mish_terms(x: Array) -> tuple[Array, Array]:
 class GroupNorm(nn.Module):
     r"""Group normalisation, $\gamma (x - \mu_g) / \sqrt{\sigma_g^2 + 10^{-5}} + \beta$, per image.
 
-    Sums run over the pixels of each channel first and then over the few channels of a group,
-    which XLA's CPU backend vectorises; flax's own layer, with the same parameters and results,
-    takes several times as long there. Statistics are float32 whatever the input's dtype. The number
-    of groups divides that of the channels. Each `fibre` of so many channels has one scale and bias.
+    Sums run over the pixels of each channel first, and then over the few channels of a group, which
+    XLA's CPU backend vectorises. Flax's layer has the same parameters and results, but takes
+    several times as long there. Statistics are float32 for any input dtype. The number of groups
+    must divide that of the channels. Each `fibre` of channels has one scale and one bias.
 
     Source: Wu and He 2018.
     """
@@ -212,7 +213,7 @@ class GroupNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h w c"]:
-        """Normalises a batch of images, each by itself."""
+        """Normalises each image of a batch separately."""
         n, channels = x.shape[0], x.shape[-1]
         per_group = channels // self.num_groups
         fields = (channels // self.fibre,)
@@ -222,7 +223,7 @@ class GroupNorm(nn.Module):
         def group_mean(images: Array) -> Array:
             means = _sum_of_pixels(images) / (x.shape[1] * x.shape[2])
             if _computed() == "tpu":
-                # One small product where groups of lanes would be taken apart and repeated.
+                # One small product, because taking groups of lanes apart is slow on a TPU.
                 share = jnp.repeat(jnp.repeat(jnp.eye(self.num_groups), per_group, 0), per_group, 1)
                 return jnp.matmul(_apart(means), share / per_group, precision="highest")
             groups = means.reshape(n, self.num_groups, per_group)
@@ -233,17 +234,17 @@ class GroupNorm(nn.Module):
         variance = jnp.maximum(group_mean(jnp.square(x32)) - jnp.square(mean), 0)
         factor = scale * jax.lax.rsqrt(variance + 1e-5)
         offset = bias - mean * factor
-        # A TPU would write `x32` to memory, in twice the bytes, were it needed here too.
+        # If `x32` were used here, too, a TPU would write it to memory, in twice the bytes.
         images = x if _computed() == "tpu" else x32
         normalised = images * _at_pixels(factor, images) + _at_pixels(offset, images)
         return normalised.astype(x.dtype)
 
 
 def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
-    """The same numbers, behind a barrier that XLA does not compile across.
+    """The same numbers behind an optimization barrier.
 
-    Without it, XLA merges a gradient's sum over pixels with the sum over views that follows, into
-    a pass of its own over the images.
+    Without it, XLA merges a gradient's sum over pixels with the following sum over views, which
+    costs another pass over the images.
     """
     return jax.lax.optimization_barrier(statistic)
 
@@ -251,7 +252,7 @@ def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
 def _sum_of_pixels(images: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
     """Sums over the pixels of each channel; with "matmul", as a product with a row of ones.
 
-    XLA's own sums on CPU are slow, and compute again whatever cheap steps led to their arguments.
+    XLA's sums on CPU are slow, and repeat the cheap steps that lead to their arguments.
     """
     if _computed() != "matmul":
         return jnp.sum(images, axis=(1, 2))
@@ -273,7 +274,7 @@ def _at_pixels(
 
 @jax.custom_jvp
 def _at_pixels_by_product(statistic: Array, images: Array) -> Array:
-    """The same, but with a derivative that is a product, whose transpose is a product too."""
+    """A number per channel at every pixel; its derivative and its transpose are products."""
     return jnp.broadcast_to(statistic[:, None, None], images.shape)
 
 
@@ -287,7 +288,7 @@ def _at_pixels_by_product_jvp(
 
 
 def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
-    """Ones, one per pixel, computed from the pixels: XLA rewrites products with a constant 1."""
+    """A one for each pixel, computed from the pixels, because XLA rewrites products with 1."""
     pixels = jax.lax.stop_gradient(images[..., 0])
     return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
@@ -302,9 +303,9 @@ def group_norm(
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
     """Means over 2×2 pixels; an odd last row or column is left out.
 
-    On a TPU it is a convolution of each channel by itself: XLA fuses what comes before and after it
-    into one pass, forwards and backwards. Where each example has weights of its own (`own_weights`)
-    XLA fuses sums over windows only.
+    On a TPU it is a convolution of each channel alone, which XLA fuses with the operations before
+    and after it, forwards and backwards. If each example has its own weights (`own_weights`), XLA
+    fuses only sums over windows.
     """
     n, height, width, channels = x.shape
     if _computed() != "tpu":
@@ -312,7 +313,7 @@ def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
         return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
     if own_weights.get():
         window = (1, 2, 2, 1)
-        # A constant zero, of the images' dtype: another start would have no derivative.
+        # A constant zero in the images' dtype, because other starts have no derivative.
         zero = np.zeros((), x.dtype)
         return jax.lax.reduce_window(x * 0.25, zero, jax.lax.add, window, window, "VALID")
     quarter = jnp.full((2, 2, 1, channels), 0.25, x.dtype)

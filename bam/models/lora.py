@@ -1,10 +1,11 @@
-r"""Low-rank adaptation: training $W + A B$ by the small factors $A$, $B$ alone.
+r"""Low-rank adaptation: training $W + A B$ through the small factors $A$, $B$ alone.
 
-A linear layer's $x W$ becomes $x W + (x A) B$ with $A$ of `[in, r]`, $B$ of `[r, out]`, zero at
-first. So the per-example gradients that are stored, bounded and noised are those of the factors,
-`r (in + out)` numbers in place of `in · out`. It works for any Flax module with `nn.Dense` layers.
+A linear layer's $x W$ becomes $x W + (x A) B$ with $A$ `[in, r]` and $B$ `[r, out]`, which begins
+at zero. So the per-example gradients that are stored, bounded and noised are those of the factors,
+`r (in + out)` numbers instead of `in · out`. It works for any Flax module with `nn.Dense` layers.
 
-Source: Hu et al. 2022 (arXiv 2106.09685), without its factor α/r, which the learning rate has.
+Source: Hu et al. 2022 (arXiv 2106.09685), without its factor α/r, which belongs to the learning
+rate here.
 """
 
 import re
@@ -21,14 +22,14 @@ from jaxtyping import Array
 from bam.core.pytree import Params
 from bam.errors import InputError
 
-NAME = "lora"  # of the factors in a model's parameters, which expressions like "lora|head" find
+NAME = "lora"  # the factors' name in a model's parameters, for expressions like "lora|head"
 
 
 def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
-    """Parameters with factors for each linear layer whose name the expression is found in.
+    """Parameters with factors for each linear layer whose name matches the expression.
 
-    A is normal with variance 1/in, B zero: the model is the same at first. InputError for a rank
-    below 1, or if no layer is found.
+    A is normal with variance 1/in, and B is zero, so the model is the same at first. InputError for
+    a rank below 1, or if no layer matches.
     """
     if rank < 1:
         raise InputError(f"lora.rank must be at least 1, or 0 for none, got {rank}")
@@ -49,7 +50,7 @@ def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
 
 
 def added(factors: Params) -> Callable[..., Any]:
-    """What `nn.intercept_methods` takes: linear layers that have factors add their product."""
+    """An interceptor for `nn.intercept_methods`: linear layers with factors add their product."""
     named = traverse_util.flatten_dict(factors, sep="/")
 
     def intercept(
@@ -65,7 +66,7 @@ def added(factors: Params) -> Callable[..., Any]:
 
 
 def folded(params: Params) -> Params:
-    """The same model without factors, each W + A B in their place; unchanged if it has none."""
+    """The same model without factors, with W + A B in their place; unchanged if it has none."""
     if NAME not in params:
         return params
     named = traverse_util.flatten_dict({k: v for k, v in params.items() if k != NAME}, sep="/")
