@@ -108,6 +108,8 @@ def locked(content):
 
 HOSTILE = {
     "up.zip": (zipped("a/../../x.png"), "leaves the folder"),
+    "root.zip": (zipped("//etc/x.png"), "leaves the folder"),
+    "share.zip": (zipped("\\\\host\\x.png"), "leaves the folder"),
     "absolute.zip": (zipped("/etc/x.png"), "leaves the folder"),
     "backslash.zip": (zipped("a\\..\\..\\x.png"), "leaves the folder"),
     "drive.zip": (zipped("C:\\x.png"), "leaves the folder"),
@@ -119,6 +121,7 @@ HOSTILE = {
     "no.zip": (b"<html>", "damaged, or of an unknown kind"),
     "empty.zip": (b"", "damaged, or of an unknown kind"),
     "flipped.zip": (zipped("a.png").replace(b"x" * 100, b"x" * 99 + b"y"), "damaged, or of an"),
+    "root.tar": (tarred("//etc/x.png"), "leaves the folder"),
     "up.tar": (tarred("../x.png"), "leaves the folder"),
     "link.tar": (tarred("x", link("y", "/etc/passwd")), "y: is a link or no ordinary file"),
     "hard.tar": (tarred("x", link("y", "x", tarfile.LNKTYPE)), "y: is a link or no ordinary"),

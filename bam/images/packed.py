@@ -75,7 +75,8 @@ def _write(archive: Path, place: Path) -> None:
         parts = PurePosixPath(member.name.replace("\\", "/")).parts
         if not parts and member.content is None:
             continue  # the folder itself: "./"
-        if not parts or ".." in parts or parts[0] == "/" or ":" in parts[0] or "\0" in member.name:
+        # The root of "//x" is "//", by POSIX.
+        if not parts or ".." in parts or parts[0][0] == "/" or ":" in parts[0]:
             raise DataError(f"{where}: leaves the folder")
         if member.refused:
             raise DataError(f"{where}: {member.refused}; unpack it and import the folder")
