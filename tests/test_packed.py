@@ -1,6 +1,9 @@
 """A stranger's archive is read as its folder is, or refused in one line; nothing is left over."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import stat
 import tarfile
@@ -98,12 +101,32 @@ def as_link(info):
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
 
 
+def as_bzip2(info):
+    info.compress_type = zipfile.ZIP_BZIP2
+
+
 def locked(content):
     """The archive with the bit that says "encrypted", of each of its files."""
     whole = bytearray(content)
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         whole[whole.index(mark) + place] |= 1
     return bytes(whole)
+
+
+def long_name(num_bytes):
+    info = tarfile.TarInfo("n" * num_bytes)
+    info.type = tarfile.REGTYPE
+    return info
+
+
+def flipped(content, place):
+    """Bytes of which one is another."""
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def checksum(content):
+    """A gzip file of another checksum."""
+    return flipped(content, len(content) - 6)
 
 
 HOSTILE = {
@@ -129,6 +152,15 @@ HOSTILE = {
     "pipe.tar": (tarred(link("y", "", tarfile.FIFOTYPE)), "y: is a link or no ordinary file"),
     "twice.tar": (tarred("x.png", "./x.png"), "is there twice"),
     "cut.tar": (tarred("x.png")[:600], "damaged, or of an unknown kind"),
+    # Of these tarfile reads what is before the fault, as if no more were there.
+    "cut in a header.tar": (tarred("x.png", "y.png")[:1100], "truncated header; is it cut short?"),
+    "cut between files.tar": (tarred("x.png", "y.png")[:1024], "empty header; is it cut short?"),
+    "header.tar": (tarred("x", "y.png").replace(b"y.p", b"z.p"), "bad checksum; is it cut short?"),
+    "name.tar": (tarred(long_name(2**22)), "more than 4,194,304 bytes before a file"),
+    "checksum.tgz": (checksum(gzip.compress(tarred("x.png"))), "unknown kind: CRC check failed"),
+    "bzip2.zip": (flipped(zipped("a.png", change=as_bzip2), 40), "Invalid data"),
+    "long.zip": (zipped("n" * 300), "File name too long"),
+    "deep.zip": (zipped(*("a/" * k for k in range(1, 1500))), "more than 100 folders within"),
     "no.tgz": (b"\x1f\x8b" + bytes(50), "damaged, or of an unknown kind"),
     "no.txz": (b"\xfd7zXZ" + bytes(50), "damaged, or of an unknown kind"),
 }
@@ -147,6 +179,15 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, name):
 
     refused(message, unpack, kind=DataError)
     assert [x.name for x in tmp_path.rglob("*")] == ["in", name]
+
+
+@pytest.mark.parametrize("kind", [gzip, bz2, lzma])
+def test_an_archive_in_several_streams_is_read_to_its_end(tmp_path, kind):
+    """As programs that compress with several cores write it."""
+    whole = tarred("x.png", "y.png", "z.png")
+    (tmp_path / "x.tar").write_bytes(kind.compress(whole[:1024]) + kind.compress(whole[1024:]))
+    with packed.unpacked(tmp_path / "x.tar", tmp_path / "out") as place:
+        assert sorted(x.name for x in place.iterdir()) == ["x.png", "y.png", "z.png"]
 
 
 def test_an_archive_that_fills_the_disk_is_refused_by_what_it_declares(tmp_path, monkeypatch):

@@ -1,7 +1,11 @@
 """A folder that is packed in a zip or tar file, of somebody who need not be trusted."""
 
+import bz2
 import contextlib
+import gzip
+import io
 import lzma
+import math
 import os
 import shutil
 import stat
@@ -11,13 +15,15 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bam.data.common import DataError
 from bam.images.listing import JUNK
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 MOST_FILES = 10_000_000
+DEEPEST = 100  # folders within each other; Python's removal of some thousand fails
+HEADER = 2**22  # bytes before a file in a tar: its name and other facts, which memory keeps
 SHARE = 2  # a file's content may take one part in so many of what the disk has free
 _DAMAGE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError,
@@ -62,6 +68,9 @@ def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{archive}: damaged, or of an unknown kind: {error}") from error
+        except OSError as error:  # gzip and bzip2 have no other for what is damaged
+            what = error.strerror or f"damaged, or of an unknown kind: {error}"
+            raise DataError(f"{archive}: {what}") from error
         yield place if whole else _only_folder(place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -78,6 +87,8 @@ def _write(archive: Path, place: Path) -> None:
         # The root of "//x" is "//", by POSIX.
         if not parts or ".." in parts or parts[0][0] == "/" or ":" in parts[0]:
             raise DataError(f"{where}: leaves the folder")
+        if len(parts) > DEEPEST:
+            raise DataError(f"{where}: more than {DEEPEST} folders within each other")
         if member.refused:
             raise DataError(f"{where}: {member.refused}; unpack it and import the folder")
         left -= member.num_bytes
@@ -94,6 +105,8 @@ def _write(archive: Path, place: Path) -> None:
                 os.utime(path, ns=(time, time))
         except (FileExistsError, NotADirectoryError):
             raise DataError(f"{where}: is there twice") from None
+        except OSError as error:  # a full disk, a long name, or a bzip2 stream that is damaged
+            raise DataError(f"{where}: {error.strerror or error}") from error
 
 
 def _members(archive: Path) -> Iterator[_Member]:
@@ -106,12 +119,59 @@ def _members(archive: Path) -> Iterator[_Member]:
                 content = None if info.is_dir() or refused else packed.open(info)
                 yield _Member(info.filename, info.file_size, content, refused)
         return
-    with tarfile.open(archive, "r|*") as stream:  # one file after the other, none kept
+    # One file after the other, none kept.
+    with contextlib.ExitStack() as opened:
+        plain = opened.enter_context(_plain(archive))
+        file: Any = _Limited(plain)
+        stream = opened.enter_context(tarfile.open(fileobj=file, mode="r|", tarinfo=_Header))
         for entry in stream:
             is_known = entry.isfile() or entry.isdir()
             refused = "" if is_known else "is a link or no ordinary file"
             content = stream.extractfile(entry) if entry.isfile() else None
+            file.left = math.inf
             yield _Member(entry.name, entry.size, content, refused)
+            file.left = HEADER
+        plain.read(HEADER)  # to the end, where checksums are
+
+
+class _Limited:
+    """A file of which `left` bytes may be read."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self.file, self.left = file, float(HEADER)
+
+    def read(self, num_bytes: int) -> bytes:
+        """The next bytes; ValueError if they are too many."""
+        content = self.file.read(num_bytes)
+        self.left -= len(content)
+        if self.left < 0:
+            raise ValueError(f"more than {HEADER:,} bytes before a file")
+        return content
+
+
+class _Header(tarfile.TarInfo):
+    """A header in a tar, of which `tarfile` takes a damaged one for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        """A header of these bytes; ValueError in a tar that is damaged or cut short."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if bytes(buf) == bytes(tarfile.BLOCKSIZE):  # the end
+                raise
+            raise ValueError(f"{error}; is it cut short?") from error
+
+
+def _plain(archive: Path) -> io.BufferedIOBase:
+    """The tar in a file, by its first bytes; its checksums and all of its streams are read."""
+    with archive.open("rb") as file:
+        head = file.read(6)
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.open(archive)
+    if head.startswith(b"BZh"):
+        return bz2.open(archive)
+    return lzma.open(archive) if head == b"\xfd7zXZ\0" else archive.open("rb")
 
 
 def _only_folder(place: Path) -> Path:
