@@ -5,8 +5,12 @@ import gzip
 import io
 import lzma
 import os
+import signal
 import stat
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 from types import SimpleNamespace
 
@@ -58,6 +62,9 @@ def test_an_archive_is_imported_with_the_bytes_and_lines_of_its_folder(tmp_path,
     assert "\n".join(lines).replace("two", "one") == folder.stdout.rstrip()
     for file in (tmp_path / "one").glob("*.parquet"):
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+    # Where the copy was is said nowhere.
+    facts = (tmp_path / "one" / "manifest.json").read_text()
+    assert (tmp_path / "two" / "manifest.json").read_text() == facts
     # Again: nothing is made anew, unless the archive has changed.
     again = run_command("bam", "data", "import", "x.zip", "--out=two", "--size=8")
     assert again.returncode == 0, again.stderr
@@ -70,6 +77,20 @@ def test_an_archive_is_imported_with_the_bytes_and_lines_of_its_folder(tmp_path,
     wrong = run_command("bam", "data", "import", "y.tar", "--out=three")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: y.tar: class A has one image")
     assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_copy_of_the_images(tmp_path, number):
+    whole = zipped(*(f"{c}/{i}.png" for c in "AB" for i in range(5000)))
+    (tmp_path / "x.zip").write_bytes(whole)
+    command = [sys.executable, "-m", "bam", "data", "import", "x.zip", "--out=out"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while not (there := list(tmp_path.glob(".out-*/A"))) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.communicate()[1] == "error: interrupted\n"
+    assert there and process.returncode == 130
+    assert [x.name for x in tmp_path.iterdir()] == ["x.zip"]
 
 
 def link(name, target, kind=tarfile.SYMTYPE):

@@ -580,6 +580,30 @@ def _end_at_once(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 
+@contextlib.contextmanager
+def clearing() -> Iterator[None]:
+    """For its time, a signal that ends the process is an exception, so that `finally` clears up.
+
+    Further signals wait for that.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _in_main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def end(number: int, frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _from_home(argument: str) -> str:
     """`--workdir=~/runs`, of which a shell would make a folder called `~`, from the home folder.
 

@@ -53,7 +53,7 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
         return
     console.say(f"unpacking {folder} beside {given.out}; the copy is removed at the end")
     is_outside = bool(given.labels) and os.path.isfile(given.labels)
-    with packed.unpacked(folder, Path(given.out), is_outside) as place:
+    with console.clearing(), packed.unpacked(folder, Path(given.out), is_outside) as place:
         named = lambda text: text.replace(str(place), str(folder))  # noqa: E731
         try:
             _import(given, place, lambda *lines: console.say(*map(named, lines)))

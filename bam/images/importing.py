@@ -308,7 +308,8 @@ def _write_shard(
         except DataError as error:
             if options.strict:
                 raise
-            left_out[example.file] = str(error)
+            # Where the folder is, as a copy of an archive for a time, is no fact of the data.
+            left_out[example.file] = str(error).removeprefix(f"{folder}{os.sep}")
     write([x for _, x in kept], [x for x, _ in kept], path, options)
     return {
         "sha256": sha256(path),
