@@ -231,6 +231,7 @@ TABLES = {
     "UTF-16, no mark": (ROWS.encode("utf-16-le"), "test:B 1, train:A 1", ""),
     "a workbook": (b"PK\x03\x04" + bytes(99), "!save it as CSV", ""),
     "bytes": (bytes(range(256)) * 4, "!not a readable CSV|no column", ""),
+    "blank lines": (f"\n\n{ROWS}A/2.png, ,p1,train\n", "!row 6 lacks a value of label", ""),
     "no rows": (HEAD, "!has no rows", ""),
     "nothing": ("", "!no column", ""),
     "Parquet": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7.0, 8.0],
@@ -239,6 +240,8 @@ TABLES = {
         '{"part": "test", "who": 2.0, "x": [1], "file": "B/1.png", "label": "B"}\n'),
         "test:B 1, train:A 1", ""),
     "JSON lines, one open": ((".jsonl", '{"file": "A/1.png"}\n{"file": '), "!row 2: not JSON", ""),
+    "JSON lines, blank lines": ((".jsonl", '\n\n{"file": "A/1.png", "label": "", '
+        '"who": 1, "part": "train"}'), "!row 3 lacks a value of label", ""),
     "JSON lines, a list": ((".jsonl", "[1, 2]"), "!row 1 is not an object", ""),
     "JSON lines, nothing": ((".jsonl", ""), "!no column", ""),
     "JSON lines, a value less": ((".ndjson", '{"file": "A/1.png", "label": "A", "who": 1, "part": '
@@ -257,6 +260,11 @@ TABLES = {
         "!annotation 1 has a bbox: only labels of whole images", ""),
     "COCO, an empty outline": ((".json", COCO.replace('"id": 9', '"segmentation": []')),
         "test:B 1, train:A 1", ""),
+    "COCO, two images of an id": ((".json", COCO.replace('"id": 2, "file"', '"id": 1, "file"')),
+        "!images 2 has no id, or that of another: '1'", ""),
+    "COCO, categories of an id": ((".json", COCO.replace('"id": 2, "name"', '"id": 1, "name"')),
+        "!categories 2 has no id, or that of another: '1'", ""),
+    "COCO, no id": ((".json", COCO.replace('"id": 1, "file"', '"file"')), "!images 1 has no", ""),
     "COCO, no such category": ((".json", COCO.replace('"category_id": 2', '"category_id": 3')),
         "!annotation 2: no category has the id '3'", ""),
     "COCO, no such image": ((".json", COCO.replace('"image_id": 2', '"image_id": 7')),

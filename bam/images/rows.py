@@ -62,7 +62,8 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
 
 
 def _of_csv(table: Path, columns: list[str], log: Log) -> Rows:
-    content = _decoded(table, log)
+    whole = _decoded(table, log)
+    content = whole.lstrip("\n")
     first = content.partition("\n")[0].replace('"', "").casefold()
     # The sniffer of `csv` guesses from the rows; here some names of the header are known.
     names = {x: {text(name) for name in first.split(x)} for x in ",;\t|"}
@@ -74,7 +75,9 @@ def _of_csv(table: Path, columns: list[str], log: Log) -> Rows:
     except csv.Error as error:
         where = f"{table}: line {lines.line_num}"
         raise DataError(f"{where}: not a readable CSV file: {error}") from error
-    return Rows([text(x) for x in header], list(values), 2, separator != ",")
+    return Rows(
+        [text(x) for x in header], list(values), 2 + len(whole) - len(content), separator != ","
+    )
 
 
 def _of_json(table: Path, log: Log) -> Rows:
@@ -86,6 +89,12 @@ def _of_json(table: Path, log: Log) -> Rows:
     if not all(isinstance(x, list) and all(isinstance(y, dict) for y in x) for x in parts):
         raise DataError(f"{table}: neither a list of rows nor COCO's {', '.join(_COCO)}")
     images, annotations, categories = parts
+    for kind, objects in ((_COCO[0], images), (_COCO[2], categories)):
+        seen = set[str]()
+        for number, one in enumerate(objects, 1):
+            if not (own := text(one.get("id"))) or own in seen:
+                raise DataError(f"{table}: {kind} {number} has no id, or that of another: {own!r}")
+            seen.add(own)
     names = {text(x.get("id")): text(x.get("name")) for x in categories}
     labels: dict[str, str] = {}
     for number, one in enumerate(annotations, 1):
@@ -122,14 +131,14 @@ def _of_objects(table: Path, objects: list[Any]) -> Rows:
 
 
 def _decoded(table: Path, log: Log) -> str:
-    """A text in UTF-8, UTF-16 or Windows' encoding, without blank lines at its beginning."""
+    """A text in UTF-8, UTF-16 or Windows' encoding."""
     data = files.read_bytes(table)
     if data[:2] == b"PK":
         raise DataError(f"{table}: is a workbook or an archive: save it as CSV")
     wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or data[1:2] == b"\0"
     for encoding in ["utf-16"] if wide else ["utf-8-sig", "cp1252", "latin-1"]:
         with contextlib.suppress(UnicodeDecodeError):
-            content = io.StringIO(data.decode(encoding), newline=None).read().lstrip("\n")
+            content = io.StringIO(data.decode(encoding), newline=None).read()
             if encoding in ("cp1252", "latin-1"):
                 log(f"{table} is not UTF-8: read as {encoding}")
             return re.sub(r"\Asep=.\n", "", content)  # a line of Excel's own
