@@ -73,6 +73,7 @@ def _check(given: flags.FlagValues) -> None:
          "give --split_column"),
         (given.labels, not (given.classes or _kind(given) != "class"), "--labels needs --classes: "
          "their names are public, the labels are not"),
+        (given.number, "," in given.label_column, "--number is of one column of --label_column"),
         (given.target_offset or given.target_scale != 1, not given.number,
          "--target_offset and --target_scale are for numbers: add --number"),
         (given.stratify, _kind(given) != "class", "--stratify is for images of one class each"),

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bam import files
 from bam.core.user_table import MISSING
 from bam.data.common import MANIFEST, DataError, manifest
@@ -190,6 +192,8 @@ def _wrong(label: str, options: Options) -> str:
     if options.kind == "number" and not _finite(label):
         hint = f": write {point}" if _finite(point := label.replace(",", ".")) else ""
         return f"is not a finite number{hint}"
+    if options.kind == "number" and not math.isfinite(_number(label, options)):
+        return "is too large for float32, less --target_offset by --target_scale"
     values = label.split(",")
     if options.kind == "several" and not (len(values) == len(names) and {*values} <= {"0", "1"}):
         is_text = len(values) == len(names) and not all(map(_finite, values))
@@ -203,6 +207,13 @@ def _finite(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def _number(label: str, options: Options) -> float:
+    """What is learned of a number: in the units of its target, as float32."""
+    offset, scale = options.preprocessing.target or (0, 1)
+    with np.errstate(over="ignore"):
+        return float(np.float32((float(label) - offset) / scale))
 
 
 def read_manifest(out: Path) -> JsonObject:
@@ -355,7 +366,6 @@ def _labels(labels: list[str], options: Options) -> Any:
     if options.kind == "class":
         return pa.array([options.classes.index(x) for x in labels], pa.int64())
     if options.kind == "number":
-        offset, scale = options.preprocessing.target or (0, 1)
-        return pa.array([(float(x) - offset) / scale for x in labels], pa.float32())
+        return pa.array([_number(x, options) for x in labels], pa.float32())
     several = pa.list_(pa.int8(), len(options.classes))
     return pa.array([[int(x) for x in label.split(",")] for label in labels], several)
