@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from bam.data import datasets
 from bam.data.common import DataError, manifest
 from bam.images import importing, listing
-from bam.release import load
+from bam.release import load, predict
 from bam.training import loading
 from configs import folder
-from tests.cases import run_command, thoroughly
+from tests.cases import random_images, run_command, thoroughly
 from tests.test_pixels import dicom
 
 # Of an image beside two good ones of each class: its folder, name, suffix and what it is.
@@ -413,6 +414,7 @@ def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, m
         (*scaled, "--classes=70,80"),
         (*scaled[:1], "--target_scale=0", "--number"),
         ("--target_scale=nan", "--number"),
+        ("--target_scale=1e-300", "--number"),  # of which float32 makes infinities
     ):
         done = run_command(*base, "--out=no", *wrong)
         assert done.returncode == 2 and "target" in done.stderr, done.stderr
@@ -434,6 +436,26 @@ def test_folders_that_may_be_persons_are_no_classes_unless_they_are_named(tmp_pa
     done = run_command("bam", "data", "import", "top", "--out=more", "--size=8")
     assert done.returncode == 0, done.stderr
     assert manifest(tmp_path / "more")["classes"] == [str(x) for x in range(1, 13)]
+
+
+def test_a_number_is_of_one_column(tmp_path, monkeypatch):
+    """Two values, "1,5", would pass for a decimal comma."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("file;a;b\n1.png;1;5\n2.png;1;6\n")
+    write(tmp_path / "top" / "1.png", "good")
+    flags = ["--labels=t.csv", "--label_column=a,b", "--number"]
+    done = run_command("bam", "data", "import", "top", "--out=out", *flags)
+    assert done.returncode == 2 and "--number is of one column" in done.stderr
+
+
+def test_a_large_offset_hides_no_difference():
+    """Of seconds since 1970 float32 knows two minutes."""
+    facts = {"preprocessing": {"target": [1.7e9, 3600]}, "loss": "squared_error", "classes": [""]}
+    dataset = random_images("folder", 2, 2, 0.5, 1)._replace(preprocessing=facts["preprocessing"])
+    outputs = np.float32([[0.0], [0.001]])
+    assert np.ptp(datasets.in_units(dataset, outputs)) == pytest.approx(3.6)
+    table = predict.table(facts, list(outputs))
+    assert table == [["value"], ["1700000000"], ["1700000003.6"]]
 
 
 def test_numbers_are_shown_in_their_units(tmp_path, monkeypatch):

@@ -63,7 +63,8 @@ class Dataset(NamedTuple):
 def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:
     """Numbers (outputs or labels) in the units of the files, with the target's scale undone."""
     target = (getattr(dataset, "preprocessing", None) or {}).get("target")
-    return numbers * target[1] + target[0] if target else numbers
+    # In float32 an offset that is far above the scale would hide what differs.
+    return numbers.astype(np.float64) * target[1] + target[0] if target else numbers
 
 
 def load(

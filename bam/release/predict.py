@@ -153,12 +153,14 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
         numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
         header = each if facts["loss"] == "binary" else numbers
 
+    # So many more digits as the offset has: what differs has six.
+    digits = 6 + max(0, int(np.log10(max(1, abs(offset) / scale))))
+
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
         if not is_class:
-            return _texts(
-                special.expit(wide) if facts["loss"] == "binary" else wide * scale + offset
-            )
+            is_binary = facts["loss"] == "binary"
+            return _texts(special.expit(wide) if is_binary else wide * scale + offset, digits)
         every = _texts(special.softmax(wide))
         likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
         return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])
@@ -167,5 +169,5 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     return [header, *(empty if isinstance(x, DataError) else texts(x) for x in outputs)]
 
 
-def _texts(numbers: np.ndarray) -> list[str]:
-    return [f"{x:.6g}" for x in numbers.tolist()]
+def _texts(numbers: np.ndarray, digits: int = 6) -> list[str]:
+    return [f"{x:.{min(digits, 17)}g}" for x in numbers.tolist()]
