@@ -406,7 +406,7 @@ def test_json_says_what_csv_says_and_names_come_from_standard_input(
     there = map(str, predict.images_of([test_files]))
     names = [*(x for x in there if "\n" not in x), str(bad)]
     for suffix in ("csv", "json"):
-        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*names, "", ""])))
+        monkeypatch.setattr("sys.stdin", io.StringIO("\r\n".join([*names, "", ""])))
         done = run_command(*run, "-", "--top=2", f"--out={tmp_path / 'out'}.{suffix}")
         assert done.returncode == 2 and f"1 of {len(names)} files" in done.stderr, done.stderr
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(), newline="")))

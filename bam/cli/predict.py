@@ -40,7 +40,9 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
     released = load.load(given.release, given.own_model)
     facts, preprocessing = released.facts, predict.preprocessing_of(released)
     predict.table(facts, [], given.top)
-    paths = sys.stdin.read().split("\n") if list(arguments) == ["-"] else arguments
+    paths: Sequence[str] = arguments
+    if list(arguments) == ["-"]:
+        paths = [x.removesuffix("\r") for x in sys.stdin.read().split("\n")]
     images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
     if not images:
         raise InputError("standard input names no file")
