@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,26 @@ def test_a_signal_leaves_no_copy_of_the_images(tmp_path, number):
     assert [x.name for x in tmp_path.iterdir()] == ["x.zip"]
 
 
+def test_no_place_of_the_copy_is_published_or_shown(tmp_path, monkeypatch):
+    (tmp_path / "a  b").mkdir()  # an error in one line has one space
+    monkeypatch.chdir(tmp_path / "a  b")
+    tree(tmp_path / "x", " ".join(f"{c}/{i}.png" for c in "AB" for i in range(9)) + " A/7.gif")
+    (tmp_path / "x" / "A" / "7.gif").write_bytes(b"damaged")
+    pack(tmp_path / "a  b" / "x.zip", tmp_path / "x")
+    for out in ("one", "two"):
+        done = run_command("bam", "data", "import", "x.zip", f"--out={out}", "--size=8")
+        assert done.returncode == 0, done.stderr
+    for name in ("manifest.json", "import.json"):
+        content = Path("one", name).read_bytes()
+        assert content == Path("two", name).read_bytes() and b".one" not in content
+    assert '"A/7.gif": "A/7.gif: Unidentified' in Path("one", "manifest.json").read_text()
+    persons = tree(tmp_path / "p", " ".join(f"{k}/{i}.png" for k in range(12) for i in range(2)))
+    pack(tmp_path / "a  b" / "p.zip", persons)
+    done = run_command("bam", "data", "import", "p.zip", "--out=new/three")
+    assert done.returncode == 2 and done.stderr.startswith("error: p.zip: 12 folders")
+    assert not Path("new").exists()
+
+
 def link(name, target, kind=tarfile.SYMTYPE):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
@@ -150,7 +171,19 @@ def checksum(content):
     return flipped(content, len(content) - 6)
 
 
+def less_than_nothing():
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"GNU.sparse.name": "a.png", "GNU.sparse.realsize": "-5"}
+    info.pax_headers |= {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info.size = 512
+        archive.addfile(info, io.BytesIO(b"0\n" + bytes(510)))
+    return content.getvalue()
+
+
 HOSTILE = {
+    "less.tar": (less_than_nothing(), "a.png has -5 bytes"),
     "up.zip": (zipped("a/../../x.png"), "leaves the folder"),
     "root.zip": (zipped("//etc/x.png"), "leaves the folder"),
     "share.zip": (zipped("\\\\host\\x.png"), "leaves the folder"),

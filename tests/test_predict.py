@@ -16,6 +16,7 @@ import safetensors.numpy
 from PIL import Image
 
 from bam import models
+from bam.data import common, datasets
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
@@ -406,7 +407,8 @@ def test_json_says_what_csv_says_and_names_come_from_standard_input(
     there = map(str, predict.images_of([test_files]))
     names = [*(x for x in there if "\n" not in x), str(bad)]
     for suffix in ("csv", "json"):
-        monkeypatch.setattr("sys.stdin", io.StringIO("\r\n".join([*names, "", ""])))
+        given = io.TextIOWrapper(io.BytesIO(os.fsencode("\r\n".join([*names, "", ""]))))
+        monkeypatch.setattr("sys.stdin", given)
         done = run_command(*run, "-", "--top=2", f"--out={tmp_path / 'out'}.{suffix}")
         assert done.returncode == 2 and f"1 of {len(names)} files" in done.stderr, done.stderr
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(), newline="")))
@@ -416,7 +418,10 @@ def test_json_says_what_csv_says_and_names_come_from_standard_input(
     for row, record in zip(rows, records, strict=False):
         assert row["class"].lstrip("'") == record["class"].lstrip("'")
         assert float(row["probability_2"]) == record["probability_2"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x/\xff.png\r\n"), "utf-8"))
+    done = run_command(*run, "-")
+    assert done.stderr == "error: x/\\udcff.png: no such file or folder\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     done = run_command(*run, "-")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: standard input names no file\n"
@@ -517,3 +522,25 @@ def test_a_release_that_does_not_fit_its_files_says_its_size_and_window(tmp_path
         "bam", "predict", f"--release={release}", "--format=json", str(tmp_path / "deep.npy")
     )
     assert set(json.loads(done.stdout)[0]) >= {"file", "class", "probability"}
+
+
+@pytest.mark.parametrize(
+    ("target", "texts"),
+    [
+        ((70.0, 0.5), ["70", "70.5", "70.6173"]),  # six digits, if they are enough
+        ((2.0**30, 1.0), ["1073741824", "1073741825", "1073741825.235"]),
+        ((1577836800.0, 864000.0), ["1.577837e+09", "1.578701e+09", "1.578903e+09"]),
+        ((0.0, 1e-300), ["0", "1e-300", "1.23457e-300"]),
+    ],
+)
+def test_a_large_offset_hides_no_difference(target, texts):
+    outputs = np.float32([[0], [1], [1.2345678]])
+    facts = {"classes": ["0"], "loss": "squared_error", "preprocessing": {"target": list(target)}}
+    rows = [row[0] for row in predict.table(facts, list(outputs))[1:]]
+    np.testing.assert_allclose([float(x) for x in rows], [float(x) for x in texts], rtol=1e-6)
+    assert len(set(rows)) == 3 and rows[:2] == texts[:2]
+    one = np.zeros(1, np.float32)
+    split = common.Split(np.zeros((1, 8, 8, 3), np.uint8), one)
+    dataset = datasets.Dataset("x", split, split, 1, one, one, preprocessing={"target": target})
+    numbers = datasets.in_units(dataset, outputs)
+    np.testing.assert_allclose((numbers - target[0]) / target[1], outputs, atol=1e-6)

@@ -98,7 +98,7 @@ FOLDERS = {
         "A 4, B 3", "3 links in circles"),
     "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 subfolder. "),
     "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png is there 2 times", ""),
-    "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 times a file"),
+    "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 time a file"),
     "patients": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {}, "A 2, B 2",
         "NOT PRIVATE: .* 3 subfolders. .* --user_from=folder: otherwise ε protects one image"),
     "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": "folder"},
@@ -214,7 +214,7 @@ TABLES = {
     "ways": (f"{HEAD}\n./A/1.png,A,p1,train\n../photographs/A/2.png,A,p1,train\n"
         "B\\1.png,B,p2,test\n{top}/B/2.png,B,p3,test\nA/../B/3,B,p2,test\n",
         "test:B 3, train:A 2", ""),
-    "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 times a file"),
+    "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 time a file"),
     "two labels": (f"{ROWS}A/../A/1.png,B,p1,train\n", "!row 4: A/1.png is there 2 .* row 2", ""),
     "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 4: A/1.png is there 2 times", ""),
     "two splits": (f"{ROWS}A/1.png,A,p1,test\n", "!row 4: .*split", ""),

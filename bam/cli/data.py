@@ -15,7 +15,7 @@ from rich.progress import Progress
 from bam import files, tables
 from bam.cli import console, screen
 from bam.data.common import DataError
-from bam.data.preprocessing import Preprocessing
+from bam.data.preprocessing import Preprocessing, digits_of
 from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -54,10 +54,13 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
     console.say(f"unpacking {folder} beside {given.out}; the copy is removed at the end")
     is_outside = bool(given.labels) and os.path.isfile(given.labels)
     with console.clearing(), packed.unpacked(folder, Path(given.out), is_outside) as place:
-        named = lambda text: text.replace(str(place), str(folder))  # noqa: E731
+        one_line = " ".join(str(place).split())  # as errors have it
+        named = lambda text: text.replace(str(place), str(folder)).replace(  # noqa: E731
+            one_line, str(folder)
+        )
         try:
             _import(given, place, lambda *lines: console.say(*map(named, lines)))
-        except DataError as error:
+        except (InputError, OSError) as error:
             raise DataError(named(str(error))) from error
 
 
@@ -302,8 +305,8 @@ def show(data: Path, out: str) -> None:
 def _show_numbers(manifest: JsonObject, labels: Sequence[np.ndarray]) -> None:
     """Prints where labels that are numbers lie, in the units of the files."""
     offset, scale = manifest["preprocessing"].get("target") or (0, 1)
-    rows = []
+    rows, digits = [], digits_of((offset, scale), 4)
     for split, values in zip(listing.SPLITS, labels, strict=True):
         shares = np.quantile(values.astype(float) * scale + offset, (0, 0.25, 0.5, 0.75, 1))
-        rows.append([split, *(f"{x:.4g}" for x in shares)])
+        rows.append([split, *(f"{x:.{digits}g}" for x in shares)])
     screen.show(tables.text("numbers", "least", "a quarter", "median", "3 quarters", "most"), rows)

@@ -41,8 +41,8 @@ def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
     facts, preprocessing = released.facts, predict.preprocessing_of(released)
     predict.table(facts, [], given.top)
     paths: Sequence[str] = arguments
-    if list(arguments) == ["-"]:
-        paths = [x.removesuffix("\r") for x in sys.stdin.read().split("\n")]
+    if list(arguments) == ["-"]:  # names need not be UTF-8
+        paths = os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n")
     images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
     if not images:
         raise InputError("standard input names no file")

@@ -320,7 +320,8 @@ def _write_shard(
             if options.strict:
                 raise
             # Where the folder is, as a copy of an archive for a time, is no fact of the data.
-            left_out[example.file] = str(error).removeprefix(f"{folder}{os.sep}")
+            file = " ".join(str(folder / example.file).split())  # as an error has it
+            left_out[example.file] = str(error).replace(file, example.file)
     write([x for _, x in kept], [x for x, _ in kept], path, options)
     return {
         "sha256": sha256(path),

@@ -469,7 +469,8 @@ class Tree(NamedTuple):
 def tree(folder: Path) -> Tree:
     """Images and folders below a folder, in the order of their names."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
+        is_file = "a file, not a folder: unpack it" if folder.is_file() else "no such folder"
+        raise DataError(f"{folder}: {is_file}")
     listed = Tree([], [], Counts(), {})
     top = Path(os.path.realpath(folder))
     walked = {str(x): folder for x in (top, *top.parents)}

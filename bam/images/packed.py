@@ -56,8 +56,9 @@ def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
       DataError: for a path that leaves the folder, a link, a password, a name that is there twice,
         a damaged archive, and one of more bytes than half of the disk's free ones.
     """
-    near.absolute().parent.mkdir(parents=True, exist_ok=True)
+    new = [x for x in near.absolute().parents if not x.exists()]
     try:
+        near.absolute().parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{near.name}-", dir=near.absolute().parent))
     except OSError as error:
         raise DataError(f"{archive}: cannot be unpacked beside {near}: {error.strerror}") from error
@@ -74,6 +75,9 @@ def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
         yield place if whole else _only_folder(place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        for folder in new:
+            with contextlib.suppress(OSError):  # it has the data set
+                folder.rmdir()
 
 
 def _write(archive: Path, place: Path) -> None:
@@ -125,6 +129,8 @@ def _members(archive: Path) -> Iterator[_Member]:
         file: Any = _Limited(plain)
         stream = opened.enter_context(tarfile.open(fileobj=file, mode="r|", tarinfo=_Header))
         for entry in stream:
+            if entry.size < 0:
+                raise ValueError(f"{entry.name[:200]} has {entry.size} bytes")
             is_known = entry.isfile() or entry.isdir()
             refused = "" if is_known else "is a link or no ordinary file"
             content = stream.extractfile(entry) if entry.isfile() else None

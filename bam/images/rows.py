@@ -141,7 +141,7 @@ def _decoded(table: Path, log: Log) -> str:
             content = io.StringIO(data.decode(encoding), newline=None).read()
             if encoding in ("cp1252", "latin-1"):
                 log(f"{table} is not UTF-8: read as {encoding}")
-            return re.sub(r"\Asep=.\n", "", content)  # a line of Excel's own
+            return re.sub(r"\A(\n*)sep=.\n", r"\1", content)  # a line of Excel's own
     raise DataError(f"{table}: not a readable CSV file: damaged UTF-16")
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy import special
 
 from bam.data.common import DataError, machine_memory
-from bam.data.preprocessing import Preprocessing
+from bam.data.preprocessing import Preprocessing, digits_of
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.images import listing, rows
@@ -19,6 +19,7 @@ from bam.images.pixels import decoded
 from bam.release.load import Released
 
 TOGETHER = 16  # images at once, at most: of any number of files, one compilation
+DIGITS = 6  # of a number that is predicted, at least
 SHARE = 4  # the network may take one part in so many of the machine's memory
 
 # The network's outputs of an image, or why there are none.
@@ -153,8 +154,7 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
         numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
         header = each if facts["loss"] == "binary" else numbers
 
-    # So many more digits as the offset has: what differs has six.
-    digits = 6 + max(0, int(np.log10(max(1, abs(offset) / scale))))
+    digits = digits_of((offset, scale), DIGITS)
 
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
@@ -169,5 +169,5 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     return [header, *(empty if isinstance(x, DataError) else texts(x) for x in outputs)]
 
 
-def _texts(numbers: np.ndarray, digits: int = 6) -> list[str]:
-    return [f"{x:.{min(digits, 17)}g}" for x in numbers.tolist()]
+def _texts(numbers: np.ndarray, digits: int = DIGITS) -> list[str]:
+    return [f"{x:.{digits}g}" for x in numbers.tolist()]
