@@ -358,6 +358,9 @@ def test_a_folder_of_images_beside_a_table_of_their_labels_says_so(tmp_path):
     (top / "test" / "metadata.csv").write_text(META)
     hint = "no folder of a class .*; metadata.csv may name them: --labels=metadata.csv --classes="
     refused(hint, listing.in_class_folders, top, kind=DataError)
+    (top / "test" / "metadata.csv").rename(top / "Diagnoses.CSV")
+    hint = "Diagnoses.CSV may name them: --labels=Diagnoses.CSV --classes="
+    refused(hint, listing.in_class_folders, top, kind=DataError)
 
 
 NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error

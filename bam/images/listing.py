@@ -340,7 +340,9 @@ def _check_classes(
     shown = files.listed([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
     also = f"; ignored: {also}" if also else ""
     if not images:
-        tables = [name for name in _TABLES if _tables(folder, Path(name))[0][0].is_file()]
+        beside = sorted(x.name for x in folder.iterdir() if x.suffix.lower() in rows.SUFFIXES)
+        names = (*_TABLES, *beside)
+        tables = [name for name in names if _tables(folder, Path(name))[0][0].is_file()]
         hint = f"; {tables[0]} may name them: --labels={tables[0]} --classes=…" if tables else ""
         raise DataError(f"{folder}: no folder of a class with images in it{also}{hint}")
     for name in labels:

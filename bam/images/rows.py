@@ -18,6 +18,7 @@ from bam.data.sources import parquet
 
 Log: TypeAlias = Callable[[str], None]
 
+SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".ndjson", ".json")
 _COCO = ("images", "annotations", "categories")
 _PLACES = ("bbox", "segmentation", "keypoints", "segments_info", "caption")  # in an annotation
 
