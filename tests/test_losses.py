@@ -13,6 +13,7 @@ from sklearn import metrics as sklearn_metrics
 
 import bam
 from bam import models
+from bam.cli.main import main
 from bam.data import datasets, users
 from bam.models import losses
 from bam.release import export, page, records
@@ -169,6 +170,14 @@ def test_labels_that_a_loss_cannot_take_are_one_line(loss, labels, num_classes, 
 )
 def test_weights_that_cannot_be_are_refused(weights):
     refused(r"loss\.weights must be finite numbers from 0", losses.cross_entropy, weights)
+
+
+@pytest.mark.parametrize("weights", ["balanced", "(1.0,nan)", "1,five", "{'a':1}"])
+def test_a_flag_of_weights_that_cannot_be_is_one_line_that_names_it(weights, capsys):
+    flags = ["--config=digits:dp_sgd", "--config.dry_run", f"--config.loss.weights={weights}"]
+    assert main(["train", *flags]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: loss.weights must be finite numbers from 0, one a class, as in ")
 
 
 @pytest.mark.parametrize(
