@@ -167,7 +167,8 @@ def test_a_config_that_sets_no_option_is_as_it_was():
     [
         (
             ("=digits:dp_sgd", ".model.symmetries=2"),
-            "model convnet has no option 'symmetries': its options: width",
+            "model convnet has no option 'symmetries': its options: width; there is one with "
+            "--config.model.name=resnet9",
         ),
         (
             ("=digits:dp_sgd", ".model.name=resnet9", ".model.symetries=2"),
@@ -176,11 +177,13 @@ def test_a_config_that_sets_no_option_is_as_it_was():
         ),
         (
             ("=digits:dp_sgd", ".method.radius=0.05"),
-            "method dp_sgd has no option 'radius': its options: none",
+            "method dp_sgd has no option 'radius': its options: none; there is one with "
+            "--config.method.name=dp_sat or bam_sam",
         ),
         (
             ("=digits:dp_sgd", ".clip.gamma=0.05"),
-            "clip l2 has no option 'gamma': its options: none",
+            "clip l2 has no option 'gamma': its options: none; there is one with "
+            "--config.clip.name=normalize",
         ),
         (
             ("=digits:dp_sgd", ".model.name=tests.test_parts:without_width", ".model.width=2"),

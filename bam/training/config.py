@@ -82,9 +82,12 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
         has = sorted({*known, *options} - {"name"})
         near = difflib.get_close_matches(option, has, 1)
         hint = f"did you mean {section}.{near[0]}? " if near else ""
+        rows = parts.SECTIONS[section].rows
+        others = " or ".join(x for x, row in rows.items() if option in row.public_options)
+        there = f"; there is one with --config.{section}.name={others}" if others else ""
         raise InputError(
             f"{section} {options.name or 'without a name'} has no option {option!r}: {hint}its "
-            f"options: {', '.join(has) or 'none'}"
+            f"options: {', '.join(has) or 'none'}{there}"
         )
     default = known.get(option)
     has_type = default is not None and default is not inspect.Parameter.empty
