@@ -16,7 +16,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import bam
-from bam.privacy import accounting, rounding, tradeoff
+from bam.privacy import accounting, pld, rounding, tradeoff
 from bam.privacy.plan import BudgetExhaustedError
 
 RUN = {"noise_multiplier": 1.5, "sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
@@ -166,6 +166,19 @@ def test_the_noise_never_overshoots_its_target_and_is_nearly_the_least(accountan
     spent = lambda s: bam.epsilon(noise_multiplier=s, accountant=accountant, **SHORT)  # noqa: E731
     assert spent(sigma) <= target
     assert spent(sigma * (1 - 2e-5)) > target
+
+
+@pytest.mark.thorough
+def test_noise_for_a_large_epsilon_is_found_where_few_orders_say_that_there_is_no_room():
+    steps = {"sampling_prob": 0.04, "num_steps": 2250, "delta": 1e-5}
+    sigma = bam.noise_multiplier(target_epsilon=200, **steps)
+    few = accounting._by_rdp(sigma, *steps.values(), accounting.FEW_ORDERS)
+    assert few > accounting.LARGEST_PLD_EPSILON  # the control: this was refused
+    spent = bam.epsilon(noise_multiplier=sigma, **steps)
+    assert 199.99 < spent <= 200
+    # δ is 1 at small ε, up to rounding, and the search for a μ that bounds it ends.
+    mu = pld.mu(sigma, 0.04, 2250, up_to=spent)
+    assert tradeoff.delta_of_mu(mu, np.array([0.0])) == 1 and mu < 40
 
 
 def test_the_search_ends_even_if_any_noise_at_all_would_do():

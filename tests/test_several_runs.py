@@ -86,7 +86,7 @@ def test_plans_that_have_no_epsilon_together_are_refused(changes, delta, message
 def test_what_pld_cannot_resolve_or_hold_is_refused():
     many = [FIRST._replace(num_steps=10**6)] * 3
     refused("cannot resolve delta 1e-10", accounting.joint_epsilon, many, 1e-10)
-    little = [PoissonSteps(0.3, 0.5, 40)] * 4
+    little = [PoissonSteps(0.3, 0.5, 400)] * 4
     refused("no room for an epsilon of about", accounting.joint_epsilon, little, 1e-5)
 
 

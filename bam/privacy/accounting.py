@@ -333,14 +333,22 @@ def without_order_warnings() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
+def _joint_rdp(
+    mechanisms: Sequence[PoissonSteps], delta: float, orders: tuple[float, ...] | None
+) -> float:
+    with without_order_warnings():
+        steps = [_step_rdp(*x[:2], orders) for x in mechanisms]
+        rdp = sum(x.num_steps * step.rdp for x, step in zip(mechanisms, steps, strict=True))
+        return float(compute_epsilon(steps[0].orders, rdp, delta)[0])
+
+
 def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
     """InputError if PLD's tables would fill the memory."""
-    # RDP is fast and tells the size of the tables beforehand.
-    about = math.inf
-    if all(x.noise_multiplier >= SMALLEST_NOISE for x in mechanisms):
-        with without_order_warnings():
-            rdp = sum(x.num_steps * _step_rdp(*x[:2], FEW_ORDERS).rdp for x in mechanisms)
-            about = float(compute_epsilon(FEW_ORDERS, rdp, delta)[0])
+    about, least = math.inf, min(x.noise_multiplier for x in mechanisms)
+    # RDP is fast and tells the tables' size beforehand. For a large ε few orders say too much.
+    for orders, smallest in ((FEW_ORDERS, SMALLEST_NOISE), (None, LEAST_PLD_NOISE)):
+        if about > LARGEST_PLD_EPSILON and least >= smallest:
+            about = _joint_rdp(mechanisms, delta, orders)
     if about > LARGEST_PLD_EPSILON:
         raise InputError(
             f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "

@@ -80,7 +80,8 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
         return math.sqrt(num_steps) / noise_multiplier
     composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
     epsilons = np.linspace(0, up_to, 2001)
-    deltas = np.asarray(composed.get_delta_for_epsilon(epsilons[:-1])) + error
+    # At most 1, as of `deltas`: no μ has more, and the search would not end.
+    deltas = np.minimum(1.0, np.asarray(composed.get_delta_for_epsilon(epsilons[:-1])) + error)
 
     def excess(mu: float) -> float:  # falls with μ; at most 0 if μ bounds all of them
         return float(np.max(deltas - tradeoff.delta_of_mu(mu, epsilons[1:])))
