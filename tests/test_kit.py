@@ -305,12 +305,15 @@ BROKEN_ORACLES = {
     "another structure": (oracle_with(of_the_loss_only), "another structure"),
     "an ascent that divides by zero": (
         lambda loss_fn: bam.Oracle(
-            lambda params, g: params if g is None else optax.tree.scale(
-                1 / optax.tree.norm(g), params
-            ),
-            jax.grad(loss_fn),
+            lambda params, g: optax.tree.scale(1 / optax.tree.norm(g), params), jax.grad(loss_fn)
         ),
         "ascend returns values that are not finite",
+    ),
+    "an ascent with a branch of Python's": (
+        lambda loss_fn: bam.Oracle(
+            lambda params, g: params if optax.tree.norm(g) > 0 else g, jax.grad(loss_fn)
+        ),
+        "^its ascend does not run compiled, in jax.jit: Tracer.*: .+",
     ),
 }  # fmt: skip
 
@@ -321,6 +324,13 @@ BROKEN_ORACLES = {
 def test_a_broken_oracle_is_refused_and_told_why(make_oracle, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_oracle(make_oracle)
+
+
+def test_an_ascent_is_given_zeros_at_first_as_in_training_and_need_not_take_none():
+    def ascend(params, previous):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, previous)
+
+    testing.check_oracle(lambda loss_fn: bam.Oracle(ascend, jax.grad(loss_fn)))
 
 
 def test_an_oracle_that_should_be_dp_sgd_and_is_not_is_refused():

@@ -47,7 +47,7 @@ class Oracle(NamedTuple):
     Attributes:
       ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch;
         the identity for every method but DP-SAT. `previous_private_grad` is a pytree like
-        `params`, already privatised, or None before the first step.
+        `params`, already privatised: zeros before the first step. Those of bam take None for it.
       grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
         `params`. Sensitive: nothing has been privatised yet.
       with_loss: `change -> Oracle`. The same method for another loss, `change(loss_fn)`, such as a

@@ -30,7 +30,8 @@ def check_oracle(
     * compiled and not compiled are the same, and `vmap` over a batch is a loop over its rows: an
       example's gradient depends on that example alone;
     * called again it is the same: randomness comes from `example["key"]` alone;
-    * `ascend` keeps structure, shapes and dtypes, also before the first step.
+    * `ascend` keeps structure, shapes and dtypes, also before the first step, where the previous
+      private gradient is zeros, as in training.
 
     `is_dp_sgd` makes the oracle with the parameter value where it must be DP-SGD to the bit, such
     as a radius of zero.
@@ -38,8 +39,9 @@ def check_oracle(
     params, batch = _network()
     rows = [row(batch, i) for i in range(4)]
     oracle = make_oracle(_loss)
-    for previous in (None, jax.tree.map(jnp.zeros_like, params), params):
-        moved = oracle.ascend(params, previous)
+    ascend = compiled(oracle.ascend, "its ascend does not run compiled, in jax.jit")
+    for previous in (jax.tree.map(jnp.zeros_like, params), params):
+        moved = ascend(params, previous)
         require(shapes(moved) == shapes(params), "ascend does not return something like the params")
         require(math.isfinite(norm64(moved)), "ascend returns values that are not finite")
     eager = [oracle.grad(params, example) for example in rows[:NUM_EAGER]]
