@@ -177,8 +177,8 @@ def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     said = []
     result = steps.run(killed, log=said.append)
     assert said == [
-        "2 steps were lost and count: the run ends after step 3 of 5; a new run can plan for that "
-        "with --config.spare_steps=2",
+        "2 steps were lost in a crash and their privacy is spent, so this run ends after step 3 of "
+        "5; a new run can plan for that with --config.spare_steps=2",
         "goes on from step 2 of 3",
     ]
     assert int(result.state.step) == 3
@@ -204,10 +204,11 @@ def test_spare_steps_are_planned_for_with_more_noise_and_make_up_for_lost_ones(
     assert "5 steps and 2 spare ones" in spared.plan.describe()
     steps = Steps(spared, monkeypatch)
     for lost, taken, line in [
-        (1, NUM_STEPS, "1 step was lost and counts: 2 spare steps were planned for that"),
-        (2, NUM_STEPS, "2 steps were lost and count: 2 spare steps were planned for that"),
-        (3, NUM_STEPS - 1, "3 steps were lost and count: the run ends after step 4 of 5"),
-    ]:
+        (1, NUM_STEPS, "1 step was lost in a crash and its privacy is spent: 2 spare steps were"),
+        (2, NUM_STEPS, "2 steps were lost in a crash and their privacy is spent: 2 spare steps"),
+        (3, NUM_STEPS - 1, "3 steps were lost in a crash and their privacy is spent, so this run "
+         "ends after step 4 of 5"),
+    ]:  # fmt: skip
         workdir, said = tmp_path / str(lost), []
         for _ in range(lost):
             with pytest.raises(KilledError):

@@ -155,7 +155,8 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
     with two_processes(workdir, seed="") as processes:
         done = [process.wait() for process in processes]
     assert [process.returncode for process in done] == [0, 0], done
-    assert "3 steps were lost and count: the run ends after step 21 of 24" in done[0].stdout
+    assert "3 steps were lost in a crash and their privacy is spent" in done[0].stdout
+    assert "so this run ends after step 21 of 24" in done[0].stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps_taken"], summary["steps_begun"]) == (21, 24)
     assert summary["noise_multiplier"] == sigma

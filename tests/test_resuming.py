@@ -350,7 +350,7 @@ def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_
     lost = begun(workdir) - summary["steps_taken"]
     assert summary["steps_begun"] == begun(workdir)
     assert summary["steps_taken"] == min(settings["num_steps"], planned - lost)
-    assert (f"{lost} steps were lost and count" in done.stdout) == (lost > 1)
+    assert (f"{lost} steps were lost in a crash" in done.stdout) == (lost > 1)
     assert f"test accuracy {summary['test_accuracy']:.2%}" in done.stdout
     rows = {row["step"]: row["epsilon"] for row in rows_of(workdir)}
     last = re.findall(r"^step +([0-9]+)  epsilon ([0-9.]+)", done.stdout, re.M)

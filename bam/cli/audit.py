@@ -200,8 +200,11 @@ def run(
         **provenance_row(started),
     }
     failed = checks.failures(row["whole_run_p_values"])
-    passed = f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches as planned"
-    console.say(f"{row['method']} q = {row['sampling_prob']:g}: {bound.epsilon_lower:.2f} {passed}")
+    passed = f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches are as planned"
+    console.say(
+        f"{row['method']}, q = {row['sampling_prob']:g}: ε is at least {bound.epsilon_lower:.2f}; "
+        f"{passed}"
+    )
     return row
 
 

@@ -311,12 +311,12 @@ read has a row without a class, and the exit status is 2.
         positional=True,
     ),
     "audit": Command(
-        "bounds from below what runs, or one of yours, give away",
+        "attacks runs and reports how much they leak at least",
         """\
 bam audit --out=docs/audit.json --trials=4000
 
-of every method, from thousands of short runs with and without a canary; and of whole runs, cut and
-resumed, what the proof assumes of noise and batches. Or, of a run of your own, from training once:
+attacks every method by thousands of short runs with and without a canary, and tests what the proof
+assumes of noise and batches, on whole runs, cut and resumed. Or one run of your own, trained once:
 
 bam audit --one_run --config=configs/digits.py:dp_sgd
 
@@ -415,7 +415,7 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
         positional=True,
     ),
     "privacy": Command(
-        "says what ε a noise earns, or what noise an ε needs",
+        "computes ε from the noise, or the noise from ε",
         """\
 bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
 bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png

@@ -166,12 +166,14 @@ class Ledger:
 
 def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
     """The consequence of lost steps for the run, in one line."""
-    lost_steps = "1 step was lost and counts" if lost == 1 else f"{lost} steps were lost and count"
+    what = "1 step was lost in a crash and its privacy is"
+    if lost > 1:
+        what = f"{lost} steps were lost in a crash and their privacy is"
     if end == plan.training_steps:
-        return f"{lost_steps}: {plan.spare_steps} spare steps were planned for that"
+        return f"{what} spent: {plan.spare_steps} spare steps were planned for that"
     return (
-        f"{lost_steps}: the run ends after step {end} of {plan.training_steps}; a new run can plan "
-        f"for that with --config.spare_steps={lost}"
+        f"{what} spent, so this run ends after step {end} of {plan.training_steps}; a new run can "
+        f"plan for that with --config.spare_steps={lost}"
     )
 
 

@@ -465,10 +465,13 @@ def _check_unit(unit: object, group_size: object) -> None:
 
 def _check(plan: PrivacyPlan) -> None:
     """InputError for a plan with a number out of range; the message names the remedy."""
-    if not 1 <= plan.expected_batch_size <= plan.num_examples:
+    if plan.expected_batch_size < 1:
+        raise InputError(f"expected_batch_size must be at least 1, got {plan.expected_batch_size}")
+    if plan.expected_batch_size > plan.num_examples:
         raise InputError(
-            f"expected_batch_size {plan.expected_batch_size} must be from 1 to the number of "
-            f"{'users' if plan.unit == 'user' else 'training examples'}, {plan.num_examples}"
+            f"expected_batch_size {plan.expected_batch_size} exceeds the {plan.num_examples} "
+            f"{'users' if plan.unit == 'user' else 'training examples'}: set it lower, in a config "
+            "by --config.expected_batch_size"
         )
     if plan.num_steps < 1:
         raise InputError(f"num_steps must be at least 1, got {plan.num_steps}")
