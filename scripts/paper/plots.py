@@ -1,8 +1,8 @@
-"""Draws the picture of speed from the files that `make bench-peers` leaves in benchmarks/.
+"""Draws pictures of the site from files that are kept in benchmarks/ and docs/results/.
 
 python -m scripts.paper.plots
 
-The other pictures in docs/figures/site/ are of many_runs that ended: they were drawn at the tags
+The other pictures in docs/figures/site/ are of studies that ended: they were drawn at the tags
 `archive-0.2.0` and `archive-0.3`.
 """
 
@@ -15,10 +15,11 @@ from typing import Any
 from PIL import Image
 
 from bam.cli import console
-from bam.sweep.plot import plt
+from bam.sweep.plot import log_axis, plt
 
 ROOT = Path(__file__).parents[2]
-BLUE, GREY = "#0072B2", "#777777"
+BLACK, BLUE, RED = "#000000", "#0072B2", "#D55E00"
+GREEN, GREY = "#009E73", "#777777"
 # In pictures 5 inches wide: on a page of 390 pixels letters are then as large as its text.
 STYLE: dict[Any, Any] = {
     "font.size": 11, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.grid": True,
@@ -50,6 +51,81 @@ def speed() -> None:
     _name_rows(axes[0], bars)
 
 
+def time() -> None:
+    """Accuracy against training time, of DP-SGD and BAM at ε = 2."""
+    panels = {"ResNet-9 (width 16), CIFAR-10, ε = 2, 150 steps": _long_runs()}
+    panels["The same network, 50 steps"] = _short_runs()
+    _, axes = plt.subplots(2, figsize=(5, 6.9))
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        for label, (slowdown, accuracy) in points.items():
+            color = BLUE if label.startswith("BAM") else RED if slowdown > 1.5 else BLACK
+            _line(axis, {slowdown: accuracy}, color, ms=8)
+            text = f"{label}\n{accuracy['mean']:.1f} %"
+            place = (1.06 * slowdown, accuracy["mean"])
+            axis.text(*place, text, va="center", color=color, weight="bold")
+        longest = max(slowdown for slowdown, _ in points.values())
+        axis.set(title=title, ylabel="test accuracy, %", xlim=(0.85, 2 * longest))
+        axis.margins(y=0.12)
+        log_axis(axis, (x for x in (1, 2, 4, 8) if x < 1.1 * longest))
+    axes[-1].set_xlabel("training time, × DP-SGD's")
+
+
+def _long_runs() -> dict[str, tuple[float, Any]]:
+    """Label -> median time over DP-SGD's of the same seed, and accuracy."""
+    points: dict[str, tuple[float, Any]] = {}
+    base: list[float] = []
+    for folder, method in (("", "dp_sgd"), ("", "bam_sam"), ("/double", "dp_sgd")):
+        kept = _read(f"docs/results/cifar10_medium{folder}/table1.json")
+        [row] = (x for x in kept["rows"] if x["method"] == method)
+        key = f"cifar10_medium/epsilon2/{method}"
+        seconds = [kept["runs"][f"{key}/seed{x}"]["seconds"] for x in row["seeds"]]
+        base = base or seconds
+        slowdown = statistics.median(x / y for x, y in zip(seconds, base, strict=False))
+        name = "DP-SGD" if method == "dp_sgd" else "BAM"
+        batch = kept["configs"][key]["expected_batch_size"]
+        points[f"{name}\nbatch {batch:,}"] = slowdown, row["accuracy"]
+    return points
+
+
+def _short_runs() -> dict[str, tuple[float, Any]]:
+    """The same of the benchmark of methods."""
+    names = {"dp_sgd": "DP-SGD", "dp_sgd_2": "DP-SGD\nbatch × 2", "dp_sgd_4": "DP-SGD\nbatch × 4"}
+    names |= {"bam_sam": "BAM", "bam_sam_4": "BAM\nbatch × 4"}
+    rows = _read("docs/results/benchmark/benchmark_rows.json")["rows"]
+    rows = [x for x in rows if x["data"] == "pixels" and x["epsilon"] == 2]
+    rows = [x for x in rows if x["method"] in names]
+    return {names[x["method"]]: (x["slowdown"], x["accuracy"]) for x in rows}
+
+
+def own_data() -> None:
+    """Accuracy against the number of one's own images, and ε."""
+    lines: dict[str, dict[float, Any]] = {}
+    for row in _read("docs/results/own_images/size.json")["rows"]:
+        private = row["method"]["name"] != "non_private"
+        label = f"ε = {row['config']['epsilon']:g}" if private else "not private"
+        lines.setdefault(label, {})[row["num_examples"]] = row["accuracy"]
+    # Lines from above to below, with a factor of x by which no bar hides another.
+    looks = {"not private": (GREY, 1), "ε = 8": (GREEN, 1.03), "ε = 3": (BLUE, 1)}
+    looks["ε = 1"] = RED, 0.97
+    _, axis = plt.subplots(figsize=(5, 3.9))
+    y = 0.0
+    for label, (color, shift) in reversed(looks.items()):
+        line = lines[label]
+        _line(axis, {shift * num: accuracy for num, accuracy in line.items()}, color)
+        y = max(line[min(line)]["mean"], y + 4)  # no label on another
+        axis.text(0.9 * min(line), y, label, color=color, weight="bold", ha="right", va="center")
+    axis.set(xlabel="training images", ylabel="test accuracy, %", xlim=(190, 5700), ylim=(52, 102))
+    log_axis(axis, (500, 1000, 2000, 5000))
+
+
+def _line(axis: Any, points: Mapping[float, Any], color: str, **look: Any) -> None:
+    """Draws x -> accuracy in % with its 95 % interval, which ends at 100 as accuracies do."""
+    means = [x["mean"] for x in points.values()]
+    halves = [x["half_width"] for x in points.values()]
+    above = [min(half, 100 - mean) for mean, half in zip(means, halves, strict=True)]
+    axis.errorbar([*points], means, (halves, above), fmt="o-", color=color, **look)
+
+
 def _read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
@@ -65,22 +141,25 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
         label.set_fontweight("normal" if value else "bold")
 
 
-def draw(folder: Path) -> Path:
-    """Draws it into a folder."""
-    path = folder / "speed.png"
+def draw(folder: Path) -> list[Path]:
+    """Draws them into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(STYLE):
-        speed()
-        plt.savefig(path, dpi=144)
-        plt.close()
-    with Image.open(path) as image:  # a third of the bytes
-        image.convert("RGB").quantize(256).save(path, optimize=True)
-    return path
+    paths = []
+    for picture in (speed, time, own_data):
+        path = folder / f"{picture.__name__}.png"
+        with plt.rc_context(STYLE):
+            picture()
+            plt.savefig(path, dpi=144)
+            plt.close()
+        with Image.open(path) as image:  # a third of the bytes
+            image.convert("RGB").quantize(256).save(path, optimize=True)
+        paths.append(path)
+    return paths
 
 
 def main() -> None:
-    """Draws it where the page shows it."""
-    print(draw(ROOT / "docs/figures/site"))
+    """Draws them where the pages show them."""
+    print(*draw(ROOT / "docs/figures/site"), sep="\n")
 
 
 if __name__ == "__main__":

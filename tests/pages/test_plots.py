@@ -1,13 +1,44 @@
-"""The picture of speed is drawn from the files that are kept."""
+"""Pictures of the site are drawn from the files that are kept, and show their numbers."""
 
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
 from PIL import Image
 
 from scripts.paper import plots
 
 
-def test_the_picture_is_legible_on_a_phone_and_small(tmp_path):
-    path = plots.draw(tmp_path)
-    with Image.open(path) as image:
-        assert image.width == 720 and image.height < 2 * image.width
-        assert len(image.convert("L").getcolors()) > 10
-    assert path.stat().st_size < 80_000
+def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
+    paths = plots.draw(tmp_path)
+    assert [path.name for path in paths] == ["speed.png", "time.png", "own_data.png"]
+    for path in paths:
+        with Image.open(path) as image:
+            assert image.width == 720 and image.height < 2 * image.width
+            assert len(image.convert("L").getcolors()) > 10
+        assert path.stat().st_size < 80_000
+
+
+def test_accuracy_and_time_are_those_of_the_tables():
+    for folder in ("", "/double"):
+        kept = json.loads(Path(f"docs/results/cifar10_medium{folder}/table1.json").read_text())
+        assert {run["num_steps"] for run in kept["runs"].values()} == {150}  # as the title says
+    points = plots._long_runs()
+    (one, _), (larger, _) = points["DP-SGD\nbatch 1,024"], points["DP-SGD\nbatch 2,048"]
+    slower, accuracy = points["BAM\nbatch 1,024"]
+    assert one == 1 and 1.8 < larger < slower < 2.3
+    assert round(accuracy["mean"], 2) == 59.73
+    assert len(plots._short_runs()) == 5
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "ends"), [(90, 20, (70, 100)), (90, 5, (85, 95)), (100, 0, (100, 100))]
+)
+def test_no_interval_leaves_the_accuracies_that_there_can_be(mean, half, ends):
+    figure, axis = plots.plt.subplots()
+    plots._line(axis, {500: {"mean": mean, "half_width": half}}, "k")
+    [container] = axis.containers
+    [[(_, low), (_, high)]] = container[2][0].get_segments()
+    plots.plt.close(figure)
+    np.testing.assert_allclose((low, high), ends)
