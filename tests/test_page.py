@@ -117,7 +117,19 @@ def test_what_is_opened_is_closed(run, tmp_path):
 def test_a_chart_is_one_picture_without_names_that_two_would_share():
     drawn = plots.svg(plots.Chart("Share", "step", {"clipped": ([7], [0.25])}, plots.SHARE))
     assert drawn.startswith("<svg") and drawn.rstrip().endswith("</svg>")
-    assert ">clipped</text>" in drawn and "25.0%" in drawn and " id=" not in drawn
+    assert ">clipped</text>" in drawn and ">25%</text>" in drawn and " id=" not in drawn
+
+
+def test_axes_have_whole_steps_and_short_shares():
+    def numbers(chart):
+        return [x.strip() for x in re.findall(r">([^<>]*\d[^<>]*)</text>", plots.svg(chart))]
+
+    for x, marks in ([0, 3], "0 1 2 3"), ([7], "7"), ([1, 2], "1 2"), ([0, 1000], "0 200 400"):
+        chart = plots.Chart("ε", "step", {"by the plan": (x, [1.0] * len(x))})
+        assert " ".join(numbers(chart)).startswith(marks + " ")
+    rates = [0.001, 0.01, 0.1, 1.0]
+    both = numbers(plots.Chart("Right", "wrong", {"guessing": (rates, rates)}, *[plots.SHARE] * 2))
+    assert both[:4] == ["0.1%", "1%", "10%", "100%"] and both[-1] == "100%"
 
 
 def test_a_name_is_drawn_letter_by_letter():

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bam.extras import MissingExtraError, needs
 from bam.files import JsonObject, drawn
@@ -13,6 +13,7 @@ try:
     with needs("plots"):
         from matplotlib import style
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 except MissingExtraError as error:
     MISSING = str(error)
 
@@ -45,6 +46,11 @@ class Chart(NamedTuple):
         return f"{self.title}, by {self.x_label}. {'; '.join(ends)}"
 
 
+def _short(form: str) -> Any:
+    """How an axis shows its numbers: as the form does, but 100% and not 100.0%."""
+    return (lambda x, at: f"{100 * x:.4g}%") if form == SHARE else form
+
+
 def svg(chart: Chart) -> str:
     """The chart as one `<svg>` element; needs Matplotlib."""
     with style.context(["default", {"svg.fonttype": "none", "svg.hashsalt": "bam"}]):
@@ -56,8 +62,11 @@ def svg(chart: Chart) -> str:
             axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)  # also the only point
         axes.set(xlabel=drawn(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-        axes.xaxis.set_major_formatter(chart.x_form)
-        axes.yaxis.set_major_formatter(chart.form)
+        if chart.x_form != SHARE:
+            whole: JsonObject = {"integer": True, "min_n_ticks": 1}  # no step is 1.25
+            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], **whole))
+        axes.xaxis.set_major_formatter(_short(chart.x_form))
+        axes.yaxis.set_major_formatter(_short(chart.form))
         axes.tick_params(which="both", left=False, bottom=False)  # they would have names
         axes.legend()
         written = io.StringIO()
