@@ -1,10 +1,10 @@
 """Figures that judge outputs on test data, each with a 95 % interval by the bootstrap.
 
-Images are drawn with replacement, as many as there are, 1,000 times from a public seed. An interval
-is from the 2.5th to the 97.5th percentile of a figure over the draws that define it. Of few images
-it is too narrow: a recall of 1 has one of no width. All figures are made of sums over images, so
-a draw is a row of weights. For the area under the ROC curve the sums are of each image's share of
-the other class that it is ranked right against (DeLong, DeLong & Clarke-Pearson 1988).
+All images are drawn with replacement 1,000 times, from a public seed. An interval reaches from the
+2.5th to the 97.5th percentile of a figure over the draws for which it is defined. For few images it
+is too narrow: the interval of a recall of 1 has no width. All figures are functions of sums over
+images, so a draw is a row of weights. For the area under the ROC curve, an image contributes the
+share of the other class against which it is ranked right (DeLong, DeLong & Clarke-Pearson 1988).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from scipy import sparse, special
 from bam.files import JsonObject
 
 NUM_DRAWS, SEED, TOGETHER = 1000, 0, 20
-NUM_BINS = 15  # of the calibration error: of equal width
-MOST_NAMED = 100  # classes, or labels, that have figures of their own
+NUM_BINS = 15  # bins of equal width for the calibration error
+MOST_NAMED = 100  # largest number of classes or labels with one figure each
 LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error"}
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of finite outputs `[N, classes]` and labels `[N]`, entries of `summary.json`.
+    """Entries of `summary.json` for finite outputs `[N, classes]` and labels `[N]`.
 
-    They are `figures`, name -> value and ends of its interval, None where it is undefined, and
-    `confusion`, for each true class the number of images by predicted class.
+    `figures` maps a name to its value and the ends of its interval, or to None if it is undefined.
+    `confusion` has, for each true class, the number of images by predicted class.
     """
     num, num_classes = outputs.shape
     outputs = outputs.astype(np.float64)
     log_p = special.log_softmax(outputs, axis=1)
-    # Of two classes the same order, also where probabilities round to 1.
+    # With two classes, differences keep the order even if probabilities round to 1.
     scores = outputs - outputs[:, ::-1] if num_classes == 2 else log_p
     own, others, present = np.empty(num), np.zeros(num), np.unique(labels)
     for k in present:
@@ -65,7 +65,7 @@ def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]
 
 @np.errstate(divide="ignore", invalid="ignore")
 def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of outputs and labels `[N, labels]`, 0 or 1; a label is said to be there of outputs > 0."""
+    """Entries for outputs and labels `[N, labels]`, 0 or 1; outputs > 0 predict a label."""
     yes = labels > 0
     right = (outputs > 0) == yes
     place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
@@ -82,7 +82,7 @@ def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 
 @np.errstate(divide="ignore", invalid="ignore")
 def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Of outputs `[N, targets]` and as many numbers; R² is the mean of those of the targets."""
+    """Entries for outputs and numbers `[N, targets]`; R² is the mean over targets."""
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
     errors, shifted = outputs - targets, targets - targets[0]  # equal targets are exactly 0
@@ -95,7 +95,7 @@ def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 
 
 BOTH = ["accuracy", "balanced_accuracy", "auroc"]
-# What each has; of a single class or label behind a "/".
+# Names of the figures of each function; those of a class or label have a "/" and its name.
 NAMES: dict[Any, list[str]] = {
     classification: [*BOTH, "recall", "calibration_error", "log_loss"],
     multilabel: BOTH,
@@ -104,7 +104,7 @@ NAMES: dict[Any, list[str]] = {
 
 
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """The share of the other side that each is ranked right against; ties count half."""
+    """For each image, the share of the other side below it in rank; a tie counts half."""
     sides = np.sort(scores[positive]), np.sort(scores[~positive])
     place = np.empty(len(scores))
     for side, other in ((positive, sides[1]), (~positive, sides[0])):
@@ -115,13 +115,13 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
-    """Rows of `num` columns, each with a value in one of them."""
+    """A sparse array with `num` columns and one value in each row."""
     rows = np.arange(len(values) + 1)
     return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
 
 
 def _sums(columns: Any) -> np.ndarray:
-    """Sums over images, `[1 + NUM_DRAWS, columns]`: of the images themselves, then of draws."""
+    """Sums over images, `[1 + NUM_DRAWS, columns]`: of all images once, then of each draw."""
     num, generator = columns.shape[0], np.random.default_rng(SEED)
     draw = num * np.arange(TOGETHER)[:, None]
     sums = [np.ones((1, num)) @ columns]
@@ -133,7 +133,7 @@ def _sums(columns: Any) -> np.ndarray:
 
 
 def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """A figure of each class or label, by name or else by number, if they are not too many."""
+    """A figure of each class or label, by name or number; {} if there are too many."""
     num = each.shape[1]
     if num > MOST_NAMED:
         return {}
@@ -142,13 +142,13 @@ def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.
 
 
 def _mean(each: np.ndarray) -> np.ndarray:
-    """Of each row, over what is defined."""
+    """The mean of each row over its finite values."""
     defined = np.isfinite(each)
     return np.where(defined, each, 0).sum(axis=1) / defined.sum(axis=1)
 
 
 def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | None]:
-    """Of each the first value, with the interval of the others; None if the first is undefined."""
+    """Each figure's first value, with the interval of the others; None if it is undefined."""
     intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
     for name, values in figures.items():
         if np.isfinite(values[0]):

@@ -1,8 +1,8 @@
-"""Losses of one example, and the figures that judge a model trained by them on test data.
+"""Losses of one example, and the figures that judge a trained model on test data.
 
-A clip bounds an example's gradient whatever its loss, so ε depends neither on which is chosen nor
-on class weights. They must be public all the same: weights computed from the private labels tell of
-them.
+A clip bounds an example's gradient for any loss, so ε depends neither on the choice of the loss nor
+on class weights. Both must be public all the same: weights that are computed from the private
+labels reveal them.
 """
 
 import math
@@ -22,17 +22,17 @@ from bam.named import Part
 
 
 class Loss(NamedTuple):
-    """A loss and what it needs to know of labels.
+    """A loss with its requirements on labels and its figures.
 
     Attributes:
-      of_output: `(output, label) -> scalar`, of one image: float32 or wider.
-      check: `(labels, num_classes) -> what is wrong with them, or ""`; NumPy arrays. The last axis
-        of an output has `num_classes` numbers.
-      right: `(output, label) ->` the share of an image's labels that are predicted right, whose
-        mean is `test_accuracy`; None: there is no such thing.
-      metrics: `(outputs, labels) -> figures by name`, of all test images in NumPy; None: none.
-      figures: `(outputs, labels, names of classes) ->` entries of the summary of a finished run,
-        see `bam.models.figures`; None: none.
+      of_output: `(output, label) -> scalar` of one image, float32 or wider.
+      check: `(labels, num_classes) -> error, or ""`, for NumPy arrays. The last axis of an output
+        has `num_classes` numbers.
+      right: `(output, label) -> share` of an image's labels that are predicted right, whose mean is
+        `test_accuracy`; None if the loss has no accuracy.
+      metrics: `(outputs, labels) -> figures by name` of all test images, in NumPy, or None.
+      figures: `(outputs, labels, names of classes) -> entries` of the summary of a finished run,
+        see `bam.models.figures`, or None.
     """
 
     of_output: Callable[[Array, Array], Float[Array, ""]]
@@ -43,11 +43,11 @@ class Loss(NamedTuple):
 
 
 def cross_entropy(weights: Any = None) -> Loss:
-    r"""$-w_y \log p_y$ of one label: integers from 0, `[N]`.
+    r"""$-w_y \log p_y$ for one label of each image: integers from 0, `[N]`.
 
     Args:
-      weights: of the classes, public numbers, finite and not negative; None: 1 of each. A config
-        may hold anything else: an InputError.
+      weights: public numbers, one for each class, finite and at least 0; None means 1 for each.
+        InputError for anything else, which a config may hold.
     """
     class_weights = _weights(weights)
 
@@ -64,10 +64,10 @@ def cross_entropy(weights: Any = None) -> Loss:
 
 
 def binary() -> Loss:
-    """Sum over labels of the binary cross-entropy: zeros and ones, `[N, labels]`.
+    """Sum over labels of the binary cross-entropy; labels are zeros and ones, `[N, labels]`.
 
-    Metrics are the accuracy over all labels, and the area under the ROC curve of each label that
-    has both values among the test examples, with their mean.
+    Metrics are the accuracy over all labels, and the area under the ROC curve of each label with
+    both values among the test examples, with their mean.
     """
 
     def check(labels: np.ndarray, num_classes: int) -> str:
@@ -95,7 +95,7 @@ def binary() -> Loss:
 
 
 def squared_error() -> Loss:
-    """Mean over targets of the squared error: numbers, `[N]` or `[N, targets]`; no accuracy."""
+    """Mean squared error over targets; labels are numbers, `[N]` or `[N, targets]`."""
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         if math.prod(labels.shape[1:]) != num_classes or labels.ndim > 2:
@@ -114,10 +114,10 @@ def squared_error() -> Loss:
 
 
 def per_pixel(weights: Any = None) -> Loss:
-    """Mean over pixels of the cross-entropy: integers from 0, `[N, h, w]`.
+    """Mean over pixels of the cross-entropy; labels are integers from 0, `[N, h, w]`.
 
-    Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are right, and the mean
-    over classes of intersection over union, of all test pixels together.
+    Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are predicted right, and
+    the mean over classes of the intersection over union, of all test pixels together.
     """
     pixel_loss = cross_entropy(weights)
 
@@ -159,7 +159,7 @@ def _weights(weights: Any) -> np.ndarray | None:
         return None
     try:
         array = np.asarray(weights, np.float32)
-    except (TypeError, ValueError):  # of a text such as "balanced", or a dict
+    except (TypeError, ValueError):  # for a text such as "balanced", or a dict
         array = np.zeros(0, np.float32)
     if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
         raise InputError(
@@ -193,5 +193,5 @@ def _is_class(output: Array, label: Array) -> Array:
 
 
 def _like(label: Any, output: Any) -> Any:
-    """Targets `[N]` are a single one each."""
+    """Labels in the shape of the outputs; `[N]` is one target for each image."""
     return label.reshape(output.shape)

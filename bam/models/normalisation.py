@@ -1,7 +1,7 @@
-"""What pixels the weights of a pretrained network expect, as the file beside them says it.
+"""The pixel normalisation that pretrained weights expect, read from the file beside them.
 
-timm writes `config.json`, transformers `preprocessor_config.json`, `bam export` `model.json`.
-`crop_pct` is not read: the middle of an image is cut out at its import.
+timm writes `config.json`, transformers `preprocessor_config.json`, and `bam export` `model.json`.
+`crop_pct` is not read, because the import cuts out the middle of an image.
 """
 
 import math
@@ -14,7 +14,7 @@ from bam.errors import InputError
 from bam.files import JsonObject
 
 BESIDE = ("preprocessor_config.json", "config.json", "model.json")
-# How images are resized: Pillow's names, in the order of its numbers, which transformers writes.
+# Pillow's names of resizing, in the order of its numbers, which transformers writes.
 RESIZING = ("nearest", "lanczos", "bilinear", "bicubic")
 LARGEST, LARGEST_SIDE = 2.0**31, 4096
 
@@ -23,11 +23,11 @@ class Normalisation(NamedTuple):
     """A network's inputs: `(x - mean) / std` of pixels x in [0, 1].
 
     Attributes:
-      mean, std: of each channel.
-      size: height and width of the images that the weights were trained on; None: unknown.
-      interpolation: one of `RESIZING`, by which images were resized to that; "": unknown.
-      source: the file that says so; "": none does.
-      given: which of these whoever trains gave instead.
+      mean, std: one number for each channel.
+      size: height and width of the images that the weights were trained on; None if unknown.
+      interpolation: one of `RESIZING`, for the images of that size; "" if unknown.
+      source: the file with these facts, or "".
+      given: names of the facts that the config gave instead.
     """
 
     mean: tuple[float, ...]
@@ -38,7 +38,7 @@ class Normalisation(NamedTuple):
     given: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """All of it, for people."""
+        """The facts in one line."""
         each = (x if len({*x}) > 1 else x[:1] for x in (self.mean, self.std))
         mean, std = (", ".join(f"{number:.6g}" for number in x) for x in each)
         size = f"{self.size[0]} × {self.size[1]}" if self.size else ""
@@ -52,18 +52,18 @@ class Normalisation(NamedTuple):
 def of_weights(
     weights: Path, given: Mapping[str, Any], prefix: str, default: Normalisation
 ) -> Normalisation:
-    """What a file of weights expects of images: as given, else as the file beside it says.
+    """The normalisation of a file of weights: as given, or else from the file beside it.
 
     Args:
-      weights: the file; the first of `BESIDE` in its folder that says it is taken.
-      given: `mean`, `std` (one number is for all channels; three are averaged for grey images)
-        and `size` (pixels), each None if it is not given.
-      prefix: what the config's keys of these begin with.
-      default: where neither says it, with a number for each channel.
+      weights: the file; the first of `BESIDE` in its folder with these facts is read.
+      given: `mean`, `std` (one number serves all channels; three are averaged for grey images) and
+        `size` (pixels), each None if it is not given.
+      prefix: the beginning of the config's keys for them.
+      default: for facts that neither has, with a number for each channel.
 
     Raises:
-      InputError: in one line that names key or file, for numbers that are not finite, a deviation
-        that is not above 0, or as many numbers as there are no channels.
+      InputError: in one line that names the key or file, for numbers that are not finite, a
+        deviation that is not above 0, or a number of values that does not fit the channels.
     """
     chosen = {key: value for key, value in given.items() if value is not None}
     beside = next(filter(None, (_facts(weights.parent / name) for name in BESIDE)), {})
@@ -82,7 +82,7 @@ def of_weights(
 
 
 def _facts(file: Path) -> JsonObject:
-    """What a file says of pixels; nothing if it is not there."""
+    """A file's facts on pixels; {} without a file or such facts."""
     facts = files.read_json(file) if file.is_file() else {}
     if facts.keys() & {"image_mean", "do_normalize"}:  # transformers
         is_plain, resample = facts.get("do_normalize") is False, facts.get("resample")
@@ -106,7 +106,7 @@ def _facts(file: Path) -> JsonObject:
 def _numbers(
     value: Any, name: str, channels: int, is_positive: bool, unit: float = 1.0
 ) -> tuple[float, ...]:
-    """A number for each channel, in this unit."""
+    """One number for each channel, in units of `unit`."""
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     least, kind = (1 / LARGEST, "positive") if is_positive else (-LARGEST, "finite")
     if not numbers or not all(type(x) in (int, float) and least <= x <= LARGEST for x in numbers):
@@ -119,7 +119,7 @@ def _numbers(
 
 
 def _size(value: Any, name: str) -> tuple[int, int] | None:
-    """Height and width, of pixels or, as timm has it, channels, height and width."""
+    """Height and width, from a number, a pair, or timm's channels, height and width."""
     if isinstance(value, dict):
         edge = value.get("shortest_edge")
         value = [value.get("height", edge), value.get("width", edge)]

@@ -21,8 +21,8 @@ with needs("train"):
     import safetensors
     import safetensors.numpy
 
-# What a name in a file is here; of transformers' attention, whose three matrices are one here, the
-# last part says which. The first of a library's own patterns that matches the whole name decides.
+# Name in a file -> name here; the first pattern that matches the whole name counts. Transformers
+# has three attention matrices where there is one here; the last word says which one it is.
 VIT_TIMM = {
     r"cls_token": "class_token",
     r"pos_embed": "position",
@@ -57,20 +57,20 @@ RESNET_TIMM = {
     r"layer(\d)\.(\d+)\.downsample\.1\.(\w+)": r"layer\1_\2_skip/norm/\3",
     r"fc\.(\w+)": r"head/\1",
 }
-# A name that only files of this kind have -> the patterns of all of their names.
+# A name that only this kind of file has -> the patterns of its names.
 KINDS = {
     r"blocks\.0\.attn\.qkv\.weight": VIT_TIMM,
     r"(vit\.)?embeddings\.cls_token": VIT_TRANSFORMERS,
     r"layer1\.0\.conv1\.weight": RESNET_TIMM,
 }
 QUERY_KEY_VALUE = ("q", "k", "v")
-# safetensors' names of types; NumPy has bfloat16 by JAX.
+# safetensors' names of types; JAX brings bfloat16 to NumPy.
 TYPES: Mapping[str, Any] = {
     **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
     **{f"{x.upper()}{8 * size}": np.dtype(f"{x}{size}") for x in "iu" for size in (1, 2, 4, 8)},
     **{"BOOL": np.dtype(bool), "C64": np.dtype(np.complex64), "BF16": jnp.bfloat16},
 }
-# How other files begin that are taken for weights -> what they are, and what to do.
+# Beginning of other files that users take for weights -> their kind, and the remedy.
 OTHERS = {
     rb"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull`, or download the file",
     rb"\s*<(!doctype|html|\?xml)": "a web page: download the file itself",
@@ -82,11 +82,11 @@ OTHERS = {
 
 
 def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """The weights in the bytes of a safetensors file; an InputError, in one line, for any other."""
+    """The weights in the bytes of a safetensors file; InputError, in one line, for another file."""
     try:
         stored = safetensors.deserialize(content)
-    except Exception as error:  # of a damaged file it raises its own, TypeError and more
-        # A header's length may begin as another file does, so this is asked last.
+    except Exception as error:  # for a damaged file it raises its own error, TypeError and others
+        # Asked last, because the length of a header may look like the beginning of another file.
         for beginning, what in OTHERS.items():
             if re.match(beginning, content, re.IGNORECASE):
                 raise InputError(f"{path} is no safetensors file but {what}") from None
@@ -103,16 +103,17 @@ def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
 def fitted(
     named: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Weights for images of another size, or grey ones, as timm makes them; narrow floats widened.
+    """Weights adapted to images of another size or to grey ones, as in timm, and to float32.
 
     A ViT's positions on a square grid are interpolated, bicubic (a = -1/2) with antialiasing; the
-    class token keeps its own. The first layer's weights are summed over the colours, so that it
-    makes of a grey image what it made of three equal channels.
+    class token keeps its position. The first layer's weights are summed over the colours, so a grey
+    image has the same outputs as three equal channels had.
 
     Args:
-      named: as `renamed` gives them. What does not fit is left as it is: whoever loads it says so.
-      needed: of the model: name -> what has a shape and a dtype.
-      shape: of the images; their height and width tell a grid from others of as many patches.
+      named: as `renamed` returns them. Weights that do not fit are left as they are, and `load`
+        refuses them.
+      needed: name -> array or shape, of the model.
+      shape: of the images; height and width decide the grid of patches.
     """
     weights = dict(named)
     for name in named.keys() & needed.keys():
@@ -132,7 +133,7 @@ def fitted(
 
 
 def _interpolated(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
-    """A ViT's positions `[1, 1 + side², d]` on the grid of another image; as they are if not so."""
+    """Positions `[1, 1 + side², d]` on another image's grid; unchanged if they are no such grid."""
     side = math.isqrt(max(0, position.shape[1] - 1))
     rows = max(1, round(math.sqrt(num_patches * height / width)))
     is_square, is_grid = 0 < side**2 == position.shape[1] - 1, num_patches % rows == 0
