@@ -34,15 +34,15 @@ __all__ = [
 
 
 Rows: TypeAlias = np.ndarray | jax.Array
-LONG = 5.0  # seconds of a step from which on it is said that it is awaited
-LARGE_IMAGE = 64 * 64  # pixels, from which on fewer images than 1000 are judged at once
+LONG = 5.0  # seconds from which on a step has a line while it runs
+LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are judged at once
 
 
 class Result(NamedTuple):
-    """What a run leaves in memory: the final state, the metrics rows, the summary.
+    """The result of a run in memory: the final state, the metrics rows, the summary.
 
-    The state holds the noise key: release `state.params` or `state.averaged`, with the `frozen`
-    weights if there are any, never all of it.
+    The state holds the noise key. Release `state.params` or `state.averaged`, with the `frozen`
+    weights if there are any, and never the whole state.
     """
 
     state: TrainState
@@ -51,7 +51,7 @@ class Result(NamedTuple):
 
 
 class StoppedError(Exception):
-    """A run was asked to stop before its end, and did, leaving a checkpoint in its workdir."""
+    """A run stopped before its end, as it was asked to, with a checkpoint in its workdir."""
 
 
 def train(
@@ -63,26 +63,27 @@ def train(
     log: Callable[[str], None] = lambda line: None,
     judged: bool = True,
 ) -> Result:
-    """Takes the planned steps, from the start or from where an earlier call stopped.
+    """Takes the planned steps, from the start or after an earlier call's checkpoint.
 
-    With several processes (`jax.distributed`) all of them call it with the same arguments, and the
-    first alone writes; `workdir` must be one folder that all of them see.
+    With several processes (`jax.distributed`), all of them call it with the same arguments, and
+    only the first writes; `workdir` must be one folder that all of them see.
 
     Args:
-      trainer: from `bam.training.trainer.build`, with the plan that the run in `workdir`, if there
-        is one, has recorded.
-      seed: of weights, batches, views and noise; the same seed gives the same run, stopped and
-        resumed or not. Runs of different methods with one seed share batches and noise, which
-        pairs them for comparison: never release two of them. Whoever knows the seed can remove
-        the noise. None, for a run to release: the operating system's randomness, new in every
-        process and never saved. Steps that a crash lost are taken again with new batches and noise,
-        so they count (see `bam.privacy.ledger`), and the run may end before its last step.
+      trainer: from `bam.training.trainer.build`, with the plan that an earlier run in `workdir` has
+        recorded, if there is one.
+      seed: of weights, batches, views and noise. The same seed gives the same run, stopped and
+        resumed or not. Runs of different methods with one seed share batches and noise, which pairs
+        them for comparison; never release two of them. Anyone who knows the seed can remove the
+        noise. None, for a run to release, uses the operating system's randomness, new in every
+        process and never saved. Steps that a crash lost are then repeated with new batches and
+        noise, so they count (see `bam.privacy.ledger`), and the run may end before its last step.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
-        of the same config goes on from its last checkpoint.
-      on_row: called with each metrics row as it is made.
+      of
+        the same config continues after its last checkpoint.
+      on_row: called with each new metrics row.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
-      log: called with one line if steps of this run were lost and count, and one if it goes on. One
-        that can draw, see `bam.waits`, is told of what takes long.
+      log: called with a line if lost steps count, and one if the run continues. A log that can draw
+        (see `bam.waits`) also gets lines on long waits.
       judged: whether the weights are judged on the test split.
 
     Returns:
@@ -91,14 +92,14 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      InputError: if the run in `workdir` is of another config, plan or data set, or began from
-        other weights, its checkpoint cannot be read or is of another step, or its ledger or the
-        list of its processes is not whole.
+      InputError: if the run in `workdir` has another config, plan or data set, or other initial
+        weights; if its checkpoint cannot be read or belongs to another step; or if its ledger or
+        its list of processes is incomplete.
       BlockingIOError: if another process is training in `workdir`.
-      OSError: if `workdir` cannot be written; also before the first step, should there be no room
-        for a checkpoint.
+      OSError: if `workdir` cannot be written, or before the first step, if there is no room for a
+        checkpoint.
     """
-    git_commit()  # now: by the first step the files may be others
+    git_commit()  # read now, because the files may have changed by the first step
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
     num_devices = trainer.mesh.size if trainer.mesh else 1
@@ -109,7 +110,7 @@ def train(
             files.begin()
         if run.lost:
             log(lost_in_words(run.plan, run.lost, run.end))
-        # Without a seed, `restore` gives the noise the run's own key, in place of this seed's.
+        # Without a seed, `restore` replaces the noise key of this seed by the run's secret key.
         state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
@@ -118,10 +119,11 @@ def train(
         files.start_after(run.step if run.is_resumed else -1)
         feed = Feed(trainer)
         watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged, log)
-        if not run.is_resumed:  # there is the bias to measure
+        if not run.is_resumed:  # the bias before the first step
             watch.look(state)
         batches = feed.batches(run.batch, range(run.step + 1, run.end + 1))
-        for _ in run.steps():  # counted, and its batch drawn, while the devices compute the last
+        # A step is counted, and its batch is drawn, while the devices still compute the one before.
+        for _ in run.steps():
             rows = next(batches)
             watch.wait(state)
             state = watch.take(state, rows)
@@ -130,13 +132,13 @@ def train(
 
 
 class Feed:
-    """The training examples of a run, as `Trainer.step` and `Trainer.diagnose` read them.
+    """The training examples of a run, for `Trainer.step` and `Trainer.diagnose`.
 
     They are in the devices' memory, or in files that are read ahead.
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        """Places data that are kept in memory."""
+        """Places the data on the devices, unless they are streamed."""
         self._trainer, self._split = trainer, trainer.dataset.train
         self._all = None
         if not datasets.streams(trainer.dataset):
@@ -146,7 +148,7 @@ class Feed:
     def batches(
         self, batch_of: Callable[[int], PaddedBatch], steps: range
     ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
-        """The examples and the batch, `batch_of(step)`, of each of these steps, in order."""
+        """Yields the examples and the batch `batch_of(step)` of each step, in order."""
         num_rows = len(self._split.labels)
         only = lambda step: batch_of(step).only(num_rows)  # noqa: E731
         if self._all is not None:
@@ -158,7 +160,7 @@ class Feed:
             yield self._trainer.place(examples), batch
 
     def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
-        """What is read of these rows."""
+        """The split that holds these rows: all data, or these rows alone if they are streamed."""
         if self._all is not None:
             return self._all
         return self._trainer.place(
@@ -169,7 +171,7 @@ class Feed:
 
 
 class _Watch:
-    """What is measured, shown and saved of a run while it goes on."""
+    """Measures, shows and saves a run between its steps."""
 
     def __init__(
         self,
@@ -185,8 +187,8 @@ class _Watch:
         self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
         self._on_row, self._should_stop, self._judged = on_row, should_stop, judged
         self._log, self._step_seconds = log, math.inf  # until one was timed
-        self._running: tuple[int, float] | None = None  # the step on the devices, and since when
-        self._outputs: np.ndarray | None = None  # of test images, by the last state
+        self._running: tuple[int, float] | None = None  # the step on the devices, and its start
+        self._outputs: np.ndarray | None = None  # outputs of the last state for test images
         run.more.setdefault("seconds", 0.0)
         self._is_training = False
         self._train()
@@ -194,7 +196,7 @@ class _Watch:
     def take(
         self, state: TrainState, rows: tuple[datasets.Split, sampling.PaddedBatch]
     ) -> TrainState:
-        """Gives a step to the devices; the first one of a process is compiled."""
+        """Starts a step on the devices; the first one of a process is compiled."""
         is_first = math.isinf(self._step_seconds)
         with waits.compiling(self._log, "the step") if is_first else contextlib.nullcontext():
             state = self._trainer.take_step(state, *rows)
@@ -202,7 +204,7 @@ class _Watch:
         return state
 
     def wait(self, state: TrainState) -> None:
-        """Waits for the step that runs, and tells the log of a long one."""
+        """Waits for the running step, with a line in the log if it is long."""
         if self._running is None:
             return
         (step, began), seconds, self._running = self._running, self._step_seconds, None
@@ -213,7 +215,7 @@ class _Watch:
         self._step_seconds = time.perf_counter() - began
 
     def look(self, state: TrainState) -> None:
-        """Measures what is due after a step, shows it, and saves; StoppedError if told to stop."""
+        """Measures, shows and saves what is due after a step; StoppedError if asked to stop."""
         config, step, end = self._trainer.config, self._run.step, self._run.end
         is_end, self._outputs = step == end, None
         judges = is_end or (step > 0 and _due(step, config.eval.every))
@@ -238,7 +240,7 @@ class _Watch:
         self._train()
 
     def _pause(self, state: TrainState) -> None:
-        """Waits for the step; the time until `_train` is not that of training."""
+        """Waits for the step; the time until `_train` does not count as training."""
         self.wait(state)
         self._run.more["seconds"] = time.perf_counter() - self._started
         self._is_training = False
@@ -249,16 +251,16 @@ class _Watch:
             self._is_training = True
 
     def _judge(self, state: TrainState) -> dict[str, float]:
-        """What test data say of the weights, if they are judged."""
+        """The figures of the weights on test data; {} if they are not judged."""
         if not self._judged:
             return {}
         judged, self._outputs = judge(self._trainer, whole_model(state), self._log)
         return judged
 
     def _add_row(self, measured: dict[str, float]) -> JsonObject:
-        """Keeps a row of `metrics.jsonl`; ε is that of the steps begun, None if not private.
+        """Adds a row to `metrics.jsonl`; its ε is that of the steps begun, None if not private.
 
-        What is measured and not finite, such as the loss of a run that diverged, is None.
+        A measurement that is not finite, such as the loss of a diverged run, becomes None.
         """
         run = self._run
         spent = run.epsilon_spent if run.plan.private else None
@@ -268,7 +270,7 @@ class _Watch:
         return row
 
     def finish(self, state: TrainState) -> Result:
-        """Writes the summary, after the last row if that was lost, or steps that count were."""
+        """Writes the summary, and a last row if it is missing or counts fewer steps."""
         run, rows = self._run, self._files.rows
         last = rows[-1] if rows else {"step": -1}
         if (last["step"], last.get("steps_begun")) != (run.end, run.steps_begun):
@@ -282,7 +284,7 @@ class _Watch:
 
 
 def _digests(trainer: Trainer) -> Digests:
-    """What a run began with, and must go on with."""
+    """Digests of the weights and data with which a run began, and must continue."""
     init_from, digest = trainer.config.init_from, trainer.weights.digest
     if (how := trainer.normalisation) and (how.source or how.given):
         digest += f" {how._replace(source='')!r}"
@@ -291,12 +293,12 @@ def _digests(trainer: Trainer) -> Digests:
 
 
 def estimate_seconds(trainer: Trainer) -> float:
-    """Seconds that a whole run trains on this device, roughly, from some timed steps.
+    """An estimate of the seconds that a whole run trains on this device, from a few timed steps.
 
-    A step costs a part of its own, of noise and optimizer, and one for each example: it is timed
-    with one microbatch, then with ever more examples until it takes a second or has all that are
-    expected. The state is thrown away: nothing is released, no budget is spent. Evaluation,
-    diagnostics and compilation are not counted.
+    A step costs a fixed part (noise, optimizer) and a part for each example. It is timed with one
+    microbatch, and then with more examples until it takes a second or has the expected number. The
+    state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics and
+    compilation are not counted.
     """
     plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
     feed, state = Feed(trainer), trainer.init(0)
@@ -310,7 +312,7 @@ def estimate_seconds(trainer: Trainer) -> float:
         state = jax.block_until_ready(trainer.take_step(state, train, batch))
         return time.perf_counter() - started
 
-    # A microbatch for every device.
+    # One microbatch for every device.
     fewest = min(trainer.config.microbatch_size * num_devices, plan.num_examples)
     timed(fewest)  # compiles
     num_rows, least = fewest, timed(fewest)
@@ -324,10 +326,10 @@ def estimate_seconds(trainer: Trainer) -> float:
 
 
 def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
-    """On the test split: the mean `test_loss`, `test_accuracy` in [0, 1] and what the loss has.
+    """The mean `test_loss`, `test_accuracy` in [0, 1] and the loss's metrics on the test split.
 
-    An image whose loss is not finite counts as wrong; the mean loss, and what the loss has, are
-    then not finite either.
+    An image whose loss is not finite counts as wrong; then the mean loss and the metrics are not
+    finite either.
     """
     return judge(trainer, params)[0]
 
@@ -335,7 +337,7 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
 def judge(
     trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
 ) -> tuple[dict[str, float], np.ndarray]:
-    """What `evaluate` says, and the outputs that it judges."""
+    """The figures of `evaluate`, and the outputs that they judge."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
@@ -351,7 +353,7 @@ def judge(
     predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
     judged = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:
-        # Few metrics are defined for what is not a number: of zeros all are, and have their names.
+        # Zeros give the metrics' names where outputs are not finite; their values become NaN.
         defined = np.zeros_like(predicted) if diverged else predicted
         in_units = functools.partial(datasets.in_units, trainer.dataset)
         own = criterion.metrics(in_units(defined), in_units(np.asarray(labels)))
@@ -360,9 +362,9 @@ def judge(
 
 
 def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:
-    """Clipping bias and more on evenly spaced training examples. NOT PRIVATE, and named so.
+    """Clipping bias and other diagnostics on evenly spaced training examples. NOT PRIVATE.
 
-    `not_private/…` is what `trainer.diagnose` says of them, and the `num_nonfinite` so far.
+    Names begin with `not_private/`. They are those of `trainer.diagnose`, and `num_nonfinite`.
     """
     num_examples = len(trainer.dataset.train.labels)
     num = min(trainer.config.diagnostics.num_examples, num_examples)
@@ -373,12 +375,12 @@ def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, fl
 
 
 def whole_model(state: TrainState) -> Params:
-    """The whole model's weights as they are judged and released, without low-rank factors."""
+    """The whole model's averaged weights, with low-rank factors folded in, as they are released."""
     return lora.folded(finetune.merge(state.averaged, state.frozen))
 
 
 def _seed_from_system() -> int:
-    """256 bits that nobody can know."""
+    """256 random bits of the operating system."""
     return int.from_bytes(processes.random_bits(8).tobytes())
 
 

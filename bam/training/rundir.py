@@ -34,16 +34,15 @@ METRICS = "metrics.jsonl"
 
 
 class RunFiles:
-    """Writes what a run of a config leaves beside its `PrivateRun`; a context manager.
+    """Writes the files of a run besides those of its `PrivateRun`; a context manager.
 
-    That is `config.json`, `metrics.jsonl`, whose rows are its `rows`, TensorBoard events and at the
-    end `summary.json`. With `workdir=None` it writes nothing, and of several processes only the
-    first does. The folder of a finished run and of another config are refused, so no result is ever
-    overwritten.
+    They are `config.json`, `metrics.jsonl` with the rows in `rows`, TensorBoard events, and at the
+    end `summary.json`. With `workdir=None` it writes nothing; of several processes, only the first
+    writes. Folders of a finished run or another config are refused, so no result is overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict) -> None:
-        """Looks at the workdir, and writes nothing; raises as `check_resumable`."""
+        """Checks the workdir, and writes nothing; raises as `check_resumable`."""
         self.rows: list[JsonObject] = []
         self._workdir, self._config = workdir, config
         self._writes = workdir is not None and processes.writes()
@@ -52,7 +51,7 @@ class RunFiles:
 
     @property
     def steps_begun(self) -> int:
-        """The most steps begun that a row of the metrics knows of."""
+        """The largest number of begun steps in the rows of the metrics."""
         rows = read_rows(self._workdir) if self._workdir else []
         counts = [row.get("steps_begun", 0) for row in rows]
         if not all(type(x) is int for x in counts):
@@ -60,13 +59,13 @@ class RunFiles:
         return max(counts, default=0)
 
     def begin(self) -> None:
-        """Writes the config into a folder that this process alone has; raises as `__init__`."""
+        """Writes the config, once this process has locked the folder; raises as `__init__`."""
         if self._workdir is not None and self._writes:
-            check_resumable(self._workdir, self._config)  # it may have been finished meanwhile
+            check_resumable(self._workdir, self._config)  # another process may have finished it
             write_json(self._workdir / "config.json", as_json(self._config))
 
     def start_after(self, step: int) -> None:
-        """Opens the metrics after `step` (-1: a fresh start) and drops later rows."""
+        """Opens the metrics and drops rows after `step`; -1 is a fresh start."""
         if self._workdir is None:
             return
         rows = read_rows(self._workdir)
@@ -87,7 +86,7 @@ class RunFiles:
                 getattr(self, name).close()
 
     def add_row(self, row: JsonObject) -> None:
-        """Appends a row to `rows`, `metrics.jsonl` and, but for what is None, to TensorBoard."""
+        """Appends a row to `rows` and `metrics.jsonl`, and its numbers to TensorBoard."""
         self.rows.append(row)
         if not self._writes:
             return
@@ -104,7 +103,7 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The rows of a run's `metrics.jsonl`, without one that a killed process has half written."""
+    """The rows of a run's `metrics.jsonl`, without one that a killed process wrote in part."""
     path = workdir / METRICS
     check_replaceable(path)  # a pipe would be waited for
     lines = path.read_bytes().splitlines() if path.exists() else []
@@ -112,20 +111,20 @@ def read_rows(workdir: Path) -> list[JsonObject]:
 
 
 def finite(row: JsonObject) -> JsonObject:
-    """A row in which None stands for numbers that are not finite, as JSON has none."""
+    """The row with None for numbers that are not finite, which JSON cannot hold."""
     none = {k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
     return row | dict.fromkeys(none)
 
 
 def divergence(row: JsonObject) -> str:
-    """What there is to say of a row or a summary whose test loss is no finite number, or ""."""
+    """A line if the test loss of a row or a summary is not finite, otherwise ""."""
     if row.get("test_loss", 0.0) is None:
         return "training diverged: the test loss is not a finite number"
     return ""
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """Refuses a folder whose run is finished, or differs in a key that is not changeable."""
+    """FinishedError for a finished run; InputError if a key that may not change differs."""
     if not (workdir / "config.json").exists():
         ledger = workdir / "steps_begun"
         if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):
@@ -144,9 +143,9 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
-    """The first key that is not changeable, in which a recorded config differs; "" if none does."""
+    """The first differing key that may not change, with both values; "" if there is none."""
     recorded, wanted = flat(recorded), flat(as_json(config))
-    # Names first: with another method other keys differ, too, which say less.
+    # Names first: another method also has other keys, which say less.
     for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
         if recorded.get(key) != wanted.get(key) and key not in CHANGEABLE:
             return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
@@ -154,14 +153,14 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
 
 
 def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
-    """The plan that an unfinished run of a config goes on by, see `bam.privacy.run`."""
+    """The recorded plan of an unfinished run of a config, see `bam.privacy.run`."""
     return run.recorded_plan(
         workdir, config.epsilon if methods.is_private(config.method.name) else None
     )
 
 
 def as_json(config: ConfigDict) -> JsonObject:
-    """A config as `config.json` has it; an infinite number is the word that sets it again."""
+    """A config as in `config.json`; infinity is the word that sets it again."""
     nested: JsonObject = json.loads(config.to_json_best_effort(), parse_constant=str)
     return nested
 

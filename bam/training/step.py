@@ -1,4 +1,4 @@
-"""A step of a run, and what else is compiled for it: functions of its parts and its state.
+"""The compiled functions of a run: its step, evaluation and diagnostics, from parts and state.
 
 The loop over microbatches is in `bam.core.engine`.
 """
@@ -29,7 +29,7 @@ from bam.models import finetune, losses
 from bam.models.interpreter import interpreted
 from bam.training import diagnostics, examples
 
-DENSE = "xla"  # convolutions that are fastest where no example has a gradient of its own
+DENSE = "xla"  # the fastest convolutions without per-example gradients
 
 
 class TrainState(NamedTuple):
@@ -37,16 +37,18 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: steps taken.
-      params: the weights θ that are trained; all other fields but `frozen` are like them alone.
+      params: the trained weights θ; the other fields but `frozen` have no frozen weights either.
       averaged: exponential moving average of the weights (the weights themselves without EMA).
       opt_state: the optimizer's state.
-      noise: the noise key and how often it was used; of correlated noise the last b − 1 steps,
-        which is as secret.
-      clip: state of the per-example transform, made from private values alone.
+      noise: the noise key and the number of its uses; for correlated noise also the noise of the
+        last b − 1 steps, which is as secret.
+      clip: state of the per-example transform, made from privatised values alone.
       private_grad: the last privatised gradient; zeros before the first step.
       augment_key: the key of all random views; (step, example) are folded into it.
-      num_nonfinite: per-example gradients dropped so far for NaN or infinity. NOT PRIVATE.
-      frozen: the weights that are not trained; an empty tree if all are (see `finetune.py`).
+      num_nonfinite: number of per-example gradients dropped so far for NaN or infinity. NOT
+      PRIVATE.
+      frozen: the weights that are not trained; an empty tree if all are trained (see
+      `finetune.py`).
     """
 
     step: Int[Array, ""]
@@ -67,21 +69,22 @@ class TrainState(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What the functions below are made of, with the numbers that are their arguments.
+    """The parts of the functions below, with the numbers that are their arguments.
 
     Attributes:
-      oracle: the method, of `loss`.
+      oracle: the method, for `loss`.
       clip: the per-example transform.
-      optimizer: what follows the noise.
-      mean: σ, l, and how noise is correlated.
-      ema_decay: of the average of weights; None: there is none.
-      noise_norm: how much longer correlated noise makes the noise of one step; 1: not at all.
+      optimizer: the transform that follows the noise.
+      mean: σ, l, and the correlation of noise.
+      ema_decay: decay of the averaged weights; None for no average.
+      noise_norm: the factor by which correlated noise is longer in one step; 1 if independent.
       is_private: whether gradients are bounded and noised.
-      loss: that of an example as a function of the trained parameters; it has the `frozen` ones.
+      loss: the loss of an example as a function of the trained parameters; the example holds the
+        `frozen` ones.
       model: the network as functions of its parameters.
-      inputs: how examples are made of rows.
-      microbatch_size: rows whose gradients are in memory at once.
-      mesh: the devices that share rows; None for a single one.
+      inputs: the settings that make examples from rows.
+      microbatch_size: number of rows whose gradients are in memory at once.
+      mesh: the devices that share rows; None for a single device.
     """
 
     oracle: oracles.Oracle
@@ -98,25 +101,25 @@ class Parts:
     mesh: jax.sharding.Mesh | None
 
     def example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
-        """Makes an example of a row, so that only a microbatch of views exists at a time."""
+        """A function from a row to its example, so that only one microbatch of views exists."""
         at = examples.example_at(self.inputs, train, state.step)
         key = step_key(state)
         return lambda row: at(key, row) | {"frozen": state.frozen}
 
     @property
     def sharing(self) -> JsonObject:
-        """How rows are shared out."""
+        """The arguments of a sum that share rows out."""
         return {"microbatch_size": self.microbatch_size, "mesh": self.mesh}
 
 
 def take(
     parts: Parts, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
 ) -> TrainState:
-    """One step, of a train split on the devices: Algorithm 2 of arXiv 2308.12018.
+    """One training step: Algorithm 2 of arXiv 2308.12018, on a train split on the devices.
 
     The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which is
-    public. Without privacy it is the sum of gradients over l, of the same batches. The split of
-    streamed data holds the batch's rows, in their order.
+    public. Without privacy, it is the sum of gradients of the same batches, divided by l. If data
+    are streamed, the split holds the batch's rows, in their order.
     """
     oracle, example_at = parts.oracle, parts.example_at(state, train)
     rows = examples.rows(parts.inputs, train, batch.indices)
@@ -148,7 +151,7 @@ def descend(
     optimizer: optax.GradientTransformation,
     ema_decay: Number | None,
 ) -> TrainState:
-    """The step along a gradient by any optax transform, and the average of the weights."""
+    """Updates weights by an optax transform of a gradient, and their average."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return state._replace(
@@ -180,10 +183,10 @@ def evaluate(
     prepare: datasets.Preparation,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[Array, Array, Float[Array, "n ..."]]:
-    """The number of images classified correctly, the sum of their losses, and the outputs.
+    """The number of correctly classified images, the sum of the losses, and the outputs.
 
-    An image whose loss is not finite is not classified correctly, whatever its outputs are. The
-    parameters are those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
+    An image whose loss is not finite counts as wrong, whatever its outputs. The parameters are
+    those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
     """
     outputs = model.logits(params, prepare(images), DENSE)
     right = criterion.right or (lambda output, label: jnp.zeros(()))
@@ -192,7 +195,7 @@ def evaluate(
     )
     finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
     num_right = jnp.sum(jnp.where(finite, is_right, 0))
-    if mesh:  # all rows in every process
+    if mesh:  # so that every process has all rows
         everywhere = NamedSharding(mesh, PartitionSpec())
         outputs = jax.lax.with_sharding_constraint(outputs, everywhere)
     return num_right, jnp.sum(losses), outputs
@@ -201,10 +204,10 @@ def evaluate(
 def means(
     parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
 ) -> tuple[diagnostics.Means, diagnostics.Means]:
-    """Means over training examples of the method's gradients, and of plain ones. NOT PRIVATE.
+    """Means over training examples of the method's and of plain gradients. NOT PRIVATE.
 
-    The train split is on the devices; `indices` are its rows. That of streamed data holds
-    these rows alone.
+    `indices` are rows of the train split on the devices. If data are streamed, it holds these rows
+    alone.
     """
     example_at = parts.example_at(state, train)
 
@@ -227,7 +230,7 @@ def means(
 def diagnose(
     parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
 ) -> dict[str, Float[Array, ""]]:
-    """What `diagnostics.describe` says of `means`, and `plain/loss`, the loss. NOT PRIVATE."""
+    """The figures of `diagnostics.describe` for `means`, and the loss `plain/loss`. NOT PRIVATE."""
     own, plain = means(parts, state, train, indices)
     example_at = parts.example_at(state, train)
     params = finetune.merge(state.params, state.frozen)
@@ -252,10 +255,10 @@ def first_state(
     clip: BoundedTransformation,
     strategy: Sequence[float],
 ) -> TrainState:
-    """The state before the first step; no aliased buffers, so it is safe to donate.
+    """The state before the first step, without aliased buffers, so that it can be donated.
 
-    `init` makes `(trained, frozen)` weights of a key; the strategy is that of the noise. Nothing of
-    it is compiled for a network, see `bam.models.interpreter`.
+    `init` makes `(trained, frozen)` weights from a key; the strategy is that of the noise. No
+    network compiles anything for it, see `bam.models.interpreter`.
     """
 
     def state(weights_key: Array, noise_key: Array, augment_key: Array) -> TrainState:
@@ -282,10 +285,10 @@ def first_state(
 
 
 def step_key(state: TrainState) -> Array:
-    """The key of the views that the next step will see."""
+    """The key of the next step's views."""
     return jax.random.fold_in(state.augment_key, state.step)
 
 
 def stream_key(seed: int, label: str) -> Array:
-    """JAX's key of a stream of a seed, "weights" or "views", whatever its default generator is."""
+    """The JAX key of a seed's stream "weights" or "views", for any default generator of JAX."""
     return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")

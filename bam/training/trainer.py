@@ -128,7 +128,7 @@ class Trainer:
 
     @functools.cached_property
     def parts(self) -> steps.Parts:
-        """What these are made of."""
+        """The parts of the compiled functions."""
         plan, config = self.plan, self.config
         noise = strategy.noise_of(plan.mechanism.strategy, plan.num_steps)
         return steps.Parts(
@@ -150,7 +150,7 @@ class Trainer:
 
     @property
     def _microbatch_size(self) -> int:
-        """As many as the config says, if 32 bits hold the sum of their integers."""
+        """The config's microbatch size, or a smaller one if 32 bits cannot hold the sum."""
         plan, size = self.plan, int(self.config.microbatch_size)
         if not plan.private:
             return size
@@ -158,32 +158,32 @@ class Trainer:
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
-        """Shapes of the parameters, of the trained and of the frozen ones."""
+        """Shapes of the trained and of the frozen parameters."""
         return finetune.split(_shapes(self.model), self.config.trainable)
 
     @property
     def num_params(self) -> int:
-        """Number of trained numbers."""
+        """Number of trained scalars."""
         return pytree.num_params(self.shapes[0])
 
     @property
     def num_frozen(self) -> int:
-        """Number of those that are not trained."""
+        """Number of frozen scalars."""
         return pytree.num_params(self.shapes[1])
 
     @property
     def sensitivity(self) -> float:
-        """S of the per-example transform: the noise on the sum has deviation σ·S."""
+        """S of the per-example transform; the noise on the sum has deviation σ·S."""
         return float(self.clip.sensitivity) if self.plan.private else 0.0
 
     @property
     def clip_norm(self) -> float:
-        """C, which the clip was made of; `inf` of a run that is not private."""
+        """C, with which the clip was made; `inf` without privacy."""
         return _clip_norm(self.config, self.plan)
 
     @property
     def record(self) -> JsonObject:
-        """What `plan.json` and `summary.json` say of privacy: the plan, and C and S of the clip."""
+        """The record of `plan.json` and `summary.json`: the plan, and C and S of the clip."""
         clip_norm = self.clip_norm if self.plan.private else None
         return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
 
@@ -212,18 +212,19 @@ def build(
     It compiles nothing: the functions are compiled when they are first called.
 
     Args:
-      config: as `bam/training/config.py` makes it.
-      dataset: data in memory, instead of what the config's `dataset` and `features` sections name.
-      hardware: devices to share the work; None: all that are visible. The functions can be
-        compiled, not run, for devices that are not there.
-      log: called with a line on what takes time.
-      plan: that of the run to go on with, `rundir.recorded_plan`; None: it is made of the config.
-      on_plan: called with the same run as soon as it is planned: its data, if they are features of
-        images, are blank still, since those may take minutes.
+      config: from `bam/training/config.py`.
+      dataset: data in memory, in place of the config's `dataset` and `features` sections.
+      hardware: devices to share the work; None takes all visible ones. For devices that are not
+        there, the functions can be compiled but not run.
+      log: called with a line on long waits.
+      plan: the plan of the run to continue, from `rundir.recorded_plan`; None makes one.
+      on_plan: called with the run as soon as it is planned. If its data are features of images,
+      they
+        are still blank, because computing them may take minutes.
 
     Raises:
-      InputError: for any value that cannot be, or a plan that is not of this config and data; the
-        message names the fix.
+      InputError: for a value out of range, or a plan of another config or other data; the message
+        names the remedy.
     """
     check(config)
     check_labels = parts.make_loss(config.loss).check
@@ -250,7 +251,7 @@ def _planned_trainer(
     hardware: Sequence[jax.Device] | None,
     plan: PrivacyPlan | None,
 ) -> Trainer:
-    """A run's parts; of data, their number, shapes and labels are read."""
+    """A run's parts; only the number, shapes and labels of the data are read."""
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
@@ -283,9 +284,10 @@ def _planned_trainer(
 def _network(
     config: ConfigDict, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    """How outputs are judged, the network, and the loss of an example.
+    """The criterion of outputs, the network, and the loss of an example.
 
-    Ours are the same objects for the same config, so that their programs are compiled once.
+    For bam's models and losses, the same config gives the same objects, so that they share compiled
+    programs.
     """
     names = ("model", "loss", "lora", "convolution", "precision")
     given = config.to_dict()
@@ -322,7 +324,7 @@ def _clip_norm(config: ConfigDict, plan: PrivacyPlan) -> float:
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
-    """Raises InputError for what cannot be a config's `microbatch_size`."""
+    """InputError for a `microbatch_size` that is out of range."""
     if type(size) is not int or not 1 <= size <= num_examples:
         raise InputError(
             f"microbatch_size {size} must be from 1 to the number of training examples, "
@@ -331,7 +333,7 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
 
 
 def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """N: the config's, which must cover all training examples, or users; else their number."""
+    """N: the config's number, which must cover all training examples or users; else the count."""
     counted, given = len(dataset.train.labels), config.num_examples
     if given is not None and given < counted:
         many = "users" if config.dataset.group_size else "training examples"
@@ -349,9 +351,9 @@ def _check_shapes(
     model: models.Model,
     oracle: oracles.Oracle,
 ) -> None:
-    """Raises InputError for outputs, a loss or gradients of shapes that do not fit.
+    """InputError if the shapes of outputs, loss or gradients do not fit.
 
-    Everything is traced and nothing computed, so faults show before a run.
+    Everything is traced and nothing is computed, so faults show before a run.
     """
     params = _shapes(model)
     for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
@@ -383,7 +385,7 @@ def _check_shapes(
 
 
 def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, trained: PyTree) -> None:
-    """InputError for a clip that, or whose noise, does not fit the trained parameters."""
+    """InputError if the clip or its noise does not fit the trained parameters."""
 
     def clipped(params: Params) -> Grads:
         state = clip.init(params)
@@ -395,19 +397,19 @@ def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, train
         return next_noise(state, plan.noise_multiplier, clip.sensitivity, correlated)[0].drawn
 
     if plan.private:
-        jax.eval_shape(drawn, trained)  # floats hold it, and it has room for so many parameters
+        jax.eval_shape(drawn, trained)  # raises if floats cannot hold the noise
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
         raise InputError(f"clip {name} gives no gradient like the parameters")
 
 
 def _shapes(model: models.Model) -> PyTree:
-    return jax.eval_shape(lambda: model.init(jax.random.key(0)))  # a key is no computation then
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))  # traced, so no key is made
 
 
 def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None) -> PrivacyPlan:
-    """The plan of a run: made of the config, or the recorded one, with its own σ and ε.
+    """The plan of a run: a new one, or the recorded one with its recorded σ and ε.
 
-    InputError, in one line, if any other fact of that is not the config's and the data's.
+    InputError, in one line, if the recorded plan differs from config and data in anything else.
     """
     private = methods.is_private(config.method.name)
     training_steps = config.num_steps or config.num_epochs * (
