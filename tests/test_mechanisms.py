@@ -98,7 +98,10 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
         ({"mechanism_options": {"bands": 2}}, "does not take"),
         ({"accountant": "gdp"}, "accountant gdp"),
         ({"sampling_prob": 0.004}, "the records disagree"),
-        ({"expected_batch_size": 0, "sampling_prob": 0.0}, "expected_batch_size 0"),
+        (
+            {"expected_batch_size": 0, "sampling_prob": 0.0},
+            "size must be at least 1, got 0",
+        ),
         ({"selection": TRIALS}, "a private search by an earlier version"),
         ({"mechanism": "best_of_trials"}, "best_of_trials does not take"),
         ({"mechanism": "best_of_trials", "mechanism_options": {"foo": 1}}, "does not take"),

@@ -143,7 +143,10 @@ def test_a_state_cannot_be_made_again_or_traced_and_a_training_not_copied_or_tra
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_examples": 12, "expected_batch_size": 60}, "from 1 to the number"),  # l for N
+        (
+            {"num_examples": 12, "expected_batch_size": 60},
+            "exceeds the 12 training examples",
+        ),  # l for N
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"delta": 0.5}, "below 1/N"),
         ({"clip": optax.identity()}, "declares no bound"),

@@ -312,7 +312,7 @@ PLAN |= {"delta": 1e-5, "accountant": "rdp"}
         ({"target_epsilon": 0.0}, "epsilon must be positive"),
         ({"target_epsilon": math.nan}, "epsilon must be positive"),
         ({"delta": 1 / 1437}, "below 1/N"),
-        ({"expected_batch_size": 1438}, "number of training examples, 1437"),
+        ({"expected_batch_size": 1438}, "exceeds the 1437 training examples"),
         ({"accountant": "gdp"}, "no guarantee"),
         ({"accountant": "moments"}, "unknown accountant 'moments'"),
     ],
@@ -361,7 +361,7 @@ def test_a_microbatch_that_cannot_be_gets_one_line_that_names_the_fix(size):
         ({"delta": 1 / 1437}, "below 1/N"),
         ({"clip_norm": -1.0}, "clip_norm must be"),
         ({"accountant": "gdp"}, "no guarantee"),
-        ({"expected_batch_size": 1438}, "number of training examples, 1437"),
+        ({"expected_batch_size": 1438}, "exceeds the 1437 training examples"),
         ({"microbatch_size": 1438}, "microbatch_size 1438 must be"),
         ({"optimizer__name": "lion"}, "unknown optimizer 'lion'"),
         *(

@@ -266,7 +266,7 @@ def test_the_plan_counts_users():
     assert "of 12 examples" in ordinary.describe()
     with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
         build(delta=0.26)
-    with pytest.raises(ValueError, match="to the number of users, 4"):
+    with pytest.raises(ValueError, match="exceeds the 4 users"):
         build(expected_batch_size=5)
 
 

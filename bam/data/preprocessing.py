@@ -10,10 +10,10 @@ SIDES = range(4, 4097)  # heights and widths that can be asked for
 
 
 def digits_of(target: tuple[float, float], least: int) -> int:
-    """The number of digits that shows a thousandth of a target's scale beside its offset."""
+    """The number of digits that shows `least` digits of a target's scale beside its offset."""
     offset, scale = target
     ratio = min(1e15, abs(offset) / scale)  # beyond it, float64 has no digits
-    return max(least, 3 + math.ceil(math.log10(1 + ratio)))
+    return min(17, least + math.ceil(math.log10(1 + ratio)))
 
 
 class Preprocessing(NamedTuple):

@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import functools
 import gzip
 import io
 import lzma
@@ -13,7 +14,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -36,7 +37,7 @@ class _Member(NamedTuple):
 
     name: str
     num_bytes: int
-    content: contextlib.AbstractContextManager[IO[bytes]] | None  # None: a folder
+    content: Callable[[], contextlib.AbstractContextManager[IO[bytes]]] | None  # None: a folder
     refused: str = ""  # why it cannot be read
 
 
@@ -83,44 +84,50 @@ def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
 def _write(archive: Path, place: Path) -> None:
     left = shutil.disk_usage(place).free // SHARE
     time = archive.stat().st_mtime_ns
-    for number, member in enumerate(_members(archive)):
-        where = f"{archive}: {member.name[:200]}"
-        parts = PurePosixPath(member.name.replace("\\", "/")).parts
-        if not parts and member.content is None:
-            continue  # the folder itself: "./"
-        # The root of "//x" is "//", by POSIX.
-        if not parts or ".." in parts or parts[0][0] == "/" or ":" in parts[0]:
-            raise DataError(f"{where}: leaves the folder")
-        if len(parts) > DEEPEST:
-            raise DataError(f"{where}: more than {DEEPEST} folders within each other")
-        if member.refused:
-            raise DataError(f"{where}: {member.refused}; unpack it and import the folder")
-        left -= member.num_bytes
-        if left < 0 or number >= MOST_FILES:
-            raise DataError(
-                f"{where}: the archive has too much for the disk: free some, or unpack it"
-            )
-        path = place.joinpath(*parts)
-        try:
-            (path.parent if member.content else path).mkdir(parents=True, exist_ok=True)
-            if member.content:
-                with member.content as packed, path.open("xb") as file:
-                    shutil.copyfileobj(packed, file)
-                os.utime(path, ns=(time, time))
-        except (FileExistsError, NotADirectoryError):
-            raise DataError(f"{where}: is there twice") from None
-        except OSError as error:  # a full disk, a long name, or a bzip2 stream that is damaged
-            raise DataError(f"{where}: {error.strerror or error}") from error
+    with contextlib.closing(_members(archive)) as members:
+        for number, member in enumerate(members):
+            if number >= MOST_FILES:
+                raise DataError(f"{archive}: has more than {MOST_FILES:,} files")
+            left -= member.num_bytes
+            _write_member(f"{archive}: {member.name[:200]}", member, place, left, time)
 
 
-def _members(archive: Path) -> Iterator[_Member]:
+def _write_member(where: str, member: _Member, place: Path, left: int, time: int) -> None:
+    """Writes a file or folder below `place`; `left` bytes may follow it."""
+    parts = PurePosixPath(member.name.replace("\\", "/")).parts
+    if not parts and member.content is None:
+        return  # the folder itself: "./"
+    # The root of "//x" is "//", by POSIX.
+    if not parts or ".." in parts or parts[0][0] == "/" or ":" in parts[0]:
+        raise DataError(f"{where}: leaves the folder")
+    if len(parts) > DEEPEST:
+        raise DataError(f"{where}: more than {DEEPEST} folders within each other")
+    if member.refused:
+        raise DataError(f"{where}: {member.refused}; unpack it and import the folder")
+    if left < 0:
+        raise DataError(f"{where}: the archive has too much for the disk: free some, or unpack it")
+    path = place.joinpath(*parts)
+    try:
+        (path.parent if member.content else path).mkdir(parents=True, exist_ok=True)
+        if member.content:
+            with member.content() as packed, path.open("xb") as file:
+                shutil.copyfileobj(packed, file)
+            os.utime(path, ns=(time, time))
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(f"{where}: is there twice") from None
+    except OSError as error:  # a full disk, a long name, or a bzip2 stream that is damaged
+        raise DataError(f"{where}: {error.strerror or error}") from error
+
+
+def _members(archive: Path) -> Generator[_Member, None, None]:
     """Files and folders, in the order of the archive; sizes are at most those that are declared."""
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
                 is_link = stat.S_ISLNK(info.external_attr >> 16)
                 refused = "is a link" if is_link else "needs a password" * (info.flag_bits & 1)
-                content = None if info.is_dir() or refused else packed.open(info)
+                is_file = not (info.is_dir() or refused)
+                content: Any = functools.partial(packed.open, info) if is_file else None
                 yield _Member(info.filename, info.file_size, content, refused)
         return
     # One file after the other, none kept.
@@ -133,7 +140,7 @@ def _members(archive: Path) -> Iterator[_Member]:
                 raise ValueError(f"{entry.name[:200]} has {entry.size} bytes")
             is_known = entry.isfile() or entry.isdir()
             refused = "" if is_known else "is a link or no ordinary file"
-            content = stream.extractfile(entry) if entry.isfile() else None
+            content = functools.partial(stream.extractfile, entry) if entry.isfile() else None
             file.left = math.inf
             yield _Member(entry.name, entry.size, content, refused)
             file.left = HEADER
