@@ -1,4 +1,4 @@
-"""What a loss is given: one example with this step's views of it, or one user with several."""
+"""The input of a loss: one example with this step's views, or one user with several examples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,18 +15,18 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 
-MIXED = 2**31 - 1  # what is folded into the key of an example's views for its mixtures
+MIXED = 2**31 - 1  # folded into the key of an example's views, for its mixtures
 
 
 class Inputs(NamedTuple):
-    """How examples are made of a split's rows: constants, of a config and a data set.
+    """The settings that make examples from a split's rows, from a config and a data set.
 
     Attributes:
       shape: of an image.
-      are_users: whether a row is a user, of several images.
-      streams: whether a split holds the rows of a batch, and not all.
-      num_views, shift, flip, mixtures: of `bam.data.augment`.
-      prepare: what a network sees of an image.
+      are_users: whether a row is a user with several images.
+      streams: whether a split holds the rows of a batch alone.
+      num_views, shift, flip, mixtures: arguments of `bam.data.augment`.
+      prepare: normalises an image for the network.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
-    """Those of a run."""
+    """The settings of a run."""
     return Inputs(
         shape=tuple(dataset.train.images.shape[-3:]),
         are_users=config.dataset.group_size > 0,
@@ -54,10 +54,10 @@ def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
 
 
 def rows(inputs: Inputs, split: datasets.Split, indices: Array | np.ndarray) -> tuple[Array, ...]:
-    """What `example_at` makes examples of: a split's rows `indices`, in arrays `[M, ...]`.
+    """The arrays `[M, ...]` from which `example_at` makes the examples of rows `indices`.
 
-    Of data in memory, where the split is all of them, it is the indices alone; of data that are
-    streamed the split is these rows.
+    For data in memory, these are the indices alone, because the split has all rows. If data are
+    streamed, they are the indices and the split, which has these rows alone.
     """
     numbers: tuple[Array, ...] = (jnp.asarray(indices),)
     return (*numbers, *map(jnp.asarray, split[:2])) if inputs.streams else numbers
@@ -72,19 +72,19 @@ def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
 def example_at(
     inputs: Inputs, split: datasets.Split, step: Int[Array, ""]
 ) -> Callable[[Array, PyTree], PyTree]:
-    """Makes the examples, or users, of a split on device, by `(key of the step, row)` of `rows`.
+    """A function `(key of the step, row)` that makes an example, or a user, on the device.
 
-    An example has `image`, this step's K views of it, prepared; its `label`; and, which no loss
-    reads, for oracles of one's own a `key` and the `step`, and for audits the number of its `row`.
-    A user has the views of all its examples in `image`, a label for each, and `present`, which of
-    them are there (`users.grouped`).
+    `row` is one of `rows`. An example has `image`, its K prepared views in this step, and its
+    `label`. No loss reads the rest: a `key` and the `step` for a user's own oracles, and the number
+    of its `row` for audits. A user has the views of all its examples in `image`, a label for each,
+    and the mask `present` (`users.grouped`).
     """
     options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
         index, *given = row
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        # A padded row names no example: it is one of zeros, as those that are read ahead are.
+        # A padded row becomes an example of zeros, as in data that are read ahead.
         is_example = index < len(split.labels)
         arrays = given or [jnp.where(is_example, x[index], 0) for x in split[:2]]
         images, labels = arrays
@@ -108,7 +108,7 @@ def example_like(
     shape: tuple[int, ...],
     label: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((), jnp.int32),  # noqa: B008
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of the example that a loss is given, of images of a shape: for tracing."""
+    """Shapes and dtypes of a loss's example, for images of a shape; for tracing."""
     inputs = num_inputs(config)
     each = (inputs,) if config.dataset.group_size else ()
     present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
@@ -123,6 +123,6 @@ def example_like(
 
 
 def num_inputs(config: ConfigDict) -> int:
-    """How many inputs a network is given at once: of a user, those of k examples."""
+    """The number of inputs that a network gets for one row; for a user, those of k examples."""
     inputs_each = config.augment.views + config.augment.mixtures
     return int(inputs_each * max(1, config.dataset.group_size))

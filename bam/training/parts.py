@@ -1,9 +1,9 @@
 """The parts of an experiment that a config names, and the table of methods.
 
-A section's `name` is one of ours or your own "MODULE:FUNCTION", imported when the experiment is
-built; the section's other keys are passed to it by name. Whatever it is given besides them is
-public, so what it makes of that needs no accounting; a map of images sees each of them alone, and
-must not have been made from any of the private ones (`bam.features.extraction`):
+A section's `name` is one of bam's parts or your "MODULE:FUNCTION", which is imported when the
+experiment is built. The section's other keys are passed to it by name. Its other arguments are
+public, so its result needs no accounting. A map of images sees each image alone, and must not have
+been made from private images (`bam.features.extraction`):
 
 ================ ================================================= ============================
 section          your function                                     returns
@@ -17,9 +17,9 @@ section          your function                                     returns
 `loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
 ================ ================================================= ============================
 
-`plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C and `sensitivity` the S of
-the clip; of a run that is not private C is `inf` and S is 0. `learning_rate` is a number or, with a
-schedule, as optax has it: a function of the step.
+`plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C, and `sensitivity` is the
+clip's S; without privacy, C is `inf` and S is 0. `learning_rate` is a number or, with a schedule, a
+function of the step, as in optax.
 """
 
 import math
@@ -50,8 +50,8 @@ from bam.training.schedules import Schedule
 with needs("train"):
     from ml_collections import ConfigDict
 
-FEATURES = {  # each is imported when it is named
-    "backbone": Part("bam.features.backbone:backbone"),  # of weights whose owner knows their origin
+FEATURES = {  # each is imported when it is used
+    "backbone": Part("bam.features.backbone:backbone"),  # its user declares the weights' origin
     "prior": Part(
         "bam.features.prior:prior",
         ("digest",),
@@ -72,9 +72,9 @@ def _sgd(
     momentum: Number = 0.0,
     per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
-    """SGD; `per_clip_norm` counts gradients in units of C, so that C is no part of the step's size.
+    """SGD; `per_clip_norm` divides gradients by C, so that the step's size does not depend on C.
 
-    So do De et al. (arXiv 2204.13650): a learning rate then fits many C.
+    Source: De et al. 2022 (arXiv 2204.13650). One learning rate then fits many C.
     """
     sgd = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
     if per_clip_norm and is_known(clip_norm) and not 0 < clip_norm < math.inf:
@@ -93,10 +93,10 @@ class Section(NamedTuple):
     """A section of a config that names a part.
 
     Attributes:
-      rows: what is ours, by name.
-      num_given: arguments that a part's function is given, before its options.
-      returned: what is used of what it returns.
-      passes_all: whether the keys that it always has are passed, too, where they are not set.
+      rows: bam's parts, by name.
+      num_given: number of arguments of a part's function before its options.
+      returned: names that its result must have.
+      passes_all: whether the section's own keys are passed even if they are not set.
     """
 
     rows: Mapping[str, Part | Method | clipping.Clip]
@@ -118,13 +118,13 @@ SECTIONS = {
 
 
 def public_options(section: str, name: str) -> tuple[str, ...]:
-    """The options of a part of ours that a release repeats; none of any other part."""
+    """The options of one of bam's parts that a release repeats; () for any other part."""
     row = SECTIONS[section].rows.get(str(name)) if section in SECTIONS else None
     return row.public_options if row else ()
 
 
 def words(section: str, name: str) -> str:
-    """What PRIVACY.md says of a part of ours; "" of any other."""
+    """The words of PRIVACY.md on one of bam's parts; "" for any other part."""
     row = SECTIONS[section].rows.get(str(name))
     return "" if row is None or isinstance(row, Method) else row.words
 

@@ -1,4 +1,4 @@
-"""What a finished run says of itself: the facts in `summary.json`, which a release states again."""
+"""The facts of a finished run in `summary.json`, which a release repeats."""
 
 import functools
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ def summarize(
     outputs: np.ndarray | None = None,
     processes: Sequence[JsonObject] = (),
 ) -> JsonObject:
-    """The facts of a finished run as `summary.json` keeps them; ε and C are None if not private.
+    """The facts of a finished run for `summary.json`; ε and C are None without privacy.
 
     Args:
       trainer: of the run.
       seed: of the run.
-      last_row: of its metrics.
-      outputs: of the test images; None: no figures are made of them.
-      processes: that took its steps, as `bam.privacy.ledger.read_processes` gives them. The device,
-        versions and commit beside them are those of the process that ended the run.
+      last_row: the last row of its metrics.
+      outputs: outputs for the test images; None makes no figures.
+      processes: the processes that took its steps, from `bam.privacy.ledger.read_processes`. The
+        device, versions and commit beside them belong to the process that ended the run.
     """
-    pixels = trainer.normalisation  # without the folder that says so
+    pixels = trainer.normalisation  # its source is left out: a path of the user's
     classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
@@ -74,7 +74,7 @@ def summarize(
 
 
 def judged_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
-    """What the loss's figures say; None in their place if an output is not finite."""
+    """The loss's figures; `{"figures": None}` if an output is not finite."""
     figures = trainer.criterion.figures
     if figures is None or outputs is None:
         return {}
