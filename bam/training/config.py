@@ -1,8 +1,8 @@
-"""The keys every experiment has.
+"""The configuration of an experiment: its keys, options of parts, and checks of values.
 
-They are the table `bam.training.keys.KEYS`, which docs/config.md and `bam train --help` show. A
-data set's config starts from `get_config(method)` here and sets its own values. A key that is not
-listed there does not exist: assigning it is an error, on the command line too.
+The keys are the table `bam.training.keys.KEYS`, which docs/config.md and `bam train --help` show. A
+data set's config starts from `get_config(method)` and sets its own values. Setting a key that is
+not in the table is an error, on the command line, too.
 """
 
 import difflib
@@ -24,7 +24,7 @@ METHODS = tuple(methods.METHODS)
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
-    """The base configuration, locked, of a key of `METHODS`; an InputError for another method."""
+    """The locked base configuration of a method in `METHODS`; InputError for another method."""
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     config = ConfigDict()
@@ -35,23 +35,23 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
         default = config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
         (config[section] if section else config)[name] = default
     config.method.update({"name": method, **methods.METHODS[method].options})
+    # A misspelt key is an error from here on.
     config.lock()
     return config
 
 
 def add_options(config: ConfigDict, given: Mapping[str, object]) -> None:
-    """Makes room in a config for keys that a command line sets: options follow their part.
+    """Adds the options of parts that a command line sets to a config.
 
-    Where a part is named, its section gets a method's options, and loses those of the part before
-    that it lacks. An option of the part that a section names is added, at its default, if it is
-    given.
+    If the command line names another part, its section loses the options that this part lacks; a
+    method gets all of its options. A given option of the named part is added with its default.
 
     Args:
       config: of a run.
-      given: KEY or SECTION.KEY -> value; values other than names are not read.
+      given: KEY or SECTION.KEY -> value; only names are read.
 
     Raises:
-      InputError: for an option that the part lacks; the line lists those that it has.
+      InputError: for an option that the part lacks; the line lists its options.
     """
     for section in parts.SECTIONS:
         name = given.get(f"{section}.name")
@@ -96,15 +96,16 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:
-    """Sets the strength of the config's method if it is given, by method, as `dp_sat=0.086` (ρ)."""
+    """Sets the strength of the config's method, if it is among those given, like `dp_sat=0.086`."""
     name = config.method.name
     if name in strengths:
         config.method[methods.METHODS[name].strength] = strengths[name]
 
 
 def check(config: ConfigDict) -> None:
-    """Raises InputError, in one line, for values that no part of a run checks by itself."""
+    """InputError, in one line, for values that no part of a run checks."""
     _check_numbers(config)
+    # An infinite ε would train without noise under a private method's name.
     if config.epsilon == math.inf and methods.is_private(config.method.name):
         raise InputError(
             f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
@@ -127,7 +128,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_users(config: ConfigDict) -> None:
-    """Refuses, with an InputError, settings that cannot be together with users."""
+    """InputError for settings that cannot be combined with users."""
     size = config.dataset.group_size
     if size < 0:
         raise InputError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
@@ -146,10 +147,9 @@ def _check_users(config: ConfigDict) -> None:
 
 
 def _check_numbers(config: ConfigDict) -> None:
-    """Refuses numbers that nothing can be computed with: out of bounds, NaN or infinite.
+    """InputError for numbers out of bounds, NaN or infinity.
 
-    ε may be infinite, and the plan refuses what else it cannot be. The options of a function of
-    one's own are left to it.
+    ε may be infinite; the plan checks it. The options of a user's own function are not checked.
     """
     values, own = dict(config.items()), []
     for section, options in config.items():
@@ -157,6 +157,7 @@ def _check_numbers(config: ConfigDict) -> None:
             values |= {f"{section}.{name}": x for name, x in options.items()}
             own += [section] if ":" in options.get("name", "") else []
     for key, value in values.items():
+        # A seed has 256 bits, and a user's own options are checked by its function.
         if isinstance(value, bool) or key == "seed" or key.partition(".")[0] in own:
             continue
         row = BY_NAME.get(key, Key(key, None, ""))

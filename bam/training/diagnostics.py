@@ -1,7 +1,7 @@
-"""Clipping bias and its companions. NOT PRIVATE: everything here reads un-noised gradients.
+"""Clipping bias and related diagnostics. NOT PRIVATE: they read gradients without noise.
 
-`means` reads a batch once, in the memory of one microbatch, whatever the batch size; `bias` and
-`describe` are algebra on the few means that it returns. Nothing here feeds back into training.
+`means` reads a batch once, in the memory of one microbatch. `bias` and `describe` are algebra on
+the few means that it returns. Nothing here feeds back into training.
 """
 
 import math
@@ -25,14 +25,14 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Means(NamedTuple):
-    """What one pass over a batch of n per-example gradients leaves. NOT PRIVATE.
+    """The means of one pass over a batch of n per-example gradients. NOT PRIVATE.
 
     Attributes:
       gradient: ĝ = Σ g_i / n.
       clipped: ĝ_clip = Σ clip(g_i) / n.
       direction: Σ g_i/‖g_i‖ / n, so that ⟨direction, ĝ⟩/‖ĝ‖ is the mean of cos(g_i, ĝ).
-      fraction_clipped: share of the examples whose gradient the clip changes, by 1e-5 at least.
-      norms: `[rows]`, ‖g_i‖₂; NaN in masked rows and where a gradient is not finite.
+      fraction_clipped: share of the examples whose gradient the clip changes by at least 1e-5.
+      norms: `[rows]`, ‖g_i‖₂; NaN in masked rows and for gradients that are not finite.
     """
 
     gradient: Grads
@@ -43,17 +43,17 @@ class Means(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """Bias of a clipped mean ĝ_clip against ĝ, and Theorem 1's two parts of it. NOT PRIVATE.
+    """Bias of a clipped mean ĝ_clip against ĝ, with the two parts of Theorem 1. NOT PRIVATE.
 
-    With a = ⟨ĝ_clip, ĝ⟩/‖ĝ‖² and c = ĝ_clip − a·ĝ, which is orthogonal to ĝ, the bias is
-    (a − 1)·ĝ + c and ‖bias‖² = (1 − a)²‖ĝ‖² + ‖c‖²: too short, and pointing elsewhere.
+    Let a = ⟨ĝ_clip, ĝ⟩/‖ĝ‖² and c = ĝ_clip − a·ĝ, which is orthogonal to ĝ. The bias is
+    (a − 1)·ĝ + c, and ‖bias‖² = (1 − a)²‖ĝ‖² + ‖c‖²: an error of magnitude and one of direction.
 
     Attributes:
       bias_norm: ‖ĝ_clip − ĝ‖₂.
-      relative_bias: ‖ĝ_clip − ĝ‖₂ / ‖ĝ‖₂; 0 where ĝ is zero.
-      magnitude: a, Theorem 1's magnitude error; 1 where ĝ is zero.
+      relative_bias: ‖ĝ_clip − ĝ‖₂ / ‖ĝ‖₂; 0 if ĝ is zero.
+      magnitude: a, Theorem 1's magnitude error; 1 if ĝ is zero.
       direction_norm: ‖c‖₂, Theorem 1's directional error without noise.
-      cosine: cos(ĝ_clip, ĝ), the direction that clipping keeps; 0 where either is zero.
+      cosine: cos(ĝ_clip, ĝ), the agreement in direction; 0 if either is zero.
       gradient_norm: ‖ĝ‖₂.
     """
 
@@ -76,12 +76,12 @@ def means(
     mesh: jax.sharding.Mesh | None = None,
     clip_state: PyTree | None = None,
 ) -> Means:
-    """Means of a batch's gradients, of the clipped ones and of their directions, in one pass.
+    """Means of a batch's gradients, clipped gradients and directions, in one pass. NOT PRIVATE.
 
-    A gradient that is not finite counts as zero, as in training. The arguments are those of
-    `clipped_sum`, with `grad_fn` a method's own unclipped gradient, for BAM the one that it clips;
-    memory does not grow with the number of rows. Where the clip has a `finish`, what that makes of
-    the mean without noise is the clipped one. NOT PRIVATE.
+    A gradient that is not finite counts as zero, as in training. Arguments are those of
+    `clipped_sum`; `grad_fn` is the method's unclipped gradient, for BAM the one that it clips.
+    Memory does not grow with the number of rows. If the clip has a `finish`, it is applied to the
+    clipped mean, without noise.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
@@ -131,13 +131,13 @@ def _means(
 
 
 def bias(clipped: Grads, gradient: Grads) -> Bias:
-    r"""Bias $\hat g_{clip} - \hat g$, taken apart as in Theorem 1 of arXiv 2308.12018. NOT PRIVATE.
+    r"""Bias $\hat g_{clip} - \hat g$ with the parts of Theorem 1, arXiv 2308.12018. NOT PRIVATE.
 
-    Noise has mean zero and adds no bias (Lemma 1); if no gradient exceeds C and both are means of
+    Noise has mean zero and adds no bias (Lemma 1). If no gradient exceeds C, and both are means of
     the same gradients, the bias is zero (Lemma 2).
 
-    `gradient` is what the mean of clipped gradients should estimate: the mean of the same gradients
-    unclipped, or of others (for BAM, of the plain gradients at θ).
+    `gradient` is the quantity that the mean of clipped gradients should estimate: the mean of the
+    same gradients unclipped, or of others (for BAM, of the plain gradients at θ).
 
     Examples:
       >>> b = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
@@ -145,6 +145,7 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
       0.5 0.5 0.3125
     """
     norm = pytree.l2_norm(gradient)
+    # The projection on ĝ gives the error of magnitude, the rest that of direction.
     toward = pytree.unit(gradient)
     along = optax.tree.vdot(clipped, toward)  # a·‖ĝ‖
     sideways = jax.tree.map(lambda x, v: x - along * v, clipped, toward)  # c
@@ -168,7 +169,7 @@ def clipping_bias(
     batch: PyTree,
     **sharing: Any,
 ) -> Bias:
-    """The `bias` of a batch's clipped mean against its unclipped one; arguments as of `means`."""
+    """The `bias` of a batch's clipped mean against its unclipped mean; arguments as in `means`."""
     batch_means = means(grad_fn, clip, params, batch, **sharing)
     return bias(batch_means.clipped, batch_means.gradient)
 
@@ -176,16 +177,18 @@ def clipping_bias(
 def bias_by_batch_size(
     groups: Iterable[Means], smallest: int, largest: int
 ) -> dict[str, dict[str, float]]:
-    """Bias of batches of doubling sizes, from the means of small groups, which merge two by two.
+    """Bias of batches of doubling sizes, from the means of small groups. NOT PRIVATE.
 
-    The groups are disjoint, of `smallest` examples each, and few are held at a time; merging ends
-    at `largest`. Returns size as text -> means of `Bias`'s fields over its batches. NOT PRIVATE.
+    The groups are disjoint, with `smallest` examples each. They merge two by two up to `largest`
+    examples, and few are in memory at a time. Returns size as text -> means of `Bias`'s fields over
+    the batches of that size.
     """
     biases: dict[int, list[Bias]] = {}
     waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size
     for group in groups:
         size, batch = smallest, (group.clipped, group.gradient)
         biases.setdefault(size, []).append(bias(*batch))
+        # Two batches of one size make one of twice the size.
         while size < largest and waiting and waiting[-1][0] == size:
             _, partner = waiting.pop()
             batch = jax.tree.map(lambda x, y: (x + y) / 2, batch, partner)
@@ -204,10 +207,10 @@ def bias_by_batch_size(
 def describe(
     own: Means, plain: Means, previous_private_grad: Grads, noise_std: Number
 ) -> dict[str, Float[Array, ""]]:
-    """Everything that is said of one batch, by name. NOT PRIVATE.
+    """All figures of one batch, by name. NOT PRIVATE.
 
-    A method's bias is seen three ways, because its gradient G_i (for BAM and DP-SAT at θ') need not
-    be the plain g_i = ∇L(θ; x_i, y_i); the names are those of `Bias`:
+    There are three kinds of a method's bias, because its gradient G_i (for BAM and DP-SAT at θ')
+    need not be the plain g_i = ∇L(θ; x_i, y_i). The names are those of `Bias`:
 
     =========================== =========================================================
     `bias_norm`, …              mean clip(G_i) against mean G_i: what clipping does to it
@@ -215,11 +218,11 @@ def describe(
     `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: DP-SGD's, at this θ
     =========================== =========================================================
 
-    Beside it: `fraction_clipped` and `norm_quantile_NN` of ‖G_i‖; `plain/mean_norm`, the mean of
-    ‖g_i‖ over the examples where it is finite, by which L_BAO exceeds L per unit of λ; `snr` =
-    ‖ĝ_clip‖ / (noise_std·√d), over the root mean square norm of the noise, where `noise_std` is
-    σC/l (absent without noise); `cosine_examples` = mean_i cos(g_i, ĝ), of BAM's directions; and
-    `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), of DP-SAT's.
+    Further figures: `fraction_clipped` and `norm_quantile_NN` of ‖G_i‖. `plain/mean_norm`, the mean
+    of ‖g_i‖ over examples where it is finite; L_BAO exceeds L by that per unit of λ. `snr` =
+    ‖ĝ_clip‖ / (noise_std·√d), the gradient over the root mean square norm of the noise, where
+    `noise_std` is σC/l (absent without noise). `cosine_examples` = mean_i cos(g_i, ĝ), for BAM's
+    directions, and `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), for DP-SAT's.
     """
     measured: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
     for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
@@ -231,6 +234,7 @@ def describe(
     ):
         measured[f"norm_quantile_{100 * level:02.0f}"] = norm
     measured["plain/mean_norm"] = jnp.nanmean(plain.norms)
+    # The noise's norm concentrates at its root mean square.
     noise_norm = noise_std * math.sqrt(pytree.num_params(own.clipped))
     if not scalars.is_known(noise_norm) or noise_norm:
         measured["snr"] = pytree.l2_norm(own.clipped) / noise_norm
@@ -245,9 +249,9 @@ def bias_aware_objective(
 ) -> Callable[[Params, PyTree], Float[Array, ""]]:
     r"""The loss that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$, of one example.
 
-    Its gradient is what `bam.bam_exact` computes, faster and with the subgradient 0 where ∇L is
-    zero (`jax.grad` of this gives NaN there). The mean over a batch is at least the mean loss plus
-    λ, `penalty`, times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
+    `bam.bam_exact` computes its gradient faster, and with the subgradient 0 where ∇L is zero;
+    `jax.grad` of this function is NaN there. The mean over a batch is at least the mean loss plus
+    λ (`penalty`) times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
 
     Examples:
       >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)

@@ -83,6 +83,7 @@ def example_at(
 
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
         index, *given = row
+        # A row's views depend on the step and on its own number, never on its place in the batch.
         views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
         # A padded row becomes an example of zeros, as in data that are read ahead.
         is_example = index < len(split.labels)

@@ -1,4 +1,4 @@
-"""The data set that a config names: loaded, kept for the next run, features of it if it says so."""
+"""The data set that a config names, or its features; kept in memory for the next run."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
 
 MEMORIES = ("auto", "device", "stream")
-SAID = 2**28  # bytes of images from which on it is said where they are
+SAID = 2**28  # bytes of images from which on a line says where they are
 
 
 def make_dataset(
@@ -30,11 +30,11 @@ def make_dataset(
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> datasets.Dataset:
-    """The data that a config's `dataset` section names; the last two are kept in memory.
+    """The data that a config's `dataset` section names; the last two sets are kept in memory.
 
-    Of `holdout` training examples, see `datasets.hold_out`. With the `features` section of a config
-    it is features of them: those are kept on disk, in its `cache` or beside the data, and `log` is
-    called with a line if they are computed. Raises InputError as `datasets.load`.
+    `holdout` training examples are set aside, see `datasets.hold_out`. A `features` section
+    replaces images by features, which are kept on the disk, in its `cache` or beside the data;
+    `log` gets a line if they are computed. Raises InputError as `datasets.load`.
     """
     _, mapped = listed(section, features_section, log)
     return mapped()
@@ -45,15 +45,15 @@ def listed(
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[datasets.Dataset, Callable[[], datasets.Dataset]]:
-    """The data that `make_dataset` makes with blank features, and what makes the true ones.
+    """The data of `make_dataset` with blank features, and a function that returns the true ones.
 
-    Numbers and shapes are those of the data, and so a plan need not wait for a map of its images.
+    Blank features have the true number and shape, so a plan need not wait for the map of images.
     """
     described = {"dataset": section, "features": features_section or ConfigDict()}
-    # Features are of the weights that a file has now, whatever it had when it was read before.
+    # A file of weights may have changed since it was read before.
     described["digest"] = features_digest(described["features"])
     described["normalisation"] = repr(features_normalisation(described["features"]))
-    # And data are of the files that are there now, whatever was read in their place before.
+    # So may the files of the data.
     described["files"] = _files_at(section.get("path"))
     sections = FrozenConfigDict(described)
     if sections in kept_datasets:
@@ -66,7 +66,7 @@ def listed(
     if feature_map is None:
         kept = _keep(sections, datasets.hold_out(loaded, holdout))
         return kept, lambda: kept
-    # Which rows are held out makes no difference between blank ones, so no image is read for it.
+    # All blank rows are equal, so no image is hashed to choose the held-out ones.
     rows = datasets.Split(np.zeros((len(loaded.train.labels), 0)), loaded.train.labels)
     blank = datasets.hold_out(extraction.blank(loaded, feature_map), holdout, of=rows)
 
@@ -78,7 +78,7 @@ def listed(
 
 
 def _files_at(path: str | None) -> str:
-    """A digest of which files are at a path or in its folder, of what size and changed when."""
+    """A digest of the files at a path or in its folder: their names, sizes and times."""
     if not path:
         return ""
     place = os.path.realpath(files.user_path(path))
@@ -107,7 +107,7 @@ def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     groups, size = options.pop("groups", ""), options.pop("group_size", 0)
     memory = options.pop("memory", "auto")
     if ":" in name:
-        # Of the keys that every data set has, "" and 0 say that they are not set.
+        # For keys that every data set has, "" and 0 mean "not set".
         is_set = {k: v for k, v in options.items() if v or k not in keys.in_section("dataset")}
         loaded = parts.make("dataset", {"name": name} | is_set)
         datasets.check(loaded)
@@ -143,7 +143,7 @@ def _extracted(
 
 
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:
-    """Whether images stay in their files, as `dataset.memory` says."""
+    """The function that decides whether images stay in their files, by `dataset.memory`."""
     if memory not in MEMORIES:
         raise InputError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
 
@@ -166,7 +166,7 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
 
 
 def unprotected_users(section: ConfigDict) -> list[str]:
-    """What a run on an imported folder says if its ε is for one image: a line, or none."""
+    """A line for a run on an imported folder whose ε protects one image; [] for other runs."""
     if section.name != "folder":
         return []
     named = users.column(datasets.folder_of(section.name, section.source, section.path))
@@ -175,7 +175,7 @@ def unprotected_users(section: ConfigDict) -> list[str]:
 
 
 def features_normalisation(section: ConfigDict) -> Normalisation | None:
-    """What pixels a backbone's weights expect; None: there is no backbone."""
+    """The normalisation that a backbone's weights expect; None without a backbone."""
     if section.get("name") != "backbone" or not section.get("weights"):
         return None
     return backbone.expected(**{x: section.get(x) for x in ("weights", "mean", "std", "size")})
@@ -184,9 +184,10 @@ def features_normalisation(section: ConfigDict) -> Normalisation | None:
 def normalised(
     config: ConfigDict, dataset: datasets.Dataset
 ) -> tuple[datasets.Dataset, Normalisation | None]:
-    """Data as the weights of `init_from` expect them; and how, or how those of features expect it.
+    """The data normalised as the weights of `init_from` expect, and that normalisation.
 
-    Features are left as they are, and floats, unless the config says how: they need not be pixels.
+    With features, the data stay as they are, and the normalisation is the backbone's. Float images
+    stay as they are unless the config gives a normalisation, because they need not be pixels.
     """
     given = {"mean": config.init_mean, "std": config.init_std}
     if config.features.name or not config.init_from:
@@ -203,6 +204,6 @@ def normalised(
 
 
 def features_digest(section: ConfigDict) -> str:
-    """SHA-256 of the weights that a map of images has; "" of none."""
+    """SHA-256 of the weights of a map of images; "" without weights."""
     is_prior = section.get("name") == "prior"
     return PRIOR_SHA256 if is_prior else finetune.digest(section.get("weights"))

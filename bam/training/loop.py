@@ -117,6 +117,7 @@ def train(
         if run.is_resumed and run.step < run.end:
             log(f"goes on from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
+        # Training data are placed once; each step gets row numbers, or rows that are read ahead.
         feed = Feed(trainer)
         watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged, log)
         if not run.is_resumed:  # the bias before the first step
@@ -143,6 +144,7 @@ class Feed:
         self._all = None
         if not datasets.streams(trainer.dataset):
             padded = datasets.padded(self._split, trainer.plan.num_examples)
+            # Padded to N of the plan, so that shapes do not tell how many rows there are.
             self._all = trainer.place(padded)
 
     def batches(
@@ -230,6 +232,7 @@ class _Watch:
                 measured |= not_private(self._trainer, state, self._feed)
         if measured:
             self._on_row(self._add_row(measured))
+        # All processes must stop at the same step.
         stops = step < end and processes.any_of(self._should_stop())
         if stops and self._is_training:
             self._pause(state)
@@ -278,6 +281,7 @@ class _Watch:
         elif self._outputs is None:  # resumed after the last step
             self._judge(state)
         summary = summarize(self._trainer, run.seed, last, self._outputs, run.processes)
+        # From here on nothing in the folder confirms a guess at the data.
         run.finish()
         self._files.finish(summary)
         return Result(state, rows, summary)
@@ -320,6 +324,7 @@ def estimate_seconds(trainer: Trainer) -> float:
     while seconds < 1 and num_rows < plan.expected_batch_size:
         num_rows = min(2 * num_rows, plan.expected_batch_size)
         seconds = timed(num_rows)
+    # The difference of two timings is the cost of the further examples.
     per_example = max(0.0, seconds - least) / max(1, num_rows - fewest)
     missing = max(0, plan.expected_batch_size - fewest)
     return (least + missing * per_example) * plan.training_steps
@@ -349,6 +354,7 @@ def judge(
             *sums, output = trainer.evaluate(params, *rows)
             totals += np.asarray(sums)
             outputs.append(np.asarray(output))
+    # Sums over chunks, so that no chunk counts more than another.
     accuracy, loss = (totals / len(labels)).tolist()
     predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
     judged = {"test_accuracy": accuracy} if criterion.right else {}

@@ -69,6 +69,7 @@ class RunFiles:
         if self._workdir is None:
             return
         rows = read_rows(self._workdir)
+        # A resumed run takes steps after its checkpoint again, and makes their rows anew.
         self.rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
             return
@@ -91,6 +92,7 @@ class RunFiles:
         if not self._writes:
             return
         self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
+        # A row is on the disk before it is shown.
         to_disk(self._metrics)
         for name, value in row.items():
             if name != "step" and value is not None:
@@ -125,6 +127,7 @@ def divergence(row: JsonObject) -> str:
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
     """FinishedError for a finished run; InputError if a key that may not change differs."""
+    # A folder with steps but without a config belongs to a run that cannot be checked.
     if not (workdir / "config.json").exists():
         ledger = workdir / "steps_begun"
         if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):

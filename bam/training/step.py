@@ -121,6 +121,7 @@ def take(
     public. Without privacy, it is the sum of gradients of the same batches, divided by l. If data
     are streamed, the split holds the batch's rows, in their order.
     """
+    # Rows become examples inside the sum: K views of a whole batch would not fit the memory.
     oracle, example_at = parts.oracle, parts.example_at(state, train)
     rows = examples.rows(parts.inputs, train, batch.indices)
     sharing: JsonObject = {"mask": jnp.asarray(batch.mask), **parts.sharing}
@@ -134,6 +135,7 @@ def take(
             parts.mean,
             **sharing,
         )
+        # Dropped examples have a norm that is not finite. Their number is not private.
         num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
         state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
     else:
@@ -193,6 +195,7 @@ def evaluate(
     losses, is_right = (
         jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (criterion.of_output, right)
     )
+    # A diverged network counts as wrong, even where its largest output is NaN.
     finite = jnp.isfinite(losses) & jnp.isfinite(is_right)
     num_right = jnp.sum(jnp.where(finite, is_right, 0))
     if mesh:  # so that every process has all rows
@@ -221,6 +224,7 @@ def means(
             **parts.sharing,
         )
 
+    # DP-SGD's own gradients are the plain ones, so one pass is enough.
     own, plain = parts.oracle, oracles.dp_sgd(parts.loss)
     if pytree.same_structure(own, plain):
         return (both := means_of(own)), both

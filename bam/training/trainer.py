@@ -256,12 +256,15 @@ def _planned_trainer(
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
     criterion, model, loss = _network(config, dataset.num_classes, shape)
+    # The method sees the loss alone: it knows neither batches nor clips nor noise.
     oracle = parts.make_oracle(config.method, loss)
     _check_shapes(config, dataset, criterion, model, oracle)
+    # The plan is made without the clip: σ and ε do not depend on C.
     plan = _planned(config, num_examples, plan)
     trained, _ = finetune.split(_shapes(model), config.trainable)
     clip_norm = _clip_norm(config, plan)
     clip = parts.make_clip(config.clip, plan, clip_norm)
+    # A clip of a user's own may return another tree, or a bound that floats do not hold.
     _check_clip(config.clip.name, clip, plan, trained)
     sensitivity = clip.sensitivity if plan.private else 0.0
     return Trainer(
@@ -291,6 +294,7 @@ def _network(
     """
     names = ("model", "loss", "lora", "convolution", "precision")
     given = config.to_dict()
+    # Equal sections give the same network, and so the same compiled programs.
     sections = Same({name: given[name] for name in names})
     are_ours = ":" not in config.model.name + config.loss.name
     make = _made_network if are_ours else _made_network.__wrapped__
@@ -439,6 +443,7 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
     if recorded is None:
         return asked
     if private:
+        # Another version of the accountant may have chosen this σ; its ε must still hold.
         recorded.check_target(config.epsilon)
     check_same("the workdir", recorded.to_json(), asked.to_json())
     return recorded
