@@ -5,7 +5,7 @@ ordinary training. Both call `per_example_sum`. Read from top to bottom:
 
 1. `per_example_sum` gives each row a place that does not depend on other rows (`bam.core.places`);
 2. `_sum_on_devices` gives each device its rows, and adds the noise to each device's sum;
-3. `_sum_microbatches` runs the microbatches that hold a real row;
+3. `_sum_microbatches` runs microbatches up to the last one with a real row;
 4. `_add_microbatch` bounds the gradients of one microbatch and adds them;
 5. `_summand` is the contribution of one example.
 
@@ -112,8 +112,8 @@ def clipped_sum(
     if noise is not None:
         check_step(noise.step)
         check_keys(noise.key, noise.step)
-        # Known numbers are checked here, before anything is compiled; `per_example_sum` does the
-        # same for traced ones.
+        # Known numbers are checked here, before anything is compiled. For traced ones,
+        # `per_example_sum` makes the sum NaN instead.
         num_rows = max(1, *(len(x) if jnp.ndim(x) else 1 for x in jax.tree.leaves(batch)))
         size = min(microbatch_size, num_rows)
         most_rows, _ = grid.rows_per_sum(clip.sensitivity, noise.std, num_rows)
@@ -371,7 +371,7 @@ def _sum_microbatches(
     mask: Bool[Array, " rows"],
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Sums the microbatches that hold a real row; returns one number for each padded row, too.
+    """Sums microbatches up to the last real row; returns one number for each padded row, too.
 
     With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
     high part after every `most_rows` rows, before it could overflow.
@@ -430,7 +430,7 @@ def _add_microbatch(
     """
     bound, size, spacing = how.bound, how.size, None if noise is None else noise.spacing
     by_row = functools.partial(pytree.map_rows, num_rows=size)
-    # 0 or 1, which no compiler can know: a key has never only zeros, but that is seen at run time.
+    # 0 or 1, which no compiler can know: no valid key is all zeros (a zero key gives NaN).
     turns = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
     from_memory = functools.partial(pytree.read_from_memory, turns=turns.astype(jnp.int32))
 
@@ -464,7 +464,7 @@ def _add_microbatch(
 def _summand(
     bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """One example's contribution, in floats or in multiples of a spacing, and its number."""
+    """One example's contribution, float32 or wider or in multiples of a spacing; its number."""
     terms, number = value if bound is None else bound.summand(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:

@@ -84,7 +84,8 @@ class GaussianNoise:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
             return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
-        # At least eight tiles, so that up to eight devices draw different ones.
+        # Small tiles for short sums, so that about eight devices can share the work. Tiles of
+        # different devices always differ.
         num_blocks = min(MOST_BLOCKS, -(-max(1, num_entries) // (8 * 16)))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
         tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)

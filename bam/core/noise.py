@@ -105,7 +105,7 @@ def next_noise(
     """
     noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
     sensitivity, strategy = scalars.argument("sensitivity", sensitivity), numbers(strategy)
-    # One expression for all runs: noise is scaled here and nowhere else.
+    # All runs scale their noise by this function.
     std = scaled(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
         std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
@@ -182,8 +182,8 @@ def gaussian_noise(
     Args:
       clip: a bounded per-example transform with sensitivity S.
       noise_multiplier: σ, at least 0.01.
-      key: `[8]` words, as `bam.secret_key()` makes them. Each sum needs another key or another
-      step.
+      key: `[8]` words, as `bam.secret_key()` makes them. Each sum needs another
+        key or another step.
       step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
 
     Raises:

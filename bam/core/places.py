@@ -39,7 +39,7 @@ def in_batch(
 ) -> Int[Array, " places"]:
     """The row number at each place if the rows' order is random already, as by `sampling.pad`.
 
-    Then the places are only as secret as the seed of the batches.
+    Then the seed of the batches must be secret for this, too.
     """
     seats = jnp.arange(_num_seats(mask, group_size, num_devices))
     return _in_few_turns(seats, mask, group_size, num_devices)

@@ -76,9 +76,8 @@ def privatize(
         `bam.seeded_key(seed)` to repeat a run; anyone who guesses the seed knows that key. If two
         transforms have one key, as in `optax.multi_transform`, each gradient reveals the other.
       strategy: of noise that is correlated over steps, see `bam.core.strategy`. Its batches must
-      not
-        hold an example twice within that many steps (`bam.privacy.mechanisms.banded`), and σ must
-        come from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
+        not hold an example twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
+        must come from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
 
     Returns:
       An optax transform. Its `update(grads, state, params, mask=mask)` takes a pytree of `[B, ...]`
@@ -87,9 +86,9 @@ def privatize(
 
     Raises:
       InputError: if `clip` is not bounded, a number is out of range, or the key is invalid or
-        belongs to another transform; in `init`, if it began for parameters of other shapes before;
-        in `update`, without `mask`, or if `params` is given and a gradient has no leading example
-        axis.
+        was given to a transform before; in `init`, if it began for parameters of other shapes
+        before; in `update`, without `mask`, or if `params` is given and a gradient has no leading
+        example axis.
       TypeError: in `update`, if a gradient is not of real floating-point numbers.
 
     Examples:
@@ -208,7 +207,10 @@ class NoisedMean:
     strategy: Sequence[float] = INDEPENDENT
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for one that is not a number in range."""
+        """Copies the numbers; InputError for anything else, or an l that is not positive.
+
+        `privatize` checks the range of σ and the strategy.
+        """
         for name in ("noise_multiplier", "expected_batch_size"):
             object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
         object.__setattr__(self, "strategy", numbers(self.strategy))

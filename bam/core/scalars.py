@@ -49,10 +49,10 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """Returns `value` as a float that 32 bits hold, or as it is if it is the tracer of a float.
+    """Returns `value` as a float that 32 bits hold, or the tracer of a float in at least float32.
 
-    A tracer's value cannot be checked here. If it is out of range, the results are NaN: see
-    `bam.core.engine`.
+    InputError for anything else. A tracer's value cannot be checked here. If it is out of range,
+    the results are NaN: see `bam.core.engine`.
     """
     if not isinstance(value, jax.core.Tracer):
         read = real(name, value)

@@ -57,9 +57,9 @@ def secret_key() -> UInt32[Array, "8"]:
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """The key of a seed and a label, to repeat a run. Anyone who knows the seed knows the key.
 
-    Keys of different labels reveal nothing about each other. A label may be any text, besides those
-    in `STREAMS`. InputError for a seed that is not an integer from 0 to 2^256 - 1, or for a label
-    in `JAX_STREAMS`; RuntimeError while JAX traces, as for `secret_key`.
+    Keys of different labels reveal nothing about each other. A label is one of `STREAMS` or any
+    other text. InputError for a seed that is not an integer from 0 to 2^256 - 1, or for a label in
+    `JAX_STREAMS`; RuntimeError while JAX traces, as for `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
@@ -133,8 +133,8 @@ _secret: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 _secret_before_fork: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=lambda: _secret_before_fork.update(_secret))
-# Keys that transforms have, by identity, and the transforms' checks, by the hash of the key's
-# words.
+# Keys that were given to transforms, by identity, and the living transforms' checks, by the hash of
+# the key's words.
 _given: weakref.WeakValueDictionary[int, Array | np.ndarray] = weakref.WeakValueDictionary()
 _in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
 
@@ -142,7 +142,8 @@ _in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
 def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
     """Registers a key for one transform; returns a check that it starts for one set of parameters.
 
-    A key that another transform has is refused. Another key with the same words, such as a seed
+    A key object that was given to a transform before is refused, even if that transform is gone.
+    Another key with the same words, such as a seed
     gives twice, is a warning while the other transform exists: it is right in two trainings that
     are compared, and wrong within one. A traced key cannot be checked.
     """

@@ -76,7 +76,10 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
 
 
 def check(strategy: Sequence[float]) -> None:
-    """InputError, in one line, for a strategy whose noise would overflow or grow over the steps."""
+    """InputError, in one line, for a strategy that cannot be used.
+
+    It must begin with 1, in multiples of 1/256, and its noise must not overflow or grow.
+    """
     if len(strategy) == 0 or strategy[0] != 1:
         raise InputError(f"a strategy begins with 1, got {tuple(strategy)[:4]}")
     if any(not math.isfinite(c) or c * UNITS != round(c * UNITS) for c in strategy):

@@ -1,4 +1,4 @@
-"""Two guards around JAX's tracing: one compilation for each set of shapes, no noise used twice.
+"""Two guards around JAX's tracing: one compilation for each set of shapes, no shared noise key.
 
 Outside of `jax.jit`, a public function compiles its program at the first call and keeps it. Inside,
 it adds its operations to the program that is being traced. That program must receive the noise key

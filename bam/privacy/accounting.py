@@ -101,7 +101,7 @@ def epsilon(
 
     A `bam.privacy.pld.LooseBoundWarning` says that ε by "pld" is an upper bound but not tight,
     because its rounding error exceeds a thousandth of δ, or because the privacy loss of a step is
-    near the spacing of its tables, 1e-4.
+    below three spacings of its tables, 3e-4.
 
     Examples:
       >>> settings = dict(noise_multiplier=1.5, sampling_prob=0.04, num_steps=2250, delta=1e-5)

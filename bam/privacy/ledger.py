@@ -9,10 +9,10 @@ used up, each further lost step ends the run one step earlier.
 
 Noise that is correlated over b steps is kept in memory alone, as the key is. So when a run resumes,
 its noise starts anew, and the parts of the data are drawn anew. An example can then be drawn twice
-within b steps: once under the old noise, once under the new. The bound of one period (the b steps
-in which draws and noise depend on each other) covers both only if the old period counts as
-finished. So its missing steps count as begun, unless the run has taken its last step and draws
-nothing anew.
+within b steps: once under the old noise, once under the new. The old noise hides the first draw and
+the new noise the second, and each is charged to its own period (b steps in which an example is
+drawn at most once). So the old period must count as finished: its missing steps count as begun,
+unless the run has taken its last step and draws nothing anew.
 
 With a seed, a repeated step repeats its batch and its noise, so nothing more is released, and the
 ledger is the number of steps taken. The same holds in memory (no workdir), where nothing resumes.
@@ -220,8 +220,7 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
     Args:
       folder: of the run, or None.
       at_least: processes in another record of the run, such as a checkpoint. A file that is
-      missing,
-        damaged, or does not begin with them is an InputError.
+        missing, damaged, or does not begin with them is an InputError.
     """
     path = folder and folder / PROCESSES
     if path is None:

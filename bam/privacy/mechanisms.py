@@ -77,8 +77,8 @@ class Mechanism:
         noise. `draw` must not draw an example twice within as many steps as there are numbers.
       check: `(unit, accountant, private)` of a plan -> None; InputError for a plan to which the
         mechanism's ε does not apply, whatever its numbers.
-      period: the number of steps after which draws and noise are independent again. Within a
-        period an example is drawn at most once. A run without a seed takes another seed whenever it
+      period: the length of the blocks of steps that ε counts as one. Within a block an example is
+        drawn at most once. A run without a seed takes another seed whenever it
         resumes, and the missing steps of its period count as begun. So ε must cover T steps that
         are cut into whole periods.
     """
@@ -187,10 +187,7 @@ def counts(num_examples: int, batch_size: int) -> tuple[int, int]:
 
 
 def poisson(num_examples: int, batch_size: int) -> Mechanism:
-    """Each example is in each batch independently with probability q = l/N.
-
-    For the same noise, no mechanism with a smaller ε is known.
-    """
+    """Each example is in each batch independently with probability q = l/N."""
     num_examples, batch_size = counts(num_examples, batch_size)
     prob = batch_size / num_examples
     return Mechanism(

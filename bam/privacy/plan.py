@@ -49,7 +49,7 @@ class Population:
 
     Attributes:
       num_examples: N, the number of training examples, or of users if they are the unit. N is
-        public. If it was given as a constant, it is the largest possible number.
+        treated as public. If it was given as a constant, it is the largest possible number.
       group_size: k, the largest number of examples used of a user; 0 if examples are the unit.
       num_examples_given: whether N is a public constant, at least the number of examples and fixed
         without counting them. Then neighbours may differ in that number: add or remove one.
@@ -232,7 +232,10 @@ class PrivacyPlan:
 
     @functools.cached_property
     def mu(self) -> float | None:
-        """μ of Gaussian DP, an upper bound, see `pld.mu`; None if no Poisson steps dominate."""
+        """μ of Gaussian DP, an upper bound, see `pld.mu`.
+
+        None if no Poisson steps are known to dominate, if σ is below 0.1, or without privacy.
+        """
         event = self.dp_event if self.private else None
         if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
             return None
@@ -357,8 +360,7 @@ def make_plan(
       delta: δ, from 1e-100 to below 1/N.
       accountant: "pld" or "rdp". "gdp" is refused, because it is not a guarantee.
       mechanism: the way to draw batches: a name in `mechanisms.MECHANISMS`, or a config section
-      with
-        its name and options.
+        with its name and options.
 
     Raises:
       InputError: if an argument is out of range.

@@ -1,8 +1,8 @@
 r"""Privacy loss distributions of T Poisson-sampled Gaussian steps, by Google's `dp-accounting`.
 
-A step's losses are put in a table with spacing h, rounded up, so ε is an upper bound for any h. The
-table adds about $h^2/6$ to the variance $s^2$ of a step's loss, so ε is too large by a share of
-about $h^2 / (12 s^2)$, where $s \approx q \sqrt{e^{1/\sigma^2} - 1}$.
+A step's losses are put in a table with spacing h, approximated from above, so ε is an upper bound
+for any h. The table adds about $h^2/6$ to the variance $s^2$ of a step's loss, so ε is too large by
+a share of about $h^2 / (12 s^2)$, where $s \approx q \sqrt{e^{1/\sigma^2} - 1}$.
 
 T tables are composed by Fourier transforms, whose rounding moves δ by about $T \cdot 2^{-53}$, up
 or down. A larger amount is subtracted from the given δ, so this rounding only makes ε larger, too.
@@ -110,7 +110,7 @@ def _composed(
 def step_pld(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
-    """The distribution of one step; `LooseBoundWarning` if its losses are near the spacing."""
+    """The distribution of one step; `LooseBoundWarning` if its losses are below three spacings."""
     if (
         spacing == FINE
         and tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing

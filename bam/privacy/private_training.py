@@ -57,7 +57,7 @@ class DrawnBatch(NamedTuple):
         users `[M, k, ...]`, one row for each user.
       mask: `[M]`, or `[M, k]` for users, True for examples.
       step: from 1.
-      run: two words that identify the training and the mask.
+      run: two words that identify the training, the step and the mask.
     """
 
     examples: PyTree
@@ -102,8 +102,8 @@ class PrivateTraining:
       mechanism: the way to draw batches, a key of `bam.privacy.mechanisms.MECHANISMS`.
       mechanism_options: options of the mechanism, by name.
       num_examples_given: whether N is a public constant, fixed without counting the data. Then the
-        data may have fewer rows, and ε is for adding or removing one example. Otherwise ε is for
-        replacing one example by nothing, its place left empty.
+        data may have fewer rows, and ε is for adding or removing one example (with `groups`, one
+        user). Otherwise ε is for replacing one example or user by nothing, its place left empty.
       groups: `[rows]` on the host, the user of each row of the data. Then N counts users, users are
         drawn, and the oracle's gradient of a user's mean loss is clipped. None: each row is an
         example.
@@ -325,10 +325,9 @@ class PrivateTraining:
             constant of the program.
           TypeError: in `update`, for anything but a `DrawnBatch`.
           InputError: with users, or with `trainable`, if the oracle has no `with_loss`. In
-          `update`,
-            for a batch that was used before, that belongs to another training, that is not the
-            state's next one, or that was changed (more rows, rows of another shape, another mask);
-            under `jit` the gradient is NaN instead, except for wrong shapes. Under `vmap` of
+            `update`, for a batch that was used before, that belongs to another training, that is
+            not the state's next one, or that was changed (more rows, rows of another shape, another
+            mask); under `jit` the gradient is NaN instead, except for wrong shapes. Under `vmap` of
             anything that the gradient depends on, in `shard_map` and in `pmap`. After `close`,
             which a program that you compiled before cannot notice.
         """

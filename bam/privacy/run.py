@@ -191,8 +191,7 @@ class PrivateRun:
         Args:
           folder: of the run; if it is made, only its owner can read it.
           record: JSON values that must be the same when the run continues: the plan's `to_json`,
-          and
-            the other settings that define the run.
+            and the other settings that define the run.
           digests: digests of data and settings that must be the same, too, but must not be readable
             in the folder.
           at_least: number of begun steps according to another record of the run.

@@ -36,7 +36,7 @@ CHOSEN = "chosen.json"
 # Below, there is hardly a choice; above, the trials would take too long.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
 UNIT = 2**128
-LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # integers, drawn in `bam.training.score`
+LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integer noise, over the sensitivity
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,7 +149,7 @@ def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
 
 
 def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
-    """The power of the best test for a participant: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+    """The largest power of a test under (ε, δ)-DP: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
 
     α is its false positive rate (Kairouz, Oh & Viswanath 2015).
 

@@ -78,8 +78,7 @@ def train(
         process and never saved. Steps that a crash lost are then repeated with new batches and
         noise, so they count (see `bam.privacy.ledger`), and the run may end before its last step.
       workdir: folder for the run's files (see the README); None writes nothing. An unfinished run
-      of
-        the same config continues after its last checkpoint.
+        of the same config continues after its last checkpoint.
       on_row: called with each new metrics row.
       should_stop: asked after every step; True ends the run there, with a checkpoint.
       log: called with a line if lost steps count, and one if the run continues. A log that can draw

@@ -219,8 +219,7 @@ def build(
       log: called with a line on long waits.
       plan: the plan of the run to continue, from `rundir.recorded_plan`; None makes one.
       on_plan: called with the run as soon as it is planned. If its data are features of images,
-      they
-        are still blank, because computing them may take minutes.
+        they are still blank, because computing them may take minutes.
 
     Raises:
       InputError: for a value out of range, or a plan of another config or other data; the message
