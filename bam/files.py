@@ -89,6 +89,11 @@ def counted(num: int, noun: str, form: str = ",") -> str:
     return f"{num:{form}} {noun}{ending}"
 
 
+def have(num: int, noun: str) -> str:
+    """`counted` with its verb: `1 file has`, `3,000 files have`."""
+    return f"{counted(num, noun)} {'has' if num == 1 else 'have'}"
+
+
 def one_line(value: Any, without: str = "`|") -> Any:
     """A JSON value in whose texts, keys too, spaces stand for what is not printed and `without`.
 

@@ -168,8 +168,9 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
         on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        have = f"{files.counted(frames, 'file')} {'has' if frames == 1 else 'have'}"
-        log(f"{have} several frames or pages: the first is used (NOT PRIVATE)")
+        log(
+            f"{files.have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)"
+        )
     log(*_lost(manifest))
     for file, why in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")

@@ -87,8 +87,7 @@ def _warn(facts: JsonObject, preprocessing: Preprocessing, images: Sequence[Path
         _say(f"warning: the release says no more of its images than that they are {size}")
     try:
         if num := pixels.check_ranges(images, preprocessing):
-            have = f"{files.counted(num, 'file')} {'has' if num == 1 else 'have'}"
-            _say(f"{have} several frames or pages: the first is used")
+            _say(f"{files.have(num, 'file')} several frames or pages: the first is used")
     except pixels.WindowError as error:  # a picture may be dark by itself
         _say(f"warning: {error.what}: the release has no window")
     except (DataError, MissingExtraError) as error:

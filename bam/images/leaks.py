@@ -58,7 +58,7 @@ def lines(
             f"{x} ({images[x, 'train']:,} to train, {images[x, 'test']:,} to test)"
             for x in few[:12]
         ) + (", …" if few[12:] else "")
-        have = f"{files.counted(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
+        have = files.have(len(few), "class")
         is_drawn = not any(x.split for x in examples)
         least = min(images[x, "train"] + images[x, "test"] for x in options.classes)
         num = min(FEW, max(1, least // 5))
