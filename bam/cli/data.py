@@ -15,7 +15,7 @@ from rich.progress import Progress
 from bam import files, tables
 from bam.cli import console, screen
 from bam.data.common import DataError
-from bam.data.preprocessing import Preprocessing, digits_of
+from bam.data.preprocessing import Preprocessing, Target
 from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -274,6 +274,7 @@ def show(data: Path, out: str) -> None:
     shape = " × ".join(str(size) for size in manifest["shape"])
     train, test, _ = parquet.read(data, stays=lambda num_bytes: True)
     names, left_out = manifest["classes"], len(manifest["left_out"])
+    target = Target(*(manifest["preprocessing"].get("target") or ()))
     labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
     kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
     console.say(
@@ -286,7 +287,7 @@ def show(data: Path, out: str) -> None:
         rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
         screen.show(tables.text("class", "train", "test"), rows)
     else:
-        _show_numbers(manifest, labels)
+        _show_numbers(target, labels)
     console.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
@@ -298,16 +299,14 @@ def show(data: Path, out: str) -> None:
         from bam.images import sheet  # which needs the extra `plots`
 
         console.check_writable(out)
-        scale = manifest["preprocessing"].get("target") or (0, 1)
-        sheet.draw(train, manifest["classes"], Path(out), scale)
+        sheet.draw(train, manifest["classes"], Path(out), target)
         console.say(f"{out}: images of persons, not to be published")
 
 
-def _show_numbers(manifest: JsonObject, labels: Sequence[np.ndarray]) -> None:
+def _show_numbers(target: Target, labels: Sequence[np.ndarray]) -> None:
     """Prints where labels that are numbers lie, in the units of the files."""
-    offset, scale = manifest["preprocessing"].get("target") or (0, 1)
-    rows, digits = [], digits_of((offset, scale), 4)
+    rows, digits = [], target.digits(4)
     for split, values in zip(listing.SPLITS, labels, strict=True):
-        shares = np.quantile(values.astype(float) * scale + offset, (0, 0.25, 0.5, 0.75, 1))
+        shares = np.quantile(target.in_units(values), (0, 0.25, 0.5, 0.75, 1))
         rows.append([split, *(f"{x:.{digits}g}" for x in shares)])
     screen.show(tables.text("numbers", "least", "a quarter", "median", "3 quarters", "most"), rows)

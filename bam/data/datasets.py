@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Float32, Integer, Num
 from bam import files
 from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import DataError, Split, Stays, in_memory
+from bam.data.preprocessing import Target
 from bam.data.stream import StoredImages, content, select
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -63,8 +64,7 @@ class Dataset(NamedTuple):
 def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:
     """Numbers (outputs or labels) in the units of the files, with the target's scale undone."""
     target = (getattr(dataset, "preprocessing", None) or {}).get("target")
-    # In float32 an offset that is far above the scale would hide what differs.
-    return numbers.astype(np.float64) * target[1] + target[0] if target else numbers
+    return Target(*target).in_units(numbers) if target else numbers
 
 
 def load(

@@ -3,17 +3,33 @@
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bam.data.common import DataError
 
 BACKGROUNDS = ("white", "black")
 SIDES = range(4, 4097)  # heights and widths that can be asked for
 
 
-def digits_of(target: tuple[float, float], least: int) -> int:
-    """The number of digits that shows `least` digits of a target's scale beside its offset."""
-    offset, scale = target
-    ratio = min(1e15, abs(offset) / scale)  # beyond it, float64 has no digits
-    return min(17, least + math.ceil(math.log10(1 + ratio)))
+class Target(NamedTuple):
+    """The units of a label: of a number y of the files, (y - offset) / scale is learned."""
+
+    offset: float = 0.0
+    scale: float = 1.0
+
+    def learned(self, number: float) -> float:
+        """The label of a number of the files."""
+        return (number - self.offset) / self.scale
+
+    def in_units(self, labels: np.ndarray) -> np.ndarray:
+        """The numbers of labels or outputs in the units of the files, as float64."""
+        # In float32 an offset that is far above the scale would hide what differs.
+        return labels.astype(np.float64) * self.scale + self.offset
+
+    def digits(self, least: int) -> int:
+        """The number of digits that shows `least` digits of the scale beside the offset."""
+        ratio = min(1e15, abs(self.offset) / self.scale)  # beyond it, float64 has no digits
+        return min(17, least + math.ceil(math.log10(1 + ratio)))
 
 
 class Preprocessing(NamedTuple):
@@ -25,7 +41,7 @@ class Preprocessing(NamedTuple):
       window: the numbers that become black and white, of files with more than 8 bits; None: what
         a file's format declares.
       background: the colour behind transparent pixels.
-      target: offset and scale: of a number y, (y - offset) / scale is learned; None: y itself.
+      target: offset and scale of a `Target`; None: numbers are learned as they are.
     """
 
     size: tuple[int, int]

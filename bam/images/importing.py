@@ -19,7 +19,7 @@ import numpy as np
 from bam import files
 from bam.core.user_table import MISSING
 from bam.data.common import MANIFEST, DataError, manifest
-from bam.data.preprocessing import Preprocessing
+from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.images import pixels
@@ -211,9 +211,9 @@ def _finite(text: str) -> bool:
 
 def _number(label: str, options: Options) -> float:
     """What is learned of a number: in the units of its target, as float32."""
-    offset, scale = options.preprocessing.target or (0, 1)
+    target = Target(*(options.preprocessing.target or ()))
     with np.errstate(over="ignore"):
-        return float(np.float32((float(label) - offset) / scale))
+        return float(np.float32(target.learned(float(label))))
 
 
 def read_manifest(out: Path) -> JsonObject:

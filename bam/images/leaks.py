@@ -11,6 +11,7 @@ from scipy import sparse, spatial
 
 from bam import files
 from bam.data.common import DataError
+from bam.data.preprocessing import Target
 from bam.images import importing, pixels
 from bam.images.listing import Example
 
@@ -67,8 +68,8 @@ def lines(
             f"{have} fewer than {FEW} test images, or no training image: {shown}; see figures by "
             f"class (bam report), not accuracy alone{choose}"
         )
-    offset, scale = options.preprocessing.target or (0, 1)
-    numbers = [(float(x) - offset) / scale for x in labels if options.kind == "number"]
+    target = Target(*(options.preprocessing.target or ()))
+    numbers = [target.learned(float(x)) for x in labels if options.kind == "number"]
     if (most := max(map(abs, numbers), default=0)) > LARGE:
         warnings.append(
             f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so give "

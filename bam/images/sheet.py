@@ -7,6 +7,7 @@ import numpy as np
 
 from bam import files
 from bam.data.common import Split
+from bam.data.preprocessing import Target
 from bam.extras import needs
 
 with needs("plots"):
@@ -16,22 +17,22 @@ with needs("plots"):
 COLUMNS, MOST_ROWS = 8, 12
 
 
-def draw(split: Split, classes: Sequence[str], path: Path, scale: Sequence[float] = (0, 1)) -> None:
+def draw(split: Split, classes: Sequence[str], path: Path, target: Target) -> None:
     """Writes a PNG with a row of up to eight images of each of the first twelve classes.
 
     If there are no classes, labels are numbers: up to three rows of images from the least to the
-    most, each below its number, which is scale[0] + scale[1] · label.
+    most, each below its number in the units of the files.
     """
     images, labels = split.images, np.asarray(split.labels)
     if classes:
-        of_class = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
-        rows = [np.flatnonzero(x)[:COLUMNS] for x in of_class][:MOST_ROWS]
+        masks = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
+        rows = [np.flatnonzero(x)[:COLUMNS] for x in masks][:MOST_ROWS]
         titles = [[files.drawn(name)] for name in classes]
     else:
         ranks = np.linspace(0, len(labels) - 1, min(3 * COLUMNS, len(labels))).astype(int)
         order = np.argsort(labels, axis=None, kind="stable")[ranks]
         rows = [order[i : i + COLUMNS] for i in range(0, len(order), COLUMNS)]
-        numbers = scale[0] + scale[1] * labels.ravel().astype(float)
+        numbers = target.in_units(labels.ravel())
         titles = [[f"{numbers[k]:.4g}" for k in row] for row in rows]
     height = 0.95 + 0.15 * (not classes)
     figure = Figure(figsize=(7, height * len(rows) + 0.2), layout="constrained")

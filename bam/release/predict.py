@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy import special
 
 from bam.data.common import DataError, machine_memory
-from bam.data.preprocessing import Preprocessing, digits_of
+from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.images import listing, rows
@@ -142,7 +142,7 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     what are no classes.
     """
     names, is_class = facts["classes"], facts["loss"] == "cross_entropy"
-    offset, scale = facts["preprocessing"].get("target") or (0, 1)
+    target = Target(*(facts["preprocessing"].get("target") or ()))
     if top is not None and not is_class:
         raise DataError(f"the release has no {top} likeliest classes: its loss is {facts['loss']}")
     first, each = ["class", "probability"], [f"p({name})" for name in names]
@@ -154,13 +154,13 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
         numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
         header = each if facts["loss"] == "binary" else numbers
 
-    digits = digits_of((offset, scale), DIGITS)
+    digits = target.digits(DIGITS)
 
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
         if not is_class:
             is_binary = facts["loss"] == "binary"
-            return _texts(special.expit(wide) if is_binary else wide * scale + offset, digits)
+            return _texts(special.expit(wide) if is_binary else target.in_units(wide), digits)
         every = _texts(special.softmax(wide))
         likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
         return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])
